@@ -13,6 +13,7 @@ MAX_SUSPEND_MS: Final = 30_000
 
 QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Offset = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+Zone = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class ExpressionType(enum.StrEnum):
@@ -58,6 +59,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         verify: The answer before was damaged: check what is read, and pass what is lost.
         apart: Large batches may come in frames of their own, behind that of the response.
         epoch: Of the log when the consumer came to this offset; 0 if it does not know.
+        zone: Where the consumer stands; empty if it does not say.
     """
 
     group: Name
@@ -72,6 +74,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     verify: bool = False
     apart: bool = False
     epoch: Epoch = 0
+    zone: Zone = ""
 
 
 class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -82,7 +85,8 @@ class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
         next_queue_offset: Where to go on.
         min_queue_offset: First message of the queue.
         max_queue_offset: Behind the last one that consumers may see.
-        suggest_broker_id: 0, or a slave to read old messages from.
+        suggest_broker_id: Of a master: 0, or the slave that the consumer is to read this queue
+            from.
         epoch: Of the log now; the next pull carries it. 0 if the store cannot tell.
     """
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.log_identity import LogIdentity
+from mqmesh.protocol.pulling import Zone
 from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET
 
@@ -50,6 +51,8 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
             elects.
         promised_epoch: It follows nobody of an earlier one.
+        zone: Where it stands.
+        serves_reads: Consumers may be told to read from it.
     """
 
     broker_name: Name
@@ -60,6 +63,8 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     synced: Offset = 0
     incarnation: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
     promised_epoch: Epoch = 0
+    zone: Zone = ""
+    serves_reads: bool = True
 
 
 class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

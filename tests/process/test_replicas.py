@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.patience import until
+from harness.replica_group import SEGMENT_BYTES, Group, bodies_of, pair
 
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import InvalidArgument, NotMaster, TopicNotFound
@@ -16,67 +17,8 @@ from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.protocol.replication import HaStatus
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.admin.ha_admin import HaAdmin
-from mqmesh.testing.processes import RoleProcess
-
-PATIENCE_S = 50
-SEGMENT_BYTES = 4 * 1024 * 1024
-
-
-class Group:
-    """A name server, and the replicas of one broker group.
-
-    Attributes:
-        replicas: Their processes, by id.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.namesrv = RoleProcess("namesrv", {"listen_port": "0"}, folder / "namesrv.log")
-        self.replicas: dict[int, RoleProcess] = {}
-        self.endpoints: dict[int, str] = {}
-        self.admin = HaAdmin(self.namesrv.endpoint)
-
-    def start(self, broker_id: int, master: str = "", *, store: str = "", **settings: str) -> None:
-        """Starts a replica, or starts it again at its old address."""
-        endpoint = self.endpoints.get(broker_id, ":0")
-        process = RoleProcess(
-            "broker",
-            {
-                "broker_id": str(broker_id),
-                "listen_port": endpoint.rpartition(":")[2],
-                "namesrv_addr": f'["{self.namesrv.endpoint}"]',
-                "store_path_root_dir": str(self.folder / (store or f"r{broker_id}")),
-                "storage.mapped_file_size_commit_log": str(SEGMENT_BYTES),
-                "ha.mode": "manual",
-                **({"ha.master_addr": master} if master else {}),
-                **{name.replace("__", "."): value for name, value in settings.items()},
-            },
-            self.folder / f"r{broker_id}.log",
-        )
-        self.replicas[broker_id], self.endpoints[broker_id] = process, process.endpoint
-
-    def status(self, broker_id: int) -> HaStatus | None:
-        """What the replica says that the name server knows by an id; None if there is none."""
-        reports = {one.broker_id: one.status for one in self.admin.ha_status("broker-a")}
-        return reports.get(broker_id)
-
-    def is_caught_up(self, broker_id: int = 1) -> bool:
-        master, follower = self.status(0), self.status(broker_id)
-        return (
-            master is not None
-            and follower is not None
-            and follower.connected
-            and follower.log_end == master.log_end
-        )
-
-    def close(self) -> None:
-        self.admin.close()
-        for process in (*self.replicas.values(), self.namesrv):
-            process.stop()
 
 
 @pytest.fixture
@@ -84,26 +26,6 @@ def group(short_tmp_path: Path) -> Iterator[Group]:
     group = Group(short_tmp_path)
     yield group
     group.close()
-
-
-def pair(group: Group, **settings: str) -> None:
-    """A master and a follower that has all of it."""
-    group.start(0, **settings)
-    group.start(1, group.endpoints[0], **settings)
-    until(lambda: group.is_caught_up())
-
-
-def bodies_of(group: Group, topic: str = "t") -> list[bytes]:
-    """All messages of a topic, sorted."""
-    bodies: list[bytes] = []
-    with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
-        queues = consumer.queues(topic)
-        consumer.assign(queues)
-        consumer.seek_to_begin(*queues)
-        until(lambda: bool(consumer.lag(*queues)))
-        while any(consumer.lag(*queues).values()):
-            bodies += [message.body for message in consumer.poll(1_000)]
-    return sorted(bodies)
 
 
 def log_of(group: Group, store: str, end: int) -> str:

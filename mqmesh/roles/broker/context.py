@@ -22,6 +22,7 @@ from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.features.replicas.read_advice import ReadAdvice
 from mqmesh.roles.broker.features.replies.reply_table import ReplyTable
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
@@ -113,6 +114,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         transactions: Half messages.
         snapshots: The snapshot that is being made.
         followers: Replicas that get this master's log.
+        read_advice: Which follower readers are told to read from.
         leadership: Of a master that was elected: who is in sync, and what is confirmed.
         is_follower: It only reads.
     """
@@ -148,6 +150,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     transactions: TransactionDesk
     snapshots: SnapshotDesk
     followers: FollowerTable
+    read_advice: ReadAdvice
     leadership: Leadership | None = None
     is_follower: bool = False
 

@@ -17,6 +17,7 @@ from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.pulls.feature import make_filter_servers, make_holds, make_turns
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.replicas.feature import make_followers
+from mqmesh.roles.broker.features.replicas.read_advice import ReadAdvice
 from mqmesh.roles.broker.features.retries.feature import make_retries
 from mqmesh.roles.broker.features.sends.feature import make_admission
 from mqmesh.roles.broker.features.snapshots.feature import make_snapshots
@@ -33,7 +34,7 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
 from mqmesh.security.quotas import Quotas
-from mqmesh.storage.interface import MessageStore
+from mqmesh.storage.interface import MessageStore, ReplicableLog
 from mqmesh.transport.interface import Transport
 
 
@@ -54,6 +55,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
         replication: What the process counts of it.
+        memory_bytes: Of the machine; 0 if that is not known.
     """
 
     config: BrokerConfig
@@ -69,6 +71,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
     replication: ReplicaCounts = msgspec.field(default_factory=ReplicaCounts)
+    memory_bytes: int = 0
 
 
 def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:
@@ -116,6 +119,7 @@ def build_context(
         epoch,
         was_elected=leadership is not None,
         has_past=bool(store.topics()),
+        memory_bytes=given.memory_bytes,
     )
     wire = Wire(
         given.shell.reply,
@@ -171,6 +175,13 @@ def put_together(
         store=store,
         commit_point=commit_point_of(config, store, followers, leadership),
         followers=followers,
+        read_advice=ReadAdvice(
+            config.ha,
+            followers,
+            leadership,
+            store.log_end if isinstance(store, ReplicableLog) else store.durable_offset,
+            begins.memory_bytes,
+        ),
         leadership=leadership,
         is_follower=is_follower,
         topics=tables.topics,

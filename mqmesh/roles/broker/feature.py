@@ -40,6 +40,7 @@ class Beginning(msgspec.Struct, frozen=True):
         epoch: Of a master: numbers that it gives out begin with it.
         was_elected: A master that others may not know of yet.
         has_past: There were messages before, so that somebody may be at work on them.
+        memory_bytes: Of the machine; 0 if that is not known.
     """
 
     config: BrokerConfig
@@ -51,6 +52,7 @@ class Beginning(msgspec.Struct, frozen=True):
     epoch: int
     was_elected: bool
     has_past: bool
+    memory_bytes: int = 0
 
 
 class BrokerTurn(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ store, the command server and everything else that outlives a role is here.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -455,6 +456,7 @@ class BrokerServer:
             self._replica_state,
             self._on_deposed,
             self._replication.total,
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         )
 
     def _replica_state(self) -> str:

@@ -23,6 +23,7 @@ from mqmesh.sdk.client.broker_connections import BrokerConnections
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.heartbeats import Heartbeats
 from mqmesh.sdk.client.options import ClientOptions, client_transport, new_client_id
+from mqmesh.sdk.client.replica_connections import ReplicaConnections
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
 from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
@@ -58,6 +59,7 @@ class ClientEngine:
         routes: What is known of routes.
         finder: Asks for them.
         brokers: The connections to them.
+        replicas: The connections to followers that are read from.
         heartbeats: What brokers are told and tell.
     """
 
@@ -94,6 +96,7 @@ class ClientEngine:
             on_up=self._broker_came,
             on_down=self._broker_went,
         )
+        self.replicas = ReplicaConnections(self.transport, self.routes, use_ipc=options.use_ipc)
         self.finder = RouteFinder(
             self.transport,
             addresses,
@@ -313,10 +316,12 @@ class ClientEngine:
                 _log.exception("client %s could not close cleanly", self.client_id)
 
     def _leave(self) -> None:
+        self.replicas.close()
         self.brokers.leave(encode_header(UnregisterClientRequest(self.client_id)))
 
     def _beat(self) -> None:
         self.brokers.tidy()
+        self.replicas.tidy()
         self.heartbeats.send_all()
 
     def _take_command(self, broker_name: str, command: Command) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from mqmesh.config import convert_values
 from mqmesh.errors import ConfigError, InvalidArgument
+from mqmesh.protocol.pulling import Zone
 from mqmesh.security.keys import Credentials, KeyRing, load_credentials
 from mqmesh.transport.interface import Transport
 from mqmesh.transport.zmq.transport import ZmqTransport
@@ -49,6 +50,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         heartbeat_broker_interval_ms: Between heartbeats to brokers in use.
         namesrv_timeout_ms: For one answer of one name server, before the next one is asked.
         use_ipc: Prefer a broker's Unix socket when it runs on this machine.
+        zone: Where the client stands, such as the name of a data centre. Its consumers read from
+            replicas of the same ``ha.zone``, where there are any.
         credentials: Path of the file with the client's keys, for clusters with security on (see
             docs/security.md); or ``Credentials`` themselves. "" takes the file that the
             environment names by MQMESH_CREDENTIALS; without one nothing is encrypted.
@@ -61,6 +64,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat_broker_interval_ms: Ms = 30_000
     namesrv_timeout_ms: Ms = 1_000
     use_ipc: bool = True
+    zone: Zone = ""
     credentials: str | Credentials = ""
 
     def namesrv_addresses(self) -> list[str]:

@@ -47,6 +47,11 @@ PULL_FIGURES: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
         "times that a broker did not hold the offset that was due",
         lambda engine: engine.counters.offsets_moved,
     ),
+    counter(
+        "replica_pulls_total",
+        "answers of followers, to which their masters had sent this consumer",
+        lambda engine: engine.counters.replica_pulls,
+    ),
     gauge("assigned_queues", "queues that this member has", lambda engine: len(engine.assigned)),
     gauge(
         "cached_messages",

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Generic
 
+import msgspec
+
 from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleGeneration, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
@@ -546,7 +548,7 @@ class ConsumerEngine(Generic[S]):
             self.group,
             state.sink,
             self.filters.way(queue),
-            self.options.pull_settings(),
+            msgspec.structs.replace(self.options.pull_settings(), zone=self.client.options.zone),
             self.counters,
             selector=selector,
             source=PullSource(
@@ -557,6 +559,7 @@ class ConsumerEngine(Generic[S]):
             ),
             generation=self.memberships.claimed(queue) if self._shares else 0,
             epochs=self.offsets.epochs,
+            replicas=None if self.filters.uses(queue) else self.client.replicas,
             on_stale=partial(self._stale, state),
             on_reset=lambda: self.offsets.forget(queue),
         )

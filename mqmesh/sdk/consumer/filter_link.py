@@ -266,6 +266,10 @@ class FilterLinks:
         link = self._links.get(queue.topic)
         return self._client if link is None else link.way(queue)
 
+    def uses(self, queue: MessageQueue) -> bool:
+        """Whether a queue is pulled from filter servers."""
+        return queue.topic in self._links
+
     def errors(self, assigned: Iterable[MessageQueue]) -> dict[str, MQMeshError]:
         """Why filters do not work at present, by topic; from any thread.
 

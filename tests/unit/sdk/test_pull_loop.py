@@ -30,6 +30,8 @@ from mqmesh.sdk.consumer.fetching.pull_loop import (
     PullSettings,
 )
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
+from mqmesh.sdk.consumer.fetching.replica_choice import ADVICE_MS
+from mqmesh.testing.clock import ManualClock
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"), filtered=True)
@@ -73,9 +75,18 @@ class FakeNetwork:
     def call_later(self, delay_ms, callback):
         self.timers.append((delay_ms, callback))
 
-    def answer(self, status=PullStatus.FOUND, *batches, next_offset=0, low=0, high=1_000, epoch=0):
+    def answer(
+        self,
+        status=PullStatus.FOUND,
+        *batches,
+        next_offset=0,
+        low=0,
+        high=1_000,
+        suggest=0,
+        epoch=0,
+    ):
         _, on_done = self.requests.pop(0)
-        header = PullResponse(int(status), next_offset, low, high, 0, epoch)
+        header = PullResponse(int(status), next_offset, low, high, suggest, epoch)
         body = memoryview(b"".join(batches))
         on_done(Command(0, 0, 1, memoryview(encode_header(header)), body))
 
@@ -86,6 +97,19 @@ class FakeNetwork:
         delay_ms, callback = self.timers.pop(0)
         callback()
         return delay_ms
+
+
+class FakeReplicas(FakeNetwork):
+    """Followers: who was asked stands beside the request."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = ManualClock()
+        self.asked = []
+
+    def request(self, broker_name, broker_id, code, on_done, *, header, timeout_ms):
+        self.asked.append(broker_id)
+        super().request(broker_name, code, on_done, header=header, timeout_ms=timeout_ms)
 
 
 class FakeSink:
@@ -525,3 +549,72 @@ def test_a_cut_of_the_log_sends_the_loop_back_and_gives_up_what_it_holds(caplog)
     # Behind the end, in an epoch that we do not know to be true: it is not taken over.
     network.answer(PullStatus.OFFSET_ILLEGAL, high=11, epoch=7)
     assert epochs == {QUEUE: 6}
+
+
+class ReplicaCase(Case):
+    """A queue that its master has sent to replica 2, where a pull is under way."""
+
+    def __init__(self, **options):
+        self.replicas = FakeReplicas()
+        super().__init__(replicas=self.replicas, **options)
+        self.network.answer(PullStatus.FOUND, stored_batch(0, 2), suggest=2, epoch=5)
+        assert self.replicas.asked == [2]
+        assert not self.network.requests
+
+
+def test_where_the_master_says_so_a_follower_is_pulled_from():
+    case = ReplicaCase()
+    for number in range(2, 5):
+        case.replicas.answer(PullStatus.FOUND, stored_batch(number, 1), epoch=5)
+    assert case.sink.offsets == [0, 1, 2, 3, 4]
+    assert case.counters.replica_pulls == 3
+    assert case.replicas.asked == [2] * 4
+    case.replicas.clock.advance(ADVICE_MS)
+    case.replicas.answer(PullStatus.NO_NEW_MSG, next_offset=5, epoch=5)
+    assert case.asked().queue_offset == 5
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda replicas: replicas.fail(EndpointUnreachable("gone")),
+        lambda replicas: replicas.fail(TopicNotFound("it lags")),
+        lambda replicas: replicas.answer(PullStatus.OFFSET_ILLEGAL, low=7),
+        lambda replicas: replicas.answer(PullStatus.OFFSET_CUT, next_offset=1),
+        lambda replicas: replicas.answer(PullStatus.NO_MATCHED_MSG, next_offset=9),
+        lambda replicas: replicas.answer(PullStatus.FOUND, b"x" * 200),
+        lambda replicas: replicas.answer(PullStatus.FOUND, stored_batch(5, 1)),
+        lambda replicas: replicas.answer(99),
+    ],
+)
+def test_whatever_goes_wrong_at_a_follower_the_master_is_asked_at_once(bad):
+    case = ReplicaCase()
+    bad(case.replicas)
+    assert not case.network.timers
+    assert case.sink.moves == []
+    assert (case.asked().queue_offset, case.asked().verify) == (2, False)
+    case.network.answer(PullStatus.FOUND, stored_batch(2, 1), suggest=2, epoch=5)
+    assert case.asked().queue_offset == 3, "and his advice is not taken for a while"
+    assert case.sink.offsets == [0, 1, 2]
+
+
+def test_a_follower_of_an_earlier_epoch_does_not_make_the_place_doubtful():
+    case = ReplicaCase()
+    case.replicas.answer(PullStatus.NO_NEW_MSG, next_offset=2, epoch=4)
+    ((request, _),) = case.replicas.requests
+    assert request.epoch == 5
+
+
+def test_an_administrators_reset_is_shown_to_the_master_at_once():
+    case = ReplicaCase()
+    case.loop.reset(1)
+    assert case.asked().queue_offset == 1
+    case.replicas.answer(PullStatus.FOUND, stored_batch(2, 1))
+    assert case.sink.offsets == [0, 1], "what was under way does not count"
+
+
+def test_a_pull_says_where_the_consumer_stands():
+    network, sink = FakeNetwork(), FakeSink(0)
+    PullLoop(QUEUE, "g", sink, network, PullSettings(zone="east"), PullCounters()).resume()
+    ((request, _),) = network.requests
+    assert request.zone == "east"

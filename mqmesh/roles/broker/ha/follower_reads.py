@@ -59,14 +59,15 @@ class FollowerReads:
             self._caught_up_ms = self._goal[1]
             self._goal = None
 
-    def answers(self, now_ms: int, *, streaming: bool) -> bool:
+    def answers(self, now_ms: int, *, streaming: bool, is_damaged: bool = False) -> bool:
         """Whether it answers reads now.
 
         Args:
             now_ms: Monotonic clock.
             streaming: Its leader sends. Without a leader it serves what it has.
+            is_damaged: Records of its log are lost, until its leader has given them again.
         """
         if not self._enabled or (self._elects and self.confirmed < self._begun_end):
             return False
         is_behind = self._goal is not None and now_ms - self._caught_up_ms > self._lag_max_ms
-        return not (streaming and is_behind)
+        return not (streaming and (is_behind or is_damaged))

@@ -104,6 +104,8 @@ class FollowerRole(BrokerRole):
                     self._become_copy,
                     self._promises,
                     given.replication,
+                    config.ha.zone,
+                    config.ha.slave_read_enable,
                 ),
                 connect=lambda on_command, on_connection: given.transport.connect(
                     endpoint_of(leader), on_command=on_command, on_connection=on_connection
@@ -166,7 +168,11 @@ class FollowerRole(BrokerRole):
 
     def _may_read(self) -> bool:
         streaming = self.link is not None and self.link.streaming
-        return self._reads.answers(self._given.clock.monotonic_ms(), streaming=streaming)
+        return self._reads.answers(
+            self._given.clock.monotonic_ms(),
+            streaming=streaming,
+            is_damaged=bool(self._log().repair.damaged()),
+        )
 
     def _serve_reads(self) -> None:
         """Refuses what only the master does, and serves reads if it may."""

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from mqmesh.coordination.interface import MAX_TTL_MS, MIN_TTL_MS, MOST_REPLICAS, AckReplicas
+from mqmesh.protocol.pulling import Zone
 from mqmesh.units import GIB, KIB, MIB
 
 
@@ -40,7 +41,13 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             to 1 GiB; so much memory of the master one may take.
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
-        slave_read_enable: Of a follower: it answers reads.
+        slave_read_enable: Of a follower: it answers reads. Of a master: it tells readers of
+            followers that do.
+        zone: Where the replica stands, up to 64 characters, such as the name of a data centre.
+            Clients with the same ``zone`` read from a follower there rather than from a master
+            elsewhere.
+        access_message_in_memory_max_ratio: Of a master: who reads what lies further back in the log
+            than so many percent of the machine's memory, 0 to 100, is told to read from a follower.
         coordinator: In ``auto``: who keeps the group's record, ``embedded://host:port``,
             ``etcd://host:port,host:port,…`` or the URL of another engine.
         total_replicas: In ``auto``: how many replicas the group has when it is made, 1 to 64; it is
@@ -62,6 +69,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ha_window_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1 * GIB)] = 16 * MIB
     ha_retain_for_slaves_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
     slave_read_enable: bool = True
+    zone: Zone = ""
+    access_message_in_memory_max_ratio: Annotated[int, msgspec.Meta(ge=0, le=100)] = 40
     coordinator: Annotated[str, msgspec.Meta(max_length=1_024)] = "embedded://127.0.0.1:9870"
     total_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
     min_in_sync_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1

@@ -87,6 +87,8 @@ class LogCopy(msgspec.Struct, frozen=True):
         become_copy: Moves the store aside, and begins a copy.
         promises: Whom it may follow.
         counts: What all links of the process count.
+        zone: Where the follower stands.
+        serves_reads: It answers reads, so that the leader may tell readers of it.
     """
 
     log: Callable[[], ReplicableLog]
@@ -96,6 +98,8 @@ class LogCopy(msgspec.Struct, frozen=True):
     become_copy: Callable[[LogBeginning], None]
     promises: Promises
     counts: ReplicaCounts
+    zone: str = ""
+    serves_reads: bool = True
 
 
 class ReplicaLink:
@@ -225,6 +229,8 @@ class ReplicaLink:
             self._position()[1],
             self._promises.incarnation,
             self._promises.promised_epoch,
+            self._copy.zone,
+            self._copy.serves_reads,
         )
 
         def on_done(outcome: Command | MQMeshError) -> None:

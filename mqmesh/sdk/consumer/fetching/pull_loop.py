@@ -24,9 +24,11 @@ from mqmesh.protocol.pulling import (
     PullRequest,
     PullResponse,
     PullStatus,
+    Zone,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch, PullSource
+from mqmesh.sdk.consumer.fetching.replica_choice import MASTER_ID, ReplicaChoice, ReplicaNetwork
 from mqmesh.transport.interface import OnDone
 from mqmesh.units import MIB
 
@@ -40,6 +42,7 @@ BEYOND_END_TRIES: Final = 3
 """How often a broker may say that our offset lies behind its end before we believe it."""
 BEYOND_END_RETRY_MS: Final = 1_000
 
+_MESSAGES: Final = frozenset((PullStatus.FOUND, PullStatus.NO_NEW_MSG, PullStatus.NO_MATCHED_MSG))
 _SPARSE: Final = int(Attributes.SPARSE)
 _log = logging.getLogger(__name__)
 
@@ -100,11 +103,13 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_bytes: Of one answer; at least one batch comes, whatever its size.
         suspend_ms: How long a pull that finds nothing waits at the broker.
         timeout_ms: How long an answer may take beyond that.
+        zone: Where the consumer stands.
     """
 
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = MIB
     suspend_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 15_000
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 10_000
+    zone: Zone = ""
 
 
 class PullCounters(msgspec.Struct):
@@ -116,6 +121,7 @@ class PullCounters(msgspec.Struct):
         failures: Pulls without a usable answer.
         corrupt_batches: Batches that failed their checks.
         offsets_moved: Times that a broker did not hold the offset that was due.
+        replica_pulls: Answers of followers, which the master had told of.
     """
 
     pulls: int = 0
@@ -123,6 +129,7 @@ class PullCounters(msgspec.Struct):
     failures: int = 0
     corrupt_batches: int = 0
     offsets_moved: int = 0
+    replica_pulls: int = 0
 
 
 class PullNetwork(Protocol):
@@ -153,6 +160,7 @@ class PullLoop:
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
         epochs: Of each queue, the epoch in which its place is right; kept up to date.
+        replicas: Where the master may send it; None to ask him only.
         on_stale: Told when the queue was given to another member; the loop has ended then.
         on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
             lost messages, before the sink is moved.
@@ -179,6 +187,7 @@ class PullLoop:
         source: PullSource | None = None,
         generation: int = 0,
         epochs: dict[MessageQueue, int] | None = None,
+        replicas: ReplicaNetwork | None = None,
         on_stale: Callable[[StaleGeneration], None] | None = None,
         on_reset: Callable[[], None] | None = None,
     ) -> None:
@@ -190,6 +199,8 @@ class PullLoop:
         self.max_offset = -1
         self.generation = generation
         self._epochs = {} if epochs is None else epochs
+        self._replicas = replicas
+        self._choice = None if replicas is None else ReplicaChoice(replicas.clock)
         self._on_stale = on_stale
         self._group = group
         self._sink = sink
@@ -232,15 +243,33 @@ class PullLoop:
                 self._corrupt_tries > 0,
                 apart=True,
                 epoch=self._epochs.get(self.queue, 0),
+                zone=settings.zone,
             )
         )
+        replica = self._replica()
+        timeout_ms = settings.suspend_ms + settings.timeout_ms
+        if self._replicas is not None and replica != MASTER_ID:
+            self._replicas.request(
+                self.queue.broker_name,
+                replica,
+                RequestCode.PULL_MESSAGE,
+                lambda outcome: self._take_of_replica(turn, outcome),
+                header=header,
+                timeout_ms=timeout_ms,
+            )
+            return
         self._network.request(
             self.queue.broker_name,
             RequestCode.PULL_MESSAGE,
             lambda outcome: self._take(turn, outcome),
             header=header,
-            timeout_ms=settings.suspend_ms + settings.timeout_ms,
+            timeout_ms=timeout_ms,
         )
+
+    def _replica(self) -> int:
+        # What is doubtful is the master's to say.
+        is_doubtful = self._corrupt_tries or self._beyond_end or self._topic_gone
+        return MASTER_ID if self._choice is None or is_doubtful else self._choice.replica()
 
     def restart(self) -> None:
         """Forgets the pull under way and pulls anew, for the sink was moved."""
@@ -248,6 +277,8 @@ class PullLoop:
         self._busy = False
         self._topic_gone = False
         self._beyond_end.clear()
+        if self._choice is not None:
+            self._choice.return_to_master()
         self.resume()
 
     def reset(self, offset: int) -> None:
@@ -289,6 +320,8 @@ class PullLoop:
             if isinstance(outcome, MQMeshError):
                 raise outcome
             answer = decode_header(PullResponse, outcome.header)
+            if self._choice is not None:
+                self._choice.advised(answer.suggest_broker_id)
             self._receive(answer, (outcome.body, *outcome.further))
         except CorruptBatch as error:
             self._corrupt(error)
@@ -299,6 +332,30 @@ class PullLoop:
         except MQMeshError as error:
             self._topic_gone |= isinstance(error, TopicNotFound)
             self._fail(error)
+
+    def _take_of_replica(self, turn: int, outcome: Command | MQMeshError) -> None:
+        """A follower answered: what is more than messages, or none of them, the master tells."""
+        if self.dropped or turn != self._turn:
+            return
+        self._counters.replica_pulls += 1
+        try:
+            if isinstance(outcome, MQMeshError):
+                raise outcome
+            answer = decode_header(PullResponse, outcome.header)
+            # Without a filter nothing is left out but what its disk has lost.
+            has_hole = answer.status == PullStatus.NO_MATCHED_MSG and not self._source.filtered
+            if has_hole or answer.status not in _MESSAGES:
+                raise RemoteProtocolError(f"it says {PullStatus(answer.status).name}")
+            # Its log may not have come to the epoch yet in which this place is known to be right.
+            epoch = max(answer.epoch, self._epochs.get(self.queue, 0))
+            answer = msgspec.structs.replace(answer, epoch=epoch)
+            self._receive(answer, (outcome.body, *outcome.further))
+        except (MQMeshError, ValueError) as error:
+            _log.info("%s is pulled from its master again: %s", _named(self.queue), error)
+            if self._choice is not None:
+                self._choice.disappointed()
+            self._busy = False
+            self.resume()
 
     def _receive(self, answer: PullResponse, bodies: Sequence[memoryview]) -> None:
         self.max_offset = answer.max_queue_offset

@@ -283,7 +283,7 @@ def _reply(context: BrokerContext, pull: PullRequest, result: GetResult) -> Repl
         next_queue_offset,
         result.min_queue_offset,
         result.max_queue_offset,
-        0,
+        context.read_advice.replica_for(pull, result),
         context.store.epoch(),
     )
     return Reply(encode_header(header), result.data, apart=pull.apart)

@@ -34,6 +34,8 @@ class Follower(msgspec.Struct, eq=False):
         heard_ms: Its last word, monotonic clock.
         told_ms: When it was sent something, last.
         told_confirmed: To where it was told then that the log is confirmed.
+        zone: Where it stands.
+        serves_reads: It says that it answers reads.
     """
 
     peer: bytes
@@ -44,6 +46,8 @@ class Follower(msgspec.Struct, eq=False):
     heard_ms: int
     told_ms: int
     told_confirmed: int = 0
+    zone: str = ""
+    serves_reads: bool = True
 
 
 class FollowerTable:
@@ -104,7 +108,15 @@ class FollowerTable:
         return any(log_end - self._has(one) <= self._fall_behind_bytes for one in self)
 
     def open(
-        self, peer: bytes, replica_id: int, *, log_end: int, offset: int, now_ms: int
+        self,
+        peer: bytes,
+        replica_id: int,
+        *,
+        log_end: int,
+        offset: int,
+        now_ms: int,
+        zone: str = "",
+        serves_reads: bool = True,
     ) -> list[Follower]:
         """A follower begins, or begins again.
 
@@ -114,6 +126,7 @@ class FollowerTable:
             log_end: Where the master's log ends.
             offset: Where its own log ends: a beginning of the master's.
             now_ms: Monotonic clock.
+            zone, serves_reads: See ``Follower``.
 
         Returns:
             Earlier connections with the same id, which count no more.
@@ -129,7 +142,17 @@ class FollowerTable:
         earlier = [one for one in self if one.replica_id == replica_id]
         for one in earlier:
             del self._by_peer[one.peer]
-        self._by_peer[peer] = Follower(peer, replica_id, offset, offset, 0, now_ms, now_ms)
+        self._by_peer[peer] = Follower(
+            peer,
+            replica_id,
+            offset,
+            offset,
+            0,
+            now_ms,
+            now_ms,
+            zone=zone,
+            serves_reads=serves_reads,
+        )
         self._kept[replica_id] = (offset, now_ms)
         return [one for one in earlier if one.peer != peer]
 

@@ -82,7 +82,13 @@ def open_replication(
         if leadership is not None:
             leadership.on_opened(member, offset, asked.synced, now_ms)
         context.followers.open(
-            request.peer, asked.replica_id, log_end=ours.log_end, offset=offset, now_ms=now_ms
+            request.peer,
+            asked.replica_id,
+            log_end=ours.log_end,
+            offset=offset,
+            now_ms=now_ms,
+            zone=asked.zone,
+            serves_reads=asked.serves_reads,
         )
         _log.info("replica %d follows from %d", asked.replica_id, offset)
     else:

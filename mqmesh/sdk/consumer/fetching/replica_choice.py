@@ -1,0 +1,73 @@
+"""Which replica of its broker group a queue is read from. Pure.
+
+The master says when another replica is the better one. Whatever goes wrong there, the master is
+asked again, and for a while his advice is not taken.
+"""
+
+from typing import Final, Protocol
+
+from mqmesh.clock import Clock
+from mqmesh.transport.interface import OnDone
+
+MASTER_ID: Final = 0
+ADVICE_MS: Final = 30_000
+"""After so long the master is asked again, who may have other advice by then."""
+
+
+class ReplicaNetwork(Protocol):
+    """What a pull loop needs to read from followers.
+
+    Attributes:
+        clock: Source of time.
+    """
+
+    clock: Clock
+
+    def request(
+        self,
+        broker_name: str,
+        broker_id: int,
+        code: int,
+        on_done: OnDone,
+        *,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Asks a follower; the outcome, bad or good, goes to ``on_done``."""
+
+
+class ReplicaChoice:
+    """The choice for one queue.
+
+    Args:
+        clock: Source of time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._replica = MASTER_ID
+        self._until_ms = 0
+        self._deaf_until_ms = 0
+
+    def replica(self) -> int:
+        """Whom the next pull goes to, as a broker id; 0 for the master."""
+        if self._replica != MASTER_ID and self._clock.monotonic_ms() >= self._until_ms:
+            self._replica = MASTER_ID
+        return self._replica
+
+    def advised(self, broker_id: int) -> None:
+        """The master's answer says who to read from."""
+        if broker_id == MASTER_ID:
+            return  # nearly always
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._deaf_until_ms:
+            self._replica, self._until_ms = broker_id, now_ms + ADVICE_MS
+
+    def disappointed(self) -> None:
+        """The replica did not give what was asked for."""
+        self._replica = MASTER_ID
+        self._deaf_until_ms = self._clock.monotonic_ms() + ADVICE_MS
+
+    def return_to_master(self) -> None:
+        """The queue goes on elsewhere, and the master has to see it."""
+        self._replica = MASTER_ID
