@@ -3,6 +3,7 @@
 import click
 import msgspec
 
+from mqmesh.protocol.replication import ChangeVotersResponse
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.ha_admin import HaAdmin, ReplicaReport
 
@@ -22,6 +23,9 @@ def ha() -> None:
       mqmesh ha promote broker-a 1
       mqmesh ha elect broker-a 2 --unclean
       mqmesh ha init broker-a
+      mqmesh ha add broker-a 4
+      mqmesh ha remove broker-a 3
+      mqmesh ha pause broker-a
     """
 
 
@@ -149,6 +153,86 @@ def init(broker: str, namesrv: str, as_json: bool) -> int:
         print_json({"broker_name": broker})
     else:
         click.echo(f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads")
+    return ExitCode.OK
+
+
+@ha.command()
+@click.argument("broker")
+@click.argument("broker_id", type=click.IntRange(1, 64))
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@namesrv_option
+@json_option
+def add(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) -> int:
+    """Have replica BROKER_ID belong to BROKER, whose replicas elect their master.
+
+    Start it before or after that, with the group's settings and ha.total_replicas as large as its
+    id at least. It gets the log, and comes in sync. No harm if it belongs to the group already.
+    """
+    with HaAdmin(namesrv) as admin:
+        answer = admin.add_replica(broker, broker_id, epoch=epoch)
+    return _show_voters(broker, answer, as_json=as_json)
+
+
+@ha.command()
+@click.argument("broker")
+@click.argument("broker_id", type=click.IntRange(1, 64))
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@namesrv_option
+@json_option
+def remove(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) -> int:
+    """Have replica BROKER_ID belong to BROKER no more: it is not waited for, and gets nothing.
+
+    Its files stay where they are. Of the master: first have it hand the lead over (mqmesh ha
+    switch). No harm if it does not belong to the group.
+    """
+    with HaAdmin(namesrv) as admin:
+        answer = admin.remove_replica(broker, broker_id, epoch=epoch)
+    return _show_voters(broker, answer, as_json=as_json)
+
+
+@ha.command()
+@click.argument("broker")
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@namesrv_option
+@json_option
+def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
+    """Have nobody elected in BROKER when its master is missed, until `mqmesh ha resume`.
+
+    For work on machines and networks. `mqmesh ha switch` works all the same, and a master that is
+    started again leads again. One that stays away is missed until somebody resumes.
+    """
+    return _pause(broker, epoch, namesrv, paused=True, as_json=as_json)
+
+
+@ha.command()
+@click.argument("broker")
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@namesrv_option
+@json_option
+def resume(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
+    """Have another replica of BROKER elected again when its master is missed."""
+    return _pause(broker, epoch, namesrv, paused=False, as_json=as_json)
+
+
+def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool, as_json: bool) -> int:
+    with HaAdmin(namesrv) as admin:
+        answer = admin.pause_failover(broker, paused=paused, epoch=epoch)
+    if as_json:
+        print_json({"broker_name": broker, "epoch": answer.epoch, "paused": paused})
+    elif paused:
+        click.echo(f"nobody stands in {broker} until `mqmesh ha resume {broker}`")
+    else:
+        click.echo(f"another replica of {broker} stands when its master is missed")
+    return ExitCode.OK
+
+
+def _show_voters(broker: str, answer: ChangeVotersResponse, *, as_json: bool) -> int:
+    if as_json:
+        told = {"broker_name": broker, "epoch": answer.epoch, "voters": answer.voters}
+        print_json(told)
+    else:
+        ids = ", ".join(map(str, answer.voters))
+        click.echo(f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them")
     return ExitCode.OK
 
 

@@ -77,11 +77,12 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         in_sync: Who has everything that is confirmed.
         mode: Whose copies a message needs.
         copies: How many copies confirm it.
-        voters: Replicas of which ``copies`` confirm in the mode ``quorum``.
+        voters: Replicas that belong to the group; nobody else comes in sync. None named: all do.
         mode_since_epoch: Epoch in which ``mode`` came into force.
         unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
         reason: Why the last change of master was made.
         switched_ms: And when, wall clock of who made it; for people.
+        paused: Nobody stands because the master is missed: an administrator is at work.
     """
 
     log_id: _Number
@@ -95,6 +96,11 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     unclean_since: _Number = 0
     reason: _Text = ""
     switched_ms: _Number = 0
+    paused: bool = False
+
+    def is_voter(self, replica_id: int) -> bool:
+        """Whether a replica belongs to the group."""
+        return not self.voters or replica_id in self.voters
 
 
 class StateRecord(msgspec.Struct, frozen=True):

@@ -106,6 +106,8 @@ class RequestCode(enum.IntEnum):
     SWITCH_OVER = 1_060
     ELECT_REPLICA = 1_061
     INIT_GROUP = 1_062
+    CHANGE_VOTERS = 1_063
+    PAUSE_FAILOVER = 1_064
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

@@ -326,6 +326,10 @@ _ROWS: Final = (
          replication.SwitchOverRequest, replication.SwitchOverResponse),
     _row(C.ELECT_REPLICA, BROKER, ADMIN, "", "", replication.ElectReplicaRequest),
     _row(C.INIT_GROUP, BROKER, ADMIN, "", "", replication.InitGroupRequest),
+    _row(C.CHANGE_VOTERS, BROKER, ADMIN, "", "",
+         replication.ChangeVotersRequest, replication.ChangeVotersResponse),
+    _row(C.PAUSE_FAILOVER, BROKER, ADMIN, "", "",
+         replication.PauseFailoverRequest, replication.PauseFailoverResponse),
     _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
          replication.HaStatusRequest, replication.HaStatus),
     # Index process.

@@ -246,6 +246,58 @@ class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost."""
 
 
+class ChangeVotersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CHANGE_VOTERS: an administrator adds a replica to a group, or takes one out.
+
+    Answered with the next struct.
+
+    Attributes:
+        replica_id: Which.
+        adds: It is to belong to the group; false for no more.
+        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+    """
+
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+    adds: bool
+    epoch: Epoch = 0
+
+
+class ChangeVotersResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to CHANGE_VOTERS, also if it was so before.
+
+    Attributes:
+        voters: Ids of the replicas that belong to the group.
+        epoch: Of the master.
+    """
+
+    voters: list[int]
+    epoch: Epoch
+
+
+class PauseFailoverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PAUSE_FAILOVER: nobody stands because the master is missed, or again. Any replica does it.
+
+    Answered with the next struct.
+
+    Attributes:
+        paused: Nobody is to stand.
+        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+    """
+
+    paused: bool
+    epoch: Epoch = 0
+
+
+class PauseFailoverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to PAUSE_FAILOVER, also if it was so before.
+
+    Attributes:
+        epoch: The newest one.
+    """
+
+    epoch: Epoch
+
+
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One follower, as its leader sees it.
 
@@ -275,7 +327,7 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         broker_name: Broker group.
         broker_id: Of the replica that answers.
         role: ``MASTER``, ``FOLLOWING``; in a group that elects also ``CANDIDATE``,
-            ``STARTING_MASTER``.
+            ``STARTING_MASTER``, ``OUTSIDE`` (it does not belong to the group).
         epoch: The newest of its log.
         log_start: Commit-log offset of its oldest record.
         log_end: Of the next one.
@@ -287,6 +339,14 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         in_sync: A master that was elected: ids of the replicas that have all that is confirmed.
         confirmed: What no failover takes back ends at this commit-log offset, as far as the
             replica knows; 0 where nobody elects.
+        lag_ms: A follower: so long ago it had all that its leader had then; 0 while it has all.
+        problem: A follower: why nothing comes.
+        voters: Of a group that elects, this and what follows: ids of the replicas in it.
+        paused: Nobody stands because the master is missed: an administrator wants it so.
+        reason: Why the master is the one that it is.
+        switched_ms: Since when, wall clock; 0 if that is not known.
+        lease_age_ms: Since its session was renewed; -1 if the coordinator knows none.
+        failsafe: It leads although its session is over: there is no failover meanwhile.
     """
 
     broker_name: Name
@@ -302,3 +362,11 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     replicas: list[ReplicaStatus] = []
     in_sync: list[int] = []
     confirmed: int = 0
+    lag_ms: int = 0
+    problem: str = ""
+    voters: list[int] = []
+    paused: bool = False
+    reason: str = ""
+    switched_ms: int = 0
+    lease_age_ms: int = -1
+    failsafe: bool = False

@@ -372,6 +372,8 @@ class CoordinatorContract:
             in_sync=tuple(MemberIncarnation(number, 2**63 - 1) for number in range(1, 65)),
             voters=tuple(range(1, 65)),
             reason="é" * 255,
+            switched_ms=2**63 - 1,
+            paused=True,
         )
         session = ask(site, one.begin_session, 60_000, presence(64))
         version = ask(site, one.change, GROUP, 0, large, SessionId(session))

@@ -107,8 +107,8 @@ class ElectedGroup:
         }
         self.coordinator = self._run("coordinator", "coordinator", settings)
 
-    def start(self, replica_id: int) -> None:
-        """Starts a replica, or starts it again at its old address."""
+    def start(self, replica_id: int, **settings: str) -> None:
+        """Starts a replica, or starts it again at its old address; settings as of the group."""
         name = f"r{replica_id}"
         process = self._run(
             "broker",
@@ -126,6 +126,7 @@ class ElectedGroup:
                 # Machines of a test share their disks, and so would take Unix sockets.
                 "enable_ipc": str(self.machines is None).lower(),
                 **self._settings,
+                **{name.replace("__", "."): value for name, value in settings.items()},
             },
         )
         self.replicas[replica_id] = process

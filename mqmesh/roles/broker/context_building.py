@@ -51,7 +51,8 @@ class BrokerResources(msgspec.Struct, frozen=True):
         address: Where it listens.
         files: Reads and saves documents; None if nothing is kept.
         run_aside: Has another thread do something.
-        elections: What a replica serves in every role, for the others of its group.
+        elections: What a replica serves in every role: for the others of its group, and for
+            administrators.
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
         replication: What the process counts of it.

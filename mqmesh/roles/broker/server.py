@@ -19,8 +19,10 @@ from mqmesh.errors import MQMeshError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
-from mqmesh.protocol.replication import HaStatus
+from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
@@ -293,6 +295,7 @@ class BrokerServer:
             self._position,
             partial(self._lead, address),
             partial(self._follow, address),
+            partial(self._stay_outside, address),
             self._silent_ms,
             self._shell.reply,
             self._shell.fail,
@@ -400,6 +403,13 @@ class BrokerServer:
         self._end_role()
         self._begin_following(address, leader, epoch)
 
+    def _stay_outside(self, address: BrokerAddress, reason: str) -> None:
+        """This replica does not belong to its group."""
+        if not isinstance(self._role, FollowerRole):
+            self._follow(address, "", 0)
+        assert isinstance(self._role, FollowerRole)
+        self._role.stay_outside(reason)
+
     def _end_role(self) -> None:
         if isinstance(self._role, MasterRole):
             self._role.depose(f"another replica of {self._config.broker_name} is the master")
@@ -452,7 +462,10 @@ class BrokerServer:
             address,
             self._documents(),
             self._run_aside,
-            self._member.handlers if self._member is not None else {},
+            {
+                RequestCode.GET_HA_STATUS: self._get_ha_status,
+                **(self._member.handlers if self._member is not None else {}),
+            },
             self._replica_state,
             self._on_deposed,
             self._replication.total,
@@ -605,6 +618,10 @@ class BrokerServer:
         if isinstance(role, FollowerRole):
             return role.ha_status()
         return ha_status(self._opened_context())
+
+    def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Reply:
+        status = self._ha_status()
+        return reply_with(status if self._member is None else self._member.complete(status))
 
     def _index_status(self) -> IndexStatus:
         index = self._opened_role().index

@@ -4,15 +4,19 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import InvalidArgument, MQMeshError, NoRoute
+from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, NoRoute
 from mqmesh.figures import FigureReading
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import (
+    ChangeVotersRequest,
+    ChangeVotersResponse,
     ElectReplicaRequest,
     HaStatus,
     HaStatusRequest,
     InitGroupRequest,
+    PauseFailoverRequest,
+    PauseFailoverResponse,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
     SwitchOverRequest,
@@ -126,11 +130,8 @@ class HaAdmin(AdminClient):
             MessageIllegal: Nobody can take over, or that one cannot; the old master goes on.
             BrokerError, TransportError: The master refuses, or does not answer.
         """
-        (group,) = self._groups(broker_name)
-        if MASTER_ID not in group.addresses:
-            raise NoRoute(f"the name servers know no master of {broker_name!r}")
         answer = self._request(
-            endpoint_of(group.addresses[MASTER_ID].tcp),
+            self._master(broker_name),
             RequestCode.SWITCH_OVER,
             encode_header(SwitchOverRequest(broker_id, epoch)),
         )
@@ -172,6 +173,90 @@ class HaAdmin(AdminClient):
             RequestCode.INIT_GROUP,
             encode_header(InitGroupRequest()),
         )
+
+    def add_replica(
+        self, broker_name: str, broker_id: int, *, epoch: int = 0
+    ) -> ChangeVotersResponse:
+        """Has a replica belong to a group. Once it is there it is copied, and comes in sync.
+
+        No harm if it does already, so that it can be asked again when no answer came.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master.
+            broker_id: Of the replica, 1 to 64.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no master of the group.
+            MessageIllegal: Another one comes or goes just now.
+            BrokerNotAvailable: Nothing was changed, or nobody knows yet.
+            BrokerError, TransportError: The master refuses, or does not answer.
+        """
+        return self._change_voters(broker_name, ChangeVotersRequest(broker_id, True, epoch))
+
+    def remove_replica(
+        self, broker_name: str, broker_id: int, *, epoch: int = 0
+    ) -> ChangeVotersResponse:
+        """Has a replica belong to a group no more: it is not waited for, and may not follow.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master.
+            broker_id: Of the replica, 1 to 64.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no master of the group.
+            MessageIllegal: It is the master, or too few would be left.
+            BrokerNotAvailable: Nothing was changed, or nobody knows yet.
+            BrokerError, TransportError: The master refuses, or does not answer.
+        """
+        return self._change_voters(broker_name, ChangeVotersRequest(broker_id, False, epoch))
+
+    def pause_failover(
+        self, broker_name: str, *, paused: bool = True, epoch: int = 0
+    ) -> PauseFailoverResponse:
+        """Has no replica of a group stand because the master is missed, or again.
+
+        Handing over goes on to work, and a master that comes back leads again. Any replica can be
+        asked, so that it works without a master, too.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master.
+            paused: Nobody is to stand.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no replica of it.
+            MessageIllegal: Its coordinator knows nothing of it; or nobody is elected there.
+            BrokerError, TransportError: No replica can do it; the error of the last one.
+        """
+        (group,) = self._groups(broker_name)
+        header = encode_header(PauseFailoverRequest(paused, epoch))
+        answer = self._any_replica(group, RequestCode.PAUSE_FAILOVER, header)
+        return decode_header(PauseFailoverResponse, answer.header)
+
+    def _change_voters(self, broker_name: str, asked: ChangeVotersRequest) -> ChangeVotersResponse:
+        header = encode_header(asked)
+        answer = self._request(self._master(broker_name), RequestCode.CHANGE_VOTERS, header)
+        return decode_header(ChangeVotersResponse, answer.header)
+
+    def _any_replica(self, group: BrokerData, code: RequestCode, header: bytes) -> Command:
+        """Asks one replica after the other, the master first, until one can do it."""
+        failure: MQMeshError | None = None
+        for _, address in sorted(group.addresses.items()):
+            try:
+                return self._request(endpoint_of(address.tcp), code, header)
+            except MessageIllegal:
+                raise
+            except MQMeshError as error:
+                failure = error
+        raise failure or NoRoute(f"the name servers know no replica of {group.broker_name!r}")
+
+    def _master(self, broker_name: str) -> str:
+        (group,) = self._groups(broker_name)
+        if MASTER_ID not in group.addresses:
+            raise NoRoute(f"the name servers know no master of {broker_name!r}")
+        return endpoint_of(group.addresses[MASTER_ID].tcp)
 
     def _follower(self, broker_name: str, broker_id: int) -> str:
         (group,) = self._groups(broker_name)

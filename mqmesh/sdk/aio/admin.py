@@ -194,6 +194,9 @@ class HaAdmin(AdminClient):
     switch_over = awaited(BlockingHaAdmin.switch_over)
     elect_unclean = awaited(BlockingHaAdmin.elect_unclean)
     init_group = awaited(BlockingHaAdmin.init_group)
+    add_replica = awaited(BlockingHaAdmin.add_replica)
+    remove_replica = awaited(BlockingHaAdmin.remove_replica)
+    pause_failover = awaited(BlockingHaAdmin.pause_failover)
 
 
 class NamesrvAdmin(AdminClient):

@@ -61,6 +61,14 @@ def rule_of(state: GroupState) -> ConfirmRule:
     return ConfirmRule(state.in_sync, copies)
 
 
+def with_members(state: GroupState, members: tuple[MemberIncarnation, ...]) -> GroupState:
+    """A group's record with another set; in the mode ``quorum`` most of it confirm."""
+    copies = state.copies
+    if state.mode is AckReplicas.QUORUM and len(members) != len(state.in_sync):
+        copies = len(members) // 2 + 1
+    return msgspec.structs.replace(state, in_sync=members, copies=copies)
+
+
 class HaveSent(msgspec.Struct, frozen=True):
     """What a leader and a follower agree on.
 
@@ -191,6 +199,12 @@ class ConfirmedLog(msgspec.Struct):
         self.positions = {one: at for one, at in self.positions.items() if one in kept}
         return self._move()
 
+    def reach(self, rule: ConfirmRule) -> int:
+        """Commit-log offset that would be confirmed by a rule."""
+        return rule.position(
+            {one: at for one, at in self.positions.items() if one not in self.lost}
+        )
+
     def _reached(self, member: MemberIncarnation, position: int) -> int:
         self.positions[member] = max(position, self.positions.get(member, 0))
         return self._move()
@@ -198,10 +212,9 @@ class ConfirmedLog(msgspec.Struct):
     def _move(self) -> int:
         if self.is_frozen:
             return self.confirmed
-        counted = {one: at for one, at in self.positions.items() if one not in self.lost}
-        reached = self.rule.position(counted)
+        reached = self.reach(self.rule)
         if self.next_rule is not None:
-            reached = min(reached, self.next_rule.position(counted))
+            reached = min(reached, self.reach(self.next_rule))
         if reached >= self.marker_end:
             self.confirmed = max(self.confirmed, reached)
         return self.confirmed

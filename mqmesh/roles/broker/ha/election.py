@@ -27,7 +27,7 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.errors import MQMeshError
-from mqmesh.roles.broker.ha.confirm import rule_of
+from mqmesh.roles.broker.ha.confirm import rule_of, with_members
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
     Effect,
@@ -58,13 +58,14 @@ class Suspicion(enum.StrEnum):
     BAD_LINK = "the leader lives and is not heard here"
     NOBODY = "nobody leads"
     NAMED = "the record names this replica, and it does not lead"
+    PAUSED = "the leader is missed, and an administrator wants nobody to stand"
     SESSION_ENDED = "the leader's session has ended"
     SILENT = "the leader is not heard and renews nothing"
 
     @property
     def stands(self) -> bool:
         """Whether it is a reason to stand."""
-        return self not in (Suspicion.NONE, Suspicion.BAD_LINK)
+        return self not in (Suspicion.NONE, Suspicion.BAD_LINK, Suspicion.PAUSED)
 
 
 def suspicion_of(view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: int) -> Suspicion:
@@ -85,11 +86,13 @@ def suspicion_of(view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: in
         return Suspicion.NAMED
     leader = [one for one in view.members if one.presence.replica_id == state.master]
     if not leader:
-        return Suspicion.SESSION_ENDED
+        return Suspicion.PAUSED if state.paused else Suspicion.SESSION_ENDED
     if state.mode is AckReplicas.NONE or silent_ms < SILENCE_MS:
         return Suspicion.NONE
     is_late = leader[0].age_ms >= RENEWALS_MISSED * ttl_ms // 4
-    return Suspicion.SILENT if is_late else Suspicion.BAD_LINK
+    if not is_late:
+        return Suspicion.BAD_LINK
+    return Suspicion.PAUSED if state.paused else Suspicion.SILENT
 
 
 def standing_delay_ms(view: GroupView, replica_id: int, drawn: int) -> int:
@@ -160,6 +163,7 @@ class Election(msgspec.Struct):
         step: Where it is.
         reason: Why it stands.
         is_unclean: It wins without the others; an administrator wants it so.
+        wall_ms: When it stands, for people.
         record: That it read.
         answers: Of replicas that promised, by id.
         deadline_ms: When it gives up.
@@ -172,6 +176,7 @@ class Election(msgspec.Struct):
     step: CandidateStep = CandidateStep.IDLE
     reason: str = ""
     is_unclean: bool = False
+    wall_ms: int = 0
     record: StateRecord = StateRecord(0, None)
     answers: dict[int, FenceAnswer] = {}
     deadline_ms: int = 0
@@ -179,18 +184,22 @@ class Election(msgspec.Struct):
     reread_ms: int = 0
     wanted: GroupState | None = None
 
-    def stand(self, reason: str, now_ms: int, *, is_unclean: bool = False) -> list[Effect]:
+    def stand(
+        self, reason: str, now_ms: int, *, is_unclean: bool = False, wall_ms: int = 0
+    ) -> list[Effect]:
         """Begins, if it is not under way.
 
         Args:
             reason: Why; it goes into the record.
             now_ms: Monotonic clock.
             is_unclean: See the attribute.
+            wall_ms: See the attribute.
         """
         if self.step is not CandidateStep.IDLE:
             return []
         self.step, self.reason, self.is_unclean = CandidateStep.READING, reason, is_unclean
         self.answers, self.enough_ms, self.wanted = {}, None, None
+        self.wall_ms = wall_ms
         self.deadline_ms = now_ms + ELECTION_MS
         return [ReadRecord()]
 
@@ -309,11 +318,11 @@ class Election(msgspec.Struct):
         else:
             members = (self.me,)
         return msgspec.structs.replace(
-            state,
+            with_members(state, members),
             epoch=self._epoch,
             master=self.me.replica_id,
-            in_sync=members,
             reason=self.reason[:255],
+            switched_ms=self.wall_ms,
             unclean_since=state.unclean_since if is_clean else self._epoch,
         )
 

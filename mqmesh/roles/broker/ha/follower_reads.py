@@ -59,6 +59,10 @@ class FollowerReads:
             self._caught_up_ms = self._goal[1]
             self._goal = None
 
+    def lag_ms(self, now_ms: int) -> int:
+        """How long ago it had all that the leader had then; monotonic clock."""
+        return 0 if self._goal is None else max(now_ms - self._caught_up_ms, 0)
+
     def answers(self, now_ms: int, *, streaming: bool, is_damaged: bool = False) -> bool:
         """Whether it answers reads now.
 

@@ -12,7 +12,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.replication import (
     HaStatus,
-    HaStatusRequest,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
     ReplicateLog,
@@ -71,6 +70,7 @@ class FollowerRole(BrokerRole):
         self.link: ReplicaLink | None = None
         self._alone_ms = given.clock.monotonic_ms()
         self._epoch = 0
+        self._outside = ""
         self._repair = DamageRepair(
             self._log, given.replication, on_repaired=self._on_repaired, clock=given.clock
         )
@@ -83,7 +83,7 @@ class FollowerRole(BrokerRole):
             leader: Where it listens, ``host:port``; "" for nobody.
             epoch: That it leads; 0 if only the leader knows.
         """
-        self._epoch = max(self._epoch, epoch)
+        self._epoch, self._outside = max(self._epoch, epoch), ""
         given, config = self._given, self._given.config
         if self.link is not None:
             self.link.close()
@@ -113,6 +113,12 @@ class FollowerRole(BrokerRole):
                 clock=given.clock,
                 call_later=given.transport.loop.call_later,
             )
+        self._serve_reads()
+
+    def stay_outside(self, reason: str) -> None:
+        """It follows nobody and serves nothing, since it does not belong to the group."""
+        self.follow("")
+        self._outside = reason
         self._serve_reads()
 
     def silent_ms(self, now_ms: int) -> int:
@@ -167,6 +173,8 @@ class FollowerRole(BrokerRole):
             self._serve_reads()
 
     def _may_read(self) -> bool:
+        if self._outside:
+            return False
         streaming = self.link is not None and self.link.streaming
         return self._reads.answers(
             self._given.clock.monotonic_ms(),
@@ -183,14 +191,11 @@ class FollowerRole(BrokerRole):
         if not self._is_read:
             fail_pulls(context, self._not_master(self._who()))
         self._serve(context, FOLLOWER_FEATURES if self._is_read else ())
-        given.shell.dispatch.open(
-            {
-                RequestCode.GET_HA_STATUS: self._get_ha_status,
-                RequestCode.PROMOTE_REPLICA: self._on_promote,
-            }
-        )
+        given.shell.dispatch.open({RequestCode.PROMOTE_REPLICA: self._on_promote})
 
     def _who(self) -> str:
+        if self._outside:
+            return self._outside
         config, leader = self._given.config, "nobody yet"
         if self.link is not None:
             leader = self.link.leader
@@ -242,9 +247,6 @@ class FollowerRole(BrokerRole):
 
     # ---- Commands --------------------------------------------------------------------
 
-    def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Reply:
-        return reply_with(self.ha_status())
-
     def ha_status(self) -> HaStatus:
         """How this replica is."""
         identity, config, link = self._log().identity(), self._given.config, self.link
@@ -260,6 +262,8 @@ class FollowerRole(BrokerRole):
             link is not None and link.streaming,
             0 if link is None else link.leader_end,
             confirmed=self._reads.confirmed,
+            lag_ms=self._reads.lag_ms(self._given.clock.monotonic_ms()),
+            problem=self._outside or ("" if link is None else link.failure or ""),
         )
 
     def _on_promote(self, request: Request, asked: PromoteReplicaRequest) -> Reply:

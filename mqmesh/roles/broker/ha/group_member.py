@@ -51,12 +51,14 @@ from mqmesh.protocol.replication import (
     ElectReplicaRequest,
     FenceRequest,
     FenceResponse,
+    HaStatus,
     InitGroupRequest,
     StandRequest,
     SwitchOverRequest,
     SwitchOverResponse,
 )
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
 from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
@@ -79,7 +81,7 @@ from mqmesh.roles.broker.ha.election import (
     suspicion_of,
 )
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
-from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership
+from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.lease import ReplicaLease
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
@@ -127,6 +129,8 @@ class Replica(msgspec.Struct, frozen=True):
             that cannot be begun, and follows nobody then.
         follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
             for that.
+        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; told
+            why.
         silent_ms: Since it heard the leader that it follows; told the monotonic clock.
         reply: Answers a request.
         fail: Answers a request with an error.
@@ -135,6 +139,7 @@ class Replica(msgspec.Struct, frozen=True):
     position: Callable[[], LogPosition]
     lead: Callable[[StateRecord], Leadership]
     follow: Callable[[str, int], None]
+    stay_outside: Callable[[str], None]
     silent_ms: Callable[[int], int]
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
@@ -153,6 +158,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
         failover_ms: From the last word of the former master until this one served; 0 if it never
             was elected.
         is_failsafe: It leads although its session is over: there is no failover meanwhile.
+        lease_age_ms: Since its session was renewed, -1 without one.
+        state: The group's, as it is known; None if it is not.
     """
 
     elections: int
@@ -163,6 +170,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     set_changes: int
     failover_ms: int
     is_failsafe: bool
+    lease_age_ms: int
+    state: GroupState | None
 
 
 class MemberLoop(Protocol):
@@ -232,6 +241,7 @@ class GroupMember:
         self._rest_until_ms = 0
         self._look_ms = 0
         self._leader = ("", -1)
+        self._is_outside = False
         self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
@@ -241,6 +251,13 @@ class GroupMember:
         self._set_changes = 0
         self._leaderless_ms: int | None = None
         self._failover_ms = 0
+        self._desk = GroupDesk(
+            config.broker_name,
+            coordinator,
+            DeskView(lambda: self.leadership, lambda: self._session, replica.reply, replica.fail),
+            world.loop,
+            world.clock,
+        )
 
     # ---- For the process -------------------------------------------------------------
 
@@ -253,6 +270,7 @@ class GroupMember:
             RequestCode.SWITCH_OVER: self._on_switch_over,
             RequestCode.ELECT_REPLICA: self._on_elect,
             RequestCode.INIT_GROUP: self._on_init,
+            **self._desk.handlers,
         }
 
     @property
@@ -260,6 +278,8 @@ class GroupMember:
         """For people; a leader tells its own."""
         if self.leadership is not None:
             return "MASTER"
+        if self._is_outside:
+            return "OUTSIDE"
         return "FOLLOWING" if self._election.step is CandidateStep.IDLE else "CANDIDATE"
 
     def status(self) -> MemberStatus:
@@ -274,6 +294,24 @@ class GroupMember:
             self._set_changes,
             self._failover_ms,
             self.leadership is not None and not self._lease_holds(),
+            -1 if self._session is None else max(self._lease.ttl_ms - left_ms, 0),
+            self._view.record.state,
+        )
+
+    def complete(self, status: HaStatus) -> HaStatus:
+        """A replica's status, and what its membership tells beside it."""
+        one = self.status()
+        told = msgspec.structs.replace(
+            status, lease_age_ms=one.lease_age_ms, failsafe=one.is_failsafe
+        )
+        if one.state is None:
+            return told
+        return msgspec.structs.replace(
+            told,
+            voters=list(one.state.voters),
+            paused=one.state.paused,
+            reason=one.state.reason,
+            switched_ms=one.state.switched_ms,
         )
 
     def start(self) -> None:
@@ -292,7 +330,7 @@ class GroupMember:
         else:
             self._suspect(now_ms)
             state = self._view.record.state
-            if state is not None and state.master not in (None, self._config.broker_id):
+            if state is not None and state.master != self._config.broker_id:
                 self._follow(state)
 
     def turn_ended(self) -> None:
@@ -424,10 +462,14 @@ class GroupMember:
             return
         if state.master == self._config.broker_id:
             self._take_over(record, state)
-        elif state.master is not None:
+        else:
             self._follow(state)
 
     def _follow(self, state: GroupState) -> None:
+        if not state.is_voter(self._config.broker_id):
+            self._stay_outside(state)
+            return
+        self._is_outside = False
         leader = self._member(state.master)
         if leader is None or (leader.address, state.epoch) == self._leader:
             return
@@ -441,6 +483,13 @@ class GroupMember:
         self._leaderless_ms = None
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
         self._replica.follow(leader.address, state.epoch)
+
+    def _stay_outside(self, state: GroupState) -> None:
+        if not self._is_outside:
+            self._is_outside, self._leader = True, ("", -1)
+            reason = outside(self._config.broker_name, self._config.broker_id, state)
+            _log.warning("%s", reason)
+            self._replica.stay_outside(reason)
 
     def _take_over(self, record: StateRecord, state: GroupState) -> None:
         """The record names this replica. Unless it has led this epoch before, it may."""
@@ -555,7 +604,8 @@ class GroupMember:
         if self._leaderless_ms is None:
             self._leaderless_ms = now_ms - self._replica.silent_ms(now_ms)
         self._election.me = self._promises.state.member
-        effects = self._election.stand(reason, now_ms, is_unclean=is_unclean)
+        wall_ms = self._clock.wall_ms()
+        effects = self._election.stand(reason, now_ms, is_unclean=is_unclean, wall_ms=wall_ms)
         self._carry_out(effects, of_election=True)
         if not self._is_stepping:
             self._is_stepping = True
@@ -686,7 +736,7 @@ class GroupMember:
         state = self._promises.state
         if epoch > state.promised_epoch:
             # Nothing of an earlier leader comes after what is answered.
-            self._leader = ("", -1)
+            self._leader, self._is_outside = ("", -1), False
             if self.leadership is None:
                 self._replica.follow("", 0)
             self._promises.promise(epoch)
@@ -759,8 +809,9 @@ class GroupMember:
         state, now_ms = self._view.record.state, self._clock.monotonic_ms()
         if state is None:
             raise InvalidArgument("the coordinator knows nothing of this group")
-        if asked.epoch not in (0, state.epoch):
-            raise InvalidArgument(f"the epoch is {state.epoch} by now, not {asked.epoch}")
+        check_epoch(asked.epoch, state.epoch)
+        if not state.is_voter(self._config.broker_id):
+            raise InvalidArgument(outside(self._config.broker_name, self._config.broker_id, state))
         if self.leadership is not None or self._replica.silent_ms(now_ms) < SILENCE_MS:
             raise InvalidArgument("the group has a master that lives")
         if self._session is None:
@@ -799,8 +850,7 @@ class GroupMember:
         leadership = self.leadership
         if leadership is None or not leadership.is_confirmed:
             raise NotMaster(f"replica {self._config.broker_id} does not lead")
-        if asked.epoch not in (0, leadership.epoch):
-            raise InvalidArgument(f"the epoch is {leadership.epoch} by now, not {asked.epoch}")
+        check_epoch(asked.epoch, leadership.epoch)
         if self._switch is not None:
             raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
         end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
@@ -808,7 +858,12 @@ class GroupMember:
         unable = set(leadership.members) - able
         successor = choose_successor(leadership, end, asked.replica_id, unable=unable)
         self._switch = SwitchOver(
-            leadership, successor, end, now_ms + PATIENCE_MS, "an administrator wants it so"
+            leadership,
+            successor,
+            end,
+            now_ms + PATIENCE_MS,
+            "an administrator wants it so",
+            self._clock.wall_ms(),
         )
         self._switch_request = request.without_frame()
         _log.warning("replica %d is to take over", successor)

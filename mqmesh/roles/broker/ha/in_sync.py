@@ -6,7 +6,11 @@ go of either: a change that is still on its way may be made as long as the recor
 that it was made on. So the same change is asked for again, until the version has moved.
 
 In the modes ``quorum`` and ``one`` the voters stay, and a change only gives one the incarnation
-that it has by now.
+that it has by now, or takes one in that was added and has all that is confirmed.
+
+Who belongs to the group an administrator changes, one replica at a time. Where that changes who
+confirms, the stricter of both rules holds from then on, and the record is changed once the new one
+confirms as far as the old: whoever is elected by the new rule then has all that was confirmed.
 """
 
 from typing import Final
@@ -21,8 +25,8 @@ from mqmesh.coordination.interface import (
     OutcomeUnknown,
     StateRecord,
 )
-from mqmesh.errors import MQMeshError
-from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
+from mqmesh.errors import InvalidArgument, MQMeshError
+from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of, with_members
 from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord
 
 REREAD_MS: Final = 200
@@ -53,6 +57,18 @@ class Candidature(msgspec.Struct, frozen=True):
     waits: int = 0
 
 
+class VotersChange(msgspec.Struct, frozen=True):
+    """Another replica is to belong to the group, or one no more.
+
+    Attributes:
+        voters: Who is to belong to it.
+        deadline_ms: It is given up then, if the record was not changed; monotonic clock.
+    """
+
+    voters: tuple[int, ...]
+    deadline_ms: int
+
+
 class InSyncSet(msgspec.Struct):
     """The set of the group that this replica leads.
 
@@ -64,6 +80,7 @@ class InSyncSet(msgspec.Struct):
         unknown_since_ms: Since when the outcome of ``pending`` is not known; None when it will be.
         reread_ms: When the record is read again for that.
         followers: By replica id.
+        voters_change: What an administrator has asked for, until that is done or given up.
     """
 
     log: ConfirmedLog
@@ -73,6 +90,7 @@ class InSyncSet(msgspec.Struct):
     unknown_since_ms: int | None = None
     reread_ms: int = 0
     followers: dict[int, Candidature] = {}
+    voters_change: VotersChange | None = None
 
     @property
     def state(self) -> GroupState:
@@ -100,6 +118,55 @@ class InSyncSet(msgspec.Struct):
             changes |= {"caught_up_ms": one.mark_ms, "mark": log_end, "mark_ms": now_ms}
         self.followers[replica_id] = msgspec.structs.replace(one, **changes)
 
+    def change_voters(self, replica_id: int, minimum: int, *, adds: bool, deadline_ms: int) -> None:
+        """An administrator wants a replica to belong to the group, or one no more.
+
+        ``voters_change`` says what is to come of it; None if it is so already.
+
+        Args:
+            replica_id: Which, 1 to 64.
+            minimum: So many must be in sync for sends to be taken (min_in_sync_replicas).
+            adds: It is to belong to the group.
+            deadline_ms: When it is given up, monotonic clock.
+
+        Raises:
+            InvalidArgument: That cannot be; says why.
+        """
+        if self.voters_change is not None:
+            raise InvalidArgument(
+                f"replicas {list(self.voters_change.voters)} are to belong to the group, and only "
+                "one comes or goes at a time; ask again when that is done"
+            )
+        before = set(self.state.voters) or {one.replica_id for one in self.state.in_sync}
+        voters = before | {replica_id} if adds else before - {replica_id}
+        if voters == set(self.state.voters):
+            return
+        change = VotersChange(tuple(sorted(voters)), deadline_ms)
+        if not adds:
+            self._check_removal(replica_id, minimum, change.voters)
+        self.voters_change = change
+
+    def _check_removal(self, replica_id: int, minimum: int, voters: tuple[int, ...]) -> None:
+        if replica_id == self.log.me.replica_id:
+            raise InvalidArgument(
+                f"replica {replica_id} is the master: have it hand the lead over first "
+                "(mqmesh ha switch)"
+            )
+        state = with_voters(self.state, voters)
+        rule = rule_of(state)
+        if rule.copies > len(rule.members):
+            raise InvalidArgument(
+                f"{len(rule.members)} replicas would be left, and {rule.copies} must have a "
+                f"message (ack_replicas {state.mode.value}): add another one first (mqmesh ha add)"
+            )
+        shrinks = len(rule.members) < len(self.state.in_sync)
+        left = min(len(voters), len(rule.members) if shrinks else minimum)
+        if state.mode is AckReplicas.ALL and left < minimum:
+            raise InvalidArgument(
+                f"{left} replicas would be in sync, {minimum} must be "
+                "(min_in_sync_replicas): add another one first (mqmesh ha add)"
+            )
+
     def tick(self, now_ms: int) -> list[Effect]:
         """Looks whether the set is to change; each 100 ms or so, and after news of a follower.
 
@@ -111,12 +178,31 @@ class InSyncSet(msgspec.Struct):
                 self.reread_ms = now_ms + REREAD_MS
                 return [ReadRecord()]
             return []
+        if self.voters_change is not None:
+            return self._tick_voters(self.voters_change, now_ms)
         members = self._next_members(now_ms)
         if members == self.state.in_sync:
             return []
-        self.pending = msgspec.structs.replace(self.state, in_sync=members)
-        self.log.on_changing(rule_of(self.pending))
-        return [ChangeRecord(self.record.version, self.pending)]
+        wanted = with_members(self.state, members)
+        comes = self.state.mode in HAS_VOTERS and len(members) > len(self.state.in_sync)
+        if comes and self.log.reach(rule_of(wanted)) < self.log.confirmed:
+            return []
+        self.pending = wanted
+        self.log.on_changing(rule_of(wanted))
+        return [ChangeRecord(self.record.version, wanted)]
+
+    def _tick_voters(self, change: VotersChange, now_ms: int) -> list[Effect]:
+        wanted = with_voters(self.state, change.voters)
+        if wanted == self.state or now_ms >= change.deadline_ms:
+            self.voters_change = None
+            self.log.on_changed(rule_of(self.state))
+            return []
+        if self.log.next_rule is None:
+            self.log.on_changing(rule_of(wanted))
+        if self.log.reach(rule_of(wanted)) < self.log.confirmed:
+            return []
+        self.pending = wanted
+        return [ChangeRecord(self.record.version, wanted)]
 
     def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
         """What became of the change: the new version, or an error of ``Coordinator.change``."""
@@ -158,6 +244,8 @@ class InSyncSet(msgspec.Struct):
         before = set(self.log.rule.members)
         self.pending = self.unknown_since_ms = None
         self.log.on_changed(rule_of(self.state))
+        if self.voters_change is not None and self.voters_change.voters == self.state.voters:
+            self.voters_change = None
         for member in set(self.state.in_sync) - before:
             one = self.followers.get(member.replica_id)
             if one is not None:
@@ -176,10 +264,11 @@ class InSyncSet(msgspec.Struct):
         ]
         if self.state.mode in HAS_VOTERS:
             present = {member.replica_id: member for member in may_enter}
-            return tuple(
-                present.get(member.replica_id, member) if member != self.log.me else member
+            voters = tuple(
+                present.pop(member.replica_id, member) if member != self.log.me else member
                 for member in self.state.in_sync
             )
+            return (*voters, *present.values())
         coming = {member.replica_id for member in may_enter}
         staying = [
             member
@@ -199,7 +288,7 @@ class InSyncSet(msgspec.Struct):
 
     def _may_enter(self, replica_id: int, now_ms: int) -> bool:
         link, one = self.log.links[replica_id], self.followers.get(replica_id)
-        if one is None or link.member in self.state.in_sync:
+        if one is None or link.member in self.state.in_sync or not self.state.is_voter(replica_id):
             return False
         late = [at for at in one.entered_ms if now_ms - at < FLAP_WINDOW_MS]
         wait_ms = FLAP_WAITS_MS[min(one.waits, len(FLAP_WAITS_MS) - 1)]
@@ -208,3 +297,9 @@ class InSyncSet(msgspec.Struct):
             return False
         is_late = now_ms - one.caught_up_ms > self.lag_max_ms
         return self.state.mode in HAS_VOTERS or not (flaps or is_late)
+
+
+def with_voters(state: GroupState, voters: tuple[int, ...]) -> GroupState:
+    """A group's record with other replicas that belong to the group."""
+    members = tuple(one for one in state.in_sync if one.replica_id in voters)
+    return msgspec.structs.replace(with_members(state, members), voters=voters)

@@ -7,8 +7,13 @@ producers are promised (``AckPolicy``).
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.coordination.interface import AckReplicas, MemberIncarnation, StateRecord
-from mqmesh.errors import NotMaster, StaleEpoch
+from mqmesh.coordination.interface import (
+    AckReplicas,
+    GroupState,
+    MemberIncarnation,
+    StateRecord,
+)
+from mqmesh.errors import InvalidArgument, NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 
@@ -119,6 +124,15 @@ class Leadership:
             self.is_over = reason
             raise StaleEpoch(f"epoch {self.epoch} is over: {reason}")
 
+    def check_voter(self, broker_name: str, replica_id: int) -> None:
+        """Somebody wants to follow.
+
+        Raises:
+            InvalidArgument: It does not belong to the group.
+        """
+        if not self.in_sync.state.is_voter(replica_id):
+            raise InvalidArgument(outside(broker_name, replica_id, self.in_sync.state))
+
     def lost_by(self, member: MemberIncarnation, written: int) -> int:
         """Whether a follower that opens lacks what it had acknowledged in this epoch.
 
@@ -185,3 +199,11 @@ class Leadership:
     def _heard(self, replica_id: int, now_ms: int) -> None:
         self.heard_ms[replica_id] = now_ms
         self.in_sync.on_follower(replica_id, self._log_end(), now_ms)
+
+
+def outside(broker_name: str, replica_id: int, state: GroupState) -> str:
+    """What a replica is told that does not belong to its group."""
+    return (
+        f"replica {replica_id} does not belong to {broker_name}, {list(state.voters)} do; "
+        f"`mqmesh ha add {broker_name} {replica_id}` lets it in"
+    )

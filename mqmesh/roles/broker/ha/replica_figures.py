@@ -40,7 +40,9 @@ class ReplicaCounts(msgspec.Struct):
 
 REPLICA_FIGURES: Final[tuple[Measured[HaStatus], ...]] = (
     text(
-        "ha_role", "MASTER, STARTING_MASTER, FOLLOWING or CANDIDATE", lambda replica: replica.role
+        "ha_role",
+        "MASTER, STARTING_MASTER, FOLLOWING, CANDIDATE or OUTSIDE",
+        lambda replica: replica.role,
     ),
     gauge("ha_connected", "the leader sends its log", lambda replica: replica.connected),
     gauge(

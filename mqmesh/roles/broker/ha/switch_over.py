@@ -73,6 +73,7 @@ class SwitchOver(msgspec.Struct):
         mark: Commit-log offset that the successor has to reach.
         deadline_ms: When it is given up, monotonic clock.
         reason: Goes into the record.
+        wall_ms: Goes into the record, too: when it began.
         wanted: The change, once it was asked for.
         reread_ms: When the record is read again, after an outcome that nobody knows.
     """
@@ -82,6 +83,7 @@ class SwitchOver(msgspec.Struct):
     mark: int
     deadline_ms: int
     reason: str
+    wall_ms: int = 0
     wanted: GroupState | None = None
     reread_ms: int | None = None
 
@@ -103,7 +105,11 @@ class SwitchOver(msgspec.Struct):
             leadership.log.is_frozen = True
             state = leadership.in_sync.state
             self.wanted = msgspec.structs.replace(
-                state, epoch=state.epoch + 1, master=self.successor, reason=self.reason[:255]
+                state,
+                epoch=state.epoch + 1,
+                master=self.successor,
+                reason=self.reason[:255],
+                switched_ms=self.wall_ms,
             )
             return [ChangeRecord(leadership.in_sync.record.version, self.wanted)]
         if link is None or now_ms >= self.deadline_ms:

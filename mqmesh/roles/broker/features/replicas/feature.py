@@ -51,6 +51,8 @@ REPLICAS: Final = Feature(
         RequestCode.SWITCH_OVER: replicas.refuse_election,
         RequestCode.ELECT_REPLICA: replicas.refuse_election,
         RequestCode.INIT_GROUP: replicas.refuse_election,
+        RequestCode.CHANGE_VOTERS: replicas.refuse_election,
+        RequestCode.PAUSE_FAILOVER: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
     durable=replicas.note_durable,

@@ -65,6 +65,7 @@ def open_replication(
         raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
     store, log, leadership = context.store, replicable(context.store), context.leadership
     if leadership is not None:
+        leadership.check_voter(asked.broker_name, asked.replica_id)
         try:
             leadership.check_promise(asked.replica_id, asked.promised_epoch)
         except StaleEpoch as error:
@@ -243,6 +244,12 @@ def tick(context: BrokerContext, now_ms: int) -> None:
     for one in context.followers.silent(now_ms):
         _log.warning("replica %d hangs, it had written to %d", one.replica_id, one.written)
         _forget(context, one)
+    if context.leadership is not None:
+        state = context.leadership.in_sync.state
+        for one in [one for one in context.followers if not state.is_voter(one.replica_id)]:
+            _log.warning("replica %d does not belong to the group any more", one.replica_id)
+            context.followers.forget(one.peer)
+            _forget(context, one)
     if context.commit_point.waiting_count:
         answer_confirmed(context)
     for replica_id, offset in context.followers.needed(now_ms):
@@ -254,7 +261,7 @@ def tick(context: BrokerContext, now_ms: int) -> None:
 
 
 def get_ha_status(context: BrokerContext, request: Request, asked: HaStatusRequest) -> Reply:
-    """How the replicas of this master are."""
+    """How a master and its replicas are, but for what only its membership knows."""
     return reply_with(ha_status(context))
 
 

@@ -276,12 +276,17 @@ def view(state=ALL, *ages, ends=(100, 100, 100), **presence):
         (replace(ALL, master=1), (0, 0, 0), 0, Suspicion.NAMED),
         (replace(ALL, in_sync=EVERYBODY[1:]), (0, 0, None), 9_000, Suspicion.NONE),
         (None, (0, 0, None), 9_000, Suspicion.NONE),
+        (replace(ALL, paused=True), (0, 0, None), 0, Suspicion.PAUSED),
+        (replace(ALL, paused=True), (0, 0, 1_500), 1_200, Suspicion.PAUSED),
+        (replace(ALL, paused=True, master=1), (0, 0, 0), 0, Suspicion.NAMED),
+        (replace(ALL, paused=True, master=None), (0, 0, 0), 0, Suspicion.NOBODY),
     ],
 )
 def test_what_a_replica_thinks_of_its_leader(state, ages, silent_ms, suspicion):
     found = suspicion_of(view(state, *ages), 1, silent_ms=silent_ms, ttl_ms=TTL_MS)
     assert found is suspicion
-    assert found.stands == (suspicion not in (Suspicion.NONE, Suspicion.BAD_LINK))
+    rests = (Suspicion.NONE, Suspicion.BAD_LINK, Suspicion.PAUSED)
+    assert found.stands == (suspicion not in rests)
 
 
 def test_the_best_position_stands_first():

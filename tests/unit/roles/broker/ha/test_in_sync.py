@@ -15,6 +15,7 @@ from mqmesh.coordination.interface import (
     SessionLost,
     StateRecord,
 )
+from mqmesh.errors import InvalidArgument
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.effects import Follow, ReadRecord
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
@@ -28,9 +29,15 @@ LOG_END = 1_000
 class Leader:
     """Replica 1 leads with a log of 1,000 bytes, of which the first 100 end with the marker."""
 
-    def __init__(self, *members, mode=AckReplicas.ALL, copies=2):
+    def __init__(self, *members, mode=AckReplicas.ALL, copies=2, voters=()):
         state = GroupState(
-            log_id=7, epoch=EPOCH, master=1, in_sync=members, mode=mode, copies=copies
+            log_id=7,
+            epoch=EPOCH,
+            master=1,
+            in_sync=members,
+            mode=mode,
+            copies=copies,
+            voters=voters,
         )
         self.log = ConfirmedLog(EPOCH, ONE, rule_of(state), 100)
         self.set = InSyncSet(self.log, StateRecord(1, state))
@@ -253,3 +260,147 @@ def test_in_mode_all_a_new_incarnation_takes_the_place_of_the_old_one():
     leader = Leader(ONE, TWO)
     leader.opens(TWO_AGAIN)
     assert leader.makes(0) == (ONE, TWO_AGAIN)
+
+
+# ---- Who belongs to the group ------------------------------------------------------------
+
+FOUR = MemberIncarnation(4, 1)
+
+
+def asks(leader, replica_id, *, adds, minimum=2, deadline_ms=1_000):
+    leader.set.change_voters(replica_id, minimum, adds=adds, deadline_ms=deadline_ms)
+
+
+def changes(leader, now_ms):
+    """The state that the record is to get; None for no change."""
+    effects = leader.set.tick(now_ms)
+    return effects[0].state if effects else None
+
+
+def test_nobody_comes_in_who_does_not_belong_to_the_group():
+    leader = Leader(ONE, TWO, voters=(1, 2))
+    leader.opens(TWO)
+    leader.opens(THREE)
+    assert changes(leader, 0) is None
+    asks(leader, 3, adds=True)
+    wanted = changes(leader, 0)
+    assert (wanted.voters, wanted.in_sync) == ((1, 2, 3), (ONE, TWO))
+    leader.set.on_outcome(2, 0)
+    assert leader.set.voters_change is None
+    assert leader.makes(0) == EVERYBODY
+
+
+@pytest.mark.parametrize("mode", [AckReplicas.QUORUM, AckReplicas.ONE])
+def test_who_was_added_counts_among_the_voters_once_it_has_all_that_is_confirmed(mode):
+    leader = Leader(*EVERYBODY, mode=mode, voters=(1, 2, 3, 4))
+    leader.opens(TWO)
+    leader.opens(FOUR, 999)
+    assert changes(leader, 0) is None
+    leader.hears(4, LOG_END, 0)
+    wanted = changes(leader, 0)
+    assert wanted.in_sync == (*EVERYBODY, FOUR)
+    assert wanted.copies == (3 if mode is AckReplicas.QUORUM else 2)
+    leader.set.on_outcome(2, 0)
+    assert leader.log.rule == rule_of(wanted)
+
+
+def test_who_is_removed_is_in_sync_no_more_and_is_not_waited_for():
+    leader = Leader(*EVERYBODY, voters=(1, 2, 3))
+    leader.opens(TWO)
+    leader.opens(THREE, 500)
+    assert leader.log.confirmed == 500
+    asks(leader, 3, adds=False)
+    wanted = changes(leader, 0)
+    assert (wanted.voters, wanted.in_sync) == ((1, 2), (ONE, TWO))
+    leader.log.on_own(LOG_END)
+    assert leader.log.confirmed == 500, "both rules hold until that is made"
+    leader.set.on_outcome(2, 0)
+    assert leader.log.confirmed == LOG_END
+    assert changes(leader, 0) is None, "it is connected, and comes in no more"
+
+
+def test_a_smaller_quorum_is_made_once_it_has_all_that_was_confirmed():
+    leader = Leader(*EVERYBODY, mode=AckReplicas.QUORUM, voters=(1, 2, 3))
+    leader.opens(TWO, 500)
+    leader.opens(THREE)
+    assert leader.log.confirmed == LOG_END
+    asks(leader, 3, adds=False)
+    assert changes(leader, 0) is None, "replica 2 lacks what 1 and 3 have"
+    leader.hears(2, LOG_END, 10)
+    wanted = changes(leader, 10)
+    assert (wanted.in_sync, wanted.copies) == ((ONE, TWO), 2)
+
+
+def test_nothing_more_is_confirmed_by_the_old_rule_alone_while_the_new_one_lags():
+    leader = Leader(*EVERYBODY, mode=AckReplicas.QUORUM, voters=(1, 2, 3))
+    leader.opens(TWO, 500)
+    leader.opens(THREE, 600)
+    assert leader.log.confirmed == 600
+    asks(leader, 3, adds=False, deadline_ms=1_000)
+    assert changes(leader, 0) is None
+    leader.hears(3, LOG_END, 10)
+    assert leader.log.confirmed == 600
+    assert changes(leader, 1_000) is None
+    assert leader.set.voters_change is None, "it is given up"
+    assert leader.log.confirmed == LOG_END
+    assert leader.set.state.voters == (1, 2, 3)
+
+
+@pytest.mark.parametrize("was_made", [False, True])
+def test_a_lost_answer_is_settled_before_another_change(was_made):
+    leader = Leader(*EVERYBODY, voters=(1, 2, 3))
+    leader.opens(TWO)
+    leader.opens(THREE)
+    asks(leader, 3, adds=False)
+    wanted = changes(leader, 0)
+    assert leader.set.on_outcome(OutcomeUnknown("lost"), 0) == [ReadRecord()]
+    assert leader.log.next_rule == rule_of(wanted)
+    if was_made:
+        assert leader.set.on_read(StateRecord(2, wanted), 10) == []
+    else:
+        (again,) = leader.set.on_read(leader.set.record, 10)
+        assert (again.version, again.state) == (1, wanted), "until the version has moved"
+        leader.set.on_outcome(2, 20)
+    assert leader.set.state.voters == (1, 2)
+    assert (leader.set.voters_change, leader.log.next_rule) == (None, None)
+
+
+def test_a_change_that_another_was_faster_than_is_made_on_what_is_there_then():
+    leader = Leader(*EVERYBODY, voters=(1, 2, 3))
+    leader.opens(TWO)
+    asks(leader, 4, adds=True)
+    changes(leader, 0)
+    paused = msgspec.structs.replace(leader.set.state, paused=True)
+    assert leader.set.on_outcome(Conflict("late", StateRecord(7, paused)), 0) == []
+    (again,) = leader.set.tick(0)
+    assert (again.version, again.state.voters, again.state.paused) == (7, (1, 2, 3, 4), True)
+
+
+def test_what_belongs_to_the_group_already_is_no_change():
+    leader = Leader(*EVERYBODY, voters=(1, 2, 3))
+    asks(leader, 3, adds=True)
+    asks(leader, 4, adds=False)
+    assert leader.set.voters_change is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "members", "replica_id", "why"),
+    [
+        (AckReplicas.ALL, EVERYBODY, 1, "is the master: have it hand the lead over"),
+        (AckReplicas.ALL, (ONE, TWO), 2, "1 replicas would be in sync, 2 must be"),
+        (AckReplicas.ONE, (ONE, TWO), 2, "1 replicas would be left, and 2 must have"),
+    ],
+)
+def test_who_is_needed_cannot_be_removed(mode, members, replica_id, why):
+    ids = tuple(one.replica_id for one in members)
+    leader = Leader(*members, mode=mode, voters=ids)
+    with pytest.raises(InvalidArgument, match=why):
+        asks(leader, replica_id, adds=False)
+
+
+def test_who_is_gone_already_can_be_removed_although_too_few_are_left_in_sync():
+    leader = Leader(ONE, voters=(1, 2, 3))
+    asks(leader, 3, adds=False)
+    assert changes(leader, 0).voters == (1, 2)
+    with pytest.raises(InvalidArgument, match=r"replicas \[1, 2\] are to belong to the group"):
+        asks(leader, 2, adds=False)

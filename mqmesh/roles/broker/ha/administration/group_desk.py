@@ -1,0 +1,175 @@
+"""Requests of administrators that change the record of a group that elects its master.
+
+Who belongs to the group is changed by its leader, who knows what is confirmed; whether somebody may
+stand, by any replica, since the leader may be gone.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.coordination.interface import Coordinator, GroupState, SessionId
+from mqmesh.errors import BrokerNotAvailable, InvalidArgument, MQMeshError, NotMaster
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.replication import (
+    ChangeVotersRequest,
+    ChangeVotersResponse,
+    PauseFailoverRequest,
+    PauseFailoverResponse,
+)
+from mqmesh.roles.broker.ha.administration.record_edit import RecordEdit
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.dispatch import Handler
+
+VOTERS_PATIENCE_MS: Final = 2_000
+"""So long who is left has to get what is confirmed, and the coordinator to change the record."""
+LOOK_MS: Final = 20
+
+_log = logging.getLogger(__name__)
+
+
+class DeskLoop(Protocol):
+    """What is needed of the loop."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
+        """Calls back once."""
+
+
+class DeskView(msgspec.Struct, frozen=True):
+    """What the desk sees of its replica.
+
+    Attributes:
+        leadership: While it leads.
+        session: At the coordinator, None without one.
+        reply: Answers a request.
+        fail: Answers a request with an error.
+    """
+
+    leadership: Callable[[], Leadership | None]
+    session: Callable[[], SessionId | None]
+    reply: Callable[[Request, Reply], None]
+    fail: Callable[[Request, Exception], None]
+
+
+class GroupDesk:
+    """Serves those requests at one replica.
+
+    Args:
+        group: Broker group.
+        coordinator: Keeps the group's record.
+        view: Of the replica.
+        loop: Calls back.
+        clock: Source of time.
+    """
+
+    def __init__(
+        self, group: str, coordinator: Coordinator, view: DeskView, loop: DeskLoop, clock: Clock
+    ) -> None:
+        self._group = group
+        self._coordinator = coordinator
+        self._view = view
+        self._loop = loop
+        self._clock = clock
+
+    @property
+    def handlers(self) -> dict[RequestCode, Handler]:
+        """What it serves."""
+        return {
+            RequestCode.CHANGE_VOTERS: self._on_change_voters,
+            RequestCode.PAUSE_FAILOVER: self._on_pause,
+        }
+
+    # ---- Who belongs to the group ----------------------------------------------------
+
+    def _on_change_voters(self, request: Request, asked: ChangeVotersRequest) -> Reply | None:
+        leadership = self._view.leadership()
+        if leadership is None or not leadership.is_confirmed:
+            raise NotMaster("this replica does not lead, or has only begun to")
+        check_epoch(asked.epoch, leadership.epoch)
+        in_sync, deadline_ms = leadership.in_sync, self._clock.monotonic_ms() + VOTERS_PATIENCE_MS
+        in_sync.change_voters(
+            asked.replica_id,
+            leadership.policy.minimum,
+            adds=asked.adds,
+            deadline_ms=deadline_ms,
+        )
+        if in_sync.voters_change is None:
+            return self._voters(leadership)
+        wanted = in_sync.voters_change.voters
+        _log.warning("replicas %s are to belong to %s", list(wanted), self._group)
+        self._look(request.without_frame(), leadership, wanted, deadline_ms)
+        return None
+
+    def _look(
+        self, request: Request, leadership: Leadership, wanted: tuple[int, ...], until_ms: int
+    ) -> None:
+        """Answers once it is known what came of it."""
+        in_sync = leadership.in_sync
+        if in_sync.state.voters == wanted:
+            _log.warning("replicas %s belong to %s now", list(wanted), self._group)
+            self._view.reply(request, self._voters(leadership))
+        elif leadership is not self._view.leadership() or (
+            in_sync.pending is not None and self._clock.monotonic_ms() >= until_ms
+        ):
+            self._view.fail(
+                request,
+                BrokerNotAvailable(
+                    "nobody knows yet whether the record was changed: look who belongs to "
+                    f"the group (mqmesh ha status {self._group}), or ask again"
+                ),
+            )
+        elif in_sync.voters_change is None:
+            self._view.fail(
+                request,
+                BrokerNotAvailable(
+                    f"nothing was changed in {VOTERS_PATIENCE_MS} ms: those who would be left lack "
+                    "something that is confirmed, or the coordinator does not answer; try again"
+                ),
+            )
+        else:
+            look = partial(self._look, request, leadership, wanted, until_ms)
+            self._loop.call_later(LOOK_MS, look)
+
+    def _voters(self, leadership: Leadership) -> Reply:
+        voters = leadership.in_sync.state.voters
+        return reply_with(ChangeVotersResponse(list(voters), leadership.epoch))
+
+    # ---- Whether somebody may stand --------------------------------------------------
+
+    def _on_pause(self, request: Request, asked: PauseFailoverRequest) -> None:
+        def edit(state: GroupState) -> GroupState:
+            check_epoch(asked.epoch, state.epoch)
+            return msgspec.structs.replace(state, paused=asked.paused)
+
+        kept = request.without_frame()
+
+        def on_done(outcome: GroupState | MQMeshError) -> None:
+            if isinstance(outcome, MQMeshError):
+                self._view.fail(kept, outcome)
+                return
+            _log.warning(
+                "%s stands when the master of %s is missed",
+                "nobody" if asked.paused else "another replica",
+                self._group,
+            )
+            self._view.reply(kept, reply_with(PauseFailoverResponse(outcome.epoch)))
+
+        call_later, session = self._loop.call_later, self._view.session
+        RecordEdit(
+            self._coordinator, self._group, session, edit, on_done, call_later=call_later
+        ).begin()
+
+
+def check_epoch(seen: int, newest: int) -> None:
+    """An administrator wants something done in the epoch that he saw; 0 for any.
+
+    Raises:
+        InvalidArgument: Another one is the newest by now.
+    """
+    if seen not in (0, newest):
+        raise InvalidArgument(f"the epoch is {newest} by now, not {seen}")
