@@ -10,12 +10,17 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.errors import InvalidArgument
 from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.pulling import Zone
 from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET
 
 REPLICATION_VERSION: Final = 1
+"""The newest that this program speaks. Two replicas speak the smaller one of theirs, so that those
+of a group are upgraded one after the other, followers first."""
+OLDEST_REPLICATION_VERSION: Final = 1
+"""The oldest that it still speaks: that of the release before."""
 MAX_REPLICA_ID: Final = 64
 MAX_CHUNK_BYTES: Final = 1024 * 1024
 """Of several records; one record alone is sent whatever its size."""
@@ -38,6 +43,25 @@ class ReplicationMode(enum.IntEnum):
     nobody counts on what it was, and opens again."""
 
 
+def agreed_version(theirs: int) -> int:
+    """What two replicas speak: the smaller of the newest versions of both.
+
+    Args:
+        theirs: The newest of the other one.
+
+    Raises:
+        InvalidArgument: This program does not speak it any more.
+    """
+    version = min(theirs, REPLICATION_VERSION)
+    if version < OLDEST_REPLICATION_VERSION:
+        raise InvalidArgument(
+            f"the other replica speaks version {theirs} of the replication at most, this one "
+            f"{OLDEST_REPLICATION_VERSION} to {REPLICATION_VERSION}: upgrade the other one, by way "
+            "of a release between if there is one"
+        )
+    return version
+
+
 class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """OPEN_REPLICATION: a follower wants the leader's log.
 
@@ -45,7 +69,7 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         broker_name: Broker group.
         replica_id: Of the follower, 1 to 64.
         instance_id: Random number of this life of its process.
-        version: ``REPLICATION_VERSION``.
+        version: The newest that the follower speaks.
         log: What it has.
         synced: Commit-log offset; its disk has so much of it.
         incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
@@ -75,7 +99,7 @@ class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=F
         offset: Commit-log offset from which chunks come, or at which the follower cuts its log, or
             that it had acknowledged.
         epoch: Of the leader.
-        version: What both speak.
+        version: What both speak: the smaller one.
     """
 
     mode: int

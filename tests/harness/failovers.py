@@ -38,6 +38,7 @@ FAULTS: Final = {
     "kill": "kill -9; he is started again",
     "stop": "SIGSTOP, until another one leads",
     "switch": "he hands the lead over",
+    "end": "SIGTERM, as for an upgrade: he hands the lead over, and is started again",
     "link": "his machine is gone: its link is down",
     "late": "his followers hear nothing of him for a second, then his machine is gone",
 }
@@ -319,12 +320,14 @@ def run_failovers(
     on_round: Callable[[int, float], None] | None = None,
     *,
     fault: str = "kill",
+    whom: Sequence[int] = (),
 ) -> Result:
     """Takes the master away so many times under load, and gives him back each time.
 
     Args:
         group: That runs.
         count: How often.
+        whom: Replicas to take away instead of the master, one after the other.
         on_round: Told of each, with the time that sends stood still.
         fault: What happens to him, see ``FAULTS``.
     """
@@ -336,7 +339,7 @@ def run_failovers(
             wait_acked(load, 50)
             reader = reader or Reader(group.namesrv.endpoint)
             load.slowest_s()
-            master = group.master()
+            master = whom[number] if whom else group.master()
             lag_bytes = _harm(group, master, fault)
             wait_acked(load, 20)
             rounds.append(Round(load.slowest_s(), max(load.acked), lag_bytes))
@@ -374,6 +377,9 @@ def _harm(group: ElectedGroup, master: int, fault: str) -> int:
         os.kill(group.replicas[master].pid, signal.SIGSTOP)
     elif fault == "kill":
         group.replicas[master].kill()
+    elif fault == "end":
+        code = group.replicas[master].stop()
+        assert code == 0, f"r{master} ended with exit code {code}"
     else:
         assert group.machines is not None
         with group.told_lag(master) as ask:
@@ -387,7 +393,7 @@ def _harm(group: ElectedGroup, master: int, fault: str) -> int:
 
 
 def _mend(group: ElectedGroup, master: int, fault: str) -> None:
-    if fault == "kill":
+    if fault in ("kill", "end"):
         group.start(master)
     elif fault == "stop":
         os.kill(group.replicas[master].pid, signal.SIGCONT)

@@ -27,6 +27,28 @@ def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: 
     assert master.number("ha_failsafe") == 0
 
 
+def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_tmp_path: Path):
+    group = ElectedGroup(short_tmp_path)
+    try:
+        master = group.master()
+        others = [one for one in (1, 2, 3) if one != master]
+        result = run_failovers(group, 3, fault="end", whom=[*others, master])
+        led = (short_tmp_path / f"r{master}.log").read_text()
+        leads = group.master()
+    finally:
+        group.close()
+    assert (result.errors, result.lost, result.twice) == ([], [], [])
+    assert len(result.acked) >= 210
+    assert "to take over: the master is stopped" in led
+    assert leads in others
+    assert (
+        "stands for election"
+        not in "".join((short_tmp_path / f"r{one}.log").read_text() for one in others).partition(
+            "leads epoch 2"
+        )[2]
+    ), "nobody had to"
+
+
 def test_a_machine_that_is_gone_costs_a_pause_and_nothing_else():
     command = [sys.executable, "-P", "-m", "harness.failovers", "--fault", "link", "--count", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -286,3 +286,33 @@ def test_a_leader_that_confirms_alone_is_found(site):
     part_from_followers(site)
     with mock.patch.object(ConfirmedLog, "on_own", confirmed):
         site.admin.create_topic("t", queues=1)  # what the test before expects to fail
+
+
+def test_a_leader_that_is_stopped_hands_over_before_it_ends(site):
+    first = site.replicas[site.leader() - 1]
+    epoch = leadership_of(first).epoch
+    first.stop()
+    assert not first.up
+    site.run(500)
+    second = leadership_of(site.replicas[site.leader() - 1])
+    assert second.epoch == epoch + 1
+    assert second.in_sync.state.reason == "the master is stopped"
+
+
+def test_where_all_replicas_are_stopped_nobody_takes_over_and_all_stay_in_sync(site):
+    first = site.replicas[site.leader() - 1]
+    others = [one for one in site.replicas if one is not first]
+    began_ms = site.world.now_ms
+    for number, one in enumerate(others, 1):
+        site.world.simulation.after(30 * number, one.stop)
+    state = leadership_of(first).in_sync.state
+    first.stop()
+    assert site.world.now_ms - began_ms < 500
+    site.run(500)
+    assert not any(one.up for one in site.replicas)
+    for one in site.replicas:
+        one.start()
+    site.run(3_000)
+    after = leadership_of(site.replicas[site.leader() - 1]).in_sync.state
+    assert after.epoch == state.epoch + 1
+    assert {one.replica_id for one in after.in_sync} == {1, 2, 3}

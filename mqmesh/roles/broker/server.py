@@ -95,6 +95,7 @@ TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
 CHORES_REST: Final = 4
 """While requests come, the store's chores rest so many times as long as they work."""
+RETIRE_TICK_MS: Final = 20
 PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
@@ -196,10 +197,11 @@ class BrokerServer:
 
     def stop(self) -> None:
         """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
+        if self._member is not None:
+            self._retire(self._member)
+            self._member.leave()
         self._shell.stopping()
         role = self._role
-        if self._member is not None:
-            self._member.leave()
         if role is not None and role.index is not None:
             role.index.ask_to_stop()
         try:
@@ -207,6 +209,11 @@ class BrokerServer:
                 role.say_goodbye(self._loop.tick)
         finally:
             self._close()
+
+    def _retire(self, member: GroupMember) -> None:
+        """Has another replica lead before this one stops, if it leads and can write."""
+        while self._shell.state == "running" and not self._store_failed and not member.retire():
+            self._loop.tick(RETIRE_TICK_MS)
 
     def _close(self) -> None:
         if self._member is not None:

@@ -42,7 +42,13 @@ MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE, AckReplica
 SETTLED_MS: Final = 30_000
 """With mode ``none``: after so long whatever is not there by then is lost."""
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
-    {"broker killed": 6, "power cut of all": 2, "pause of a broker": 2, "switch-over": 4},
+    {
+        "broker killed": 6,
+        "power cut of all": 2,
+        "pause of a broker": 2,
+        "switch-over": 4,
+        "broker stopped": 3,
+    },
     {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
     {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "switch-over": 2},
     None,

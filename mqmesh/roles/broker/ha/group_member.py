@@ -85,7 +85,13 @@ from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.lease import ReplicaLease
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
-from mqmesh.roles.broker.ha.switch_over import PATIENCE_MS, SwitchOver, choose_successor
+from mqmesh.roles.broker.ha.switch_over import (
+    PATIENCE_MS,
+    Retirement,
+    RetirementStep,
+    SwitchOver,
+    choose_successor,
+)
 from mqmesh.roles.dispatch import Handler
 
 STEP_MS: Final = 20
@@ -237,6 +243,7 @@ class GroupMember:
         self._is_told = False
         self._switch: SwitchOver | None = None
         self._switch_request: Request | None = None
+        self._retirement: Retirement | None = None
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -323,8 +330,13 @@ class GroupMember:
         """Time went on; monotonic clock."""
         self._renew()
         if self.leadership is not None:
-            if self._switch is None:
-                self._carry_out(self.leadership.in_sync.tick(now_ms), of_election=False)
+            # Who stops together with the others leaves them in the set.
+            if self._switch is None and self._retirement is None:
+                in_sync = self.leadership.in_sync
+                in_sync.on_sessions(
+                    frozenset(one.presence.replica_id for one in self._view.members), now_ms
+                )
+                self._carry_out(in_sync.tick(now_ms), of_election=False)
             if self.leadership is not None and not self.leadership.may_answer():
                 self.step_down(LEASE_OVER)
         else:
@@ -368,6 +380,27 @@ class GroupMember:
         self._replica.follow("", 0)
         self._rest(self._clock.monotonic_ms())
         self._loop.call_later(0, self._react)
+
+    def retire(self) -> bool:
+        """Its process is to stop: another one leads first, if it can.
+
+        Returns:
+            False while there is something to wait for; then ask again after a turn of the loop.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if self._retirement is None:
+            self._retirement = Retirement(now_ms)
+        leadership = self.leadership
+        may_hand_over = leadership is not None and not leadership.in_sync.state.paused
+        leads = may_hand_over and leadership is not None and leadership.is_confirmed
+        step = self._retirement.step(now_ms, leads=leads, is_switching=self._switch is not None)
+        if step is RetirementStep.HAND_OVER:
+            try:
+                self._begin_switch(0, "the master is stopped")
+            except InvalidArgument as error:
+                _log.info("the lead is not handed over before the stop: %s", error)
+                return True
+        return step is RetirementStep.STOP
 
     def leave(self) -> None:
         """It stops: the group need not wait for its session to end."""
@@ -643,6 +676,7 @@ class GroupMember:
             elif isinstance(effect, Follow):
                 self._give_up(effect, of_election=of_election)
             elif isinstance(effect, ResumeSends):
+                _log.warning("this replica leads on: %s", effect.reason)
                 self._end_switch(InvalidArgument(effect.reason))
 
     def _give_up(self, effect: Follow, *, of_election: bool) -> None:
@@ -853,23 +887,35 @@ class GroupMember:
         check_epoch(asked.epoch, leadership.epoch)
         if self._switch is not None:
             raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
+        self._begin_switch(asked.replica_id, "an administrator wants it so", request)
+        return None
+
+    def _begin_switch(self, wanted: int, reason: str, request: Request | None = None) -> None:
+        leadership = self.leadership
+        assert leadership is not None, "who hands over leads"
         end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
-        able = {one.presence.replica_id for one in self._view.members if one.presence.can_lead}
-        unable = set(leadership.members) - able
-        successor = choose_successor(leadership, end, asked.replica_id, unable=unable)
+        present = [one.presence for one in self._view.members]
+        able = {one.replica_id for one in present if one.can_lead}
+        successor = choose_successor(
+            leadership,
+            end,
+            wanted,
+            unable=set(leadership.members) - able,
+            preferred={one.replica_id for one in present if one.preferred},
+        )
         self._switch = SwitchOver(
             leadership,
             successor,
             end,
             now_ms + PATIENCE_MS,
-            "an administrator wants it so",
+            reason,
             self._clock.wall_ms(),
+            leaves=self._retirement is not None,
         )
-        self._switch_request = request.without_frame()
-        _log.warning("replica %d is to take over", successor)
+        self._switch_request = None if request is None else request.without_frame()
+        _log.warning("replica %d is to take over: %s", successor, reason)
         self._switch.begin()
         self._step_switch()
-        return None
 
     def _step_switch(self) -> None:
         if self._switch is not None and not self._closed:
@@ -885,17 +931,16 @@ class GroupMember:
         return NotMaster(effect.reason)
 
     def _end_switch(self, outcome: int | MQMeshError | None) -> None:
-        request, leadership = self._switch_request, self.leadership
-        if request is None or outcome is None or leadership is None:
+        request, switch = self._switch_request, self._switch
+        if outcome is None or switch is None:
             return
         self._switch_request = None
         if isinstance(outcome, MQMeshError):
             self._switch = None
-        if isinstance(outcome, MQMeshError):
-            _log.warning("nobody takes over: %s", outcome)
-            self._replica.fail(request, outcome)
-        else:
-            answer = SwitchOverResponse(outcome, leadership.epoch + 1)
+            if request is not None:
+                self._replica.fail(request, outcome)
+        elif request is not None:
+            answer = SwitchOverResponse(outcome, switch.leadership.epoch + 1)
             self._replica.reply(request, reply_with(answer))
 
     def _check_group(self, broker_name: str) -> None:

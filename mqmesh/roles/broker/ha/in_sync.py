@@ -34,6 +34,9 @@ FLAP_WINDOW_MS: Final = 60_000
 FLAPS: Final = 3
 """Who came in so often within ``FLAP_WINDOW_MS`` waits before it comes in again."""
 FLAP_WAITS_MS: Final = (10_000, 20_000, 40_000, 80_000, 120_000)
+GONE_MS: Final = 200
+"""A member without session and connection leaves after so long; where all replicas are stopped, the
+leader knows that it is, too, before that."""
 HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
 
 
@@ -79,8 +82,10 @@ class InSyncSet(msgspec.Struct):
         pending: The change that is on its way, or may be.
         unknown_since_ms: Since when the outcome of ``pending`` is not known; None when it will be.
         reread_ms: When the record is read again for that.
+        fewest: With ``all``: nobody leaves before ``lag_max_ms`` who leaves fewer behind.
         followers: By replica id.
         voters_change: What an administrator has asked for, until that is done or given up.
+        gone_ms: Since when members have no session at the coordinator, by id.
     """
 
     log: ConfirmedLog
@@ -89,8 +94,10 @@ class InSyncSet(msgspec.Struct):
     pending: GroupState | None = None
     unknown_since_ms: int | None = None
     reread_ms: int = 0
+    fewest: int = 1
     followers: dict[int, Candidature] = {}
     voters_change: VotersChange | None = None
+    gone_ms: dict[int, int] = {}
 
     @property
     def state(self) -> GroupState:
@@ -166,6 +173,16 @@ class InSyncSet(msgspec.Struct):
                 f"{left} replicas would be in sync, {minimum} must be "
                 "(min_in_sync_replicas): add another one first (mqmesh ha add)"
             )
+
+    def on_sessions(self, present: frozenset[int], now_ms: int) -> None:
+        """Which replicas have sessions at the coordinator, as far as is known.
+
+        Args:
+            present: Their ids.
+            now_ms: Monotonic clock.
+        """
+        absent = {member.replica_id for member in self.state.in_sync} - present
+        self.gone_ms = {one: self.gone_ms.get(one, now_ms) for one in absent}
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Looks whether the set is to change; each 100 ms or so, and after news of a follower.
@@ -276,7 +293,17 @@ class InSyncSet(msgspec.Struct):
             if member == self.log.me
             or (member.replica_id not in coming and self._may_stay(member, now_ms))
         ]
+        if self.state.mode is AckReplicas.ALL:
+            left = [member for member in staying if not self._is_gone(member, now_ms)]
+            if len(left) + len(may_enter) >= self.fewest:
+                staying = left
         return (*staying, *may_enter)
+
+    def _is_gone(self, member: MemberIncarnation, now_ms: int) -> bool:
+        """Whether its process has ended, so that sends would wait for it in vain."""
+        since_ms = self.gone_ms.get(member.replica_id)
+        is_connected = member.replica_id in self.log.links
+        return since_ms is not None and not is_connected and now_ms - since_ms >= GONE_MS
 
     def _may_stay(self, member: MemberIncarnation, now_ms: int) -> bool:
         one = self.followers.get(member.replica_id)

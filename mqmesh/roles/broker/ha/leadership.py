@@ -55,7 +55,7 @@ class Leadership:
     ) -> None:
         assert record.state is not None, "who leads does so by a record"
         self.log = ConfirmedLog(record.state.epoch, me, rule_of(record.state), marker_end)
-        self.in_sync = InSyncSet(self.log, record, lag_max_ms)
+        self.in_sync = InSyncSet(self.log, record, lag_max_ms, fewest=policy.minimum)
         self.policy = policy
         self.heard_ms: dict[int, int] = {}
         self.is_over: str | None = None

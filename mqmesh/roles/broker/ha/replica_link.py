@@ -33,6 +33,7 @@ from mqmesh.protocol.replication import (
     ReadLogRequest,
     ReplicateLog,
     ReplicationMode,
+    agreed_version,
 )
 from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
@@ -249,10 +250,10 @@ class ReplicaLink:
         if isinstance(outcome, MQMeshError):
             raise outcome
         answer = decode_header(OpenReplicationResponse, outcome.header)
-        if answer.version != REPLICATION_VERSION:
+        if agreed_version(answer.version) != answer.version:
             raise RemoteProtocolError(
-                f"the leader speaks version {answer.version} of the replication, this program "
-                f"{REPLICATION_VERSION}: upgrade followers first"
+                f"the leader speaks version {answer.version} of the replication, though it was "
+                f"told that this replica speaks {REPLICATION_VERSION} at most"
             )
         # From now on nobody of an earlier epoch makes it cut what this leader sends.
         try:

@@ -6,15 +6,22 @@ begins the next epoch as the record says it. What goes wrong before that ends in
 as it was.
 """
 
+import enum
 from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
-from mqmesh.coordination.interface import Conflict, GroupState, OutcomeUnknown, StateRecord
+from mqmesh.coordination.interface import (
+    Conflict,
+    GroupState,
+    MemberIncarnation,
+    OutcomeUnknown,
+    StateRecord,
+)
 from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord, ResumeSends
-from mqmesh.roles.broker.ha.in_sync import REREAD_MS
+from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS, REREAD_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.units import MIB
 
@@ -22,18 +29,29 @@ MOST_LAG_BYTES: Final = 1 * MIB
 """A successor that lacks more would let clients wait: it is to catch up first."""
 PATIENCE_MS: Final = 1_000
 """The successor has so long to get the rest."""
+OTHERS_LEAVE_MS: Final = 100
+"""Who is told to stop waits so long: where all replicas are stopped, nobody is to take over."""
+RETIRE_MS: Final = 1_300
+"""And stops after so long, whether or not another one leads; whoever supervises it kills it soon
+after."""
 
 
 def choose_successor(
-    leadership: Leadership, log_end: int, wanted: int = 0, *, unable: Collection[int] = ()
+    leadership: Leadership,
+    log_end: int,
+    wanted: int = 0,
+    *,
+    unable: Collection[int] = (),
+    preferred: Collection[int] = (),
 ) -> int:
     """Who may lead next.
 
     Args:
         leadership: Of now.
         log_end: Where the leader's log ends.
-        wanted: Replica id; 0 for whoever has most.
+        wanted: Replica id; 0 for whoever has most, but a preferred one first.
         unable: Replicas whose disks take no writes, or that nobody has heard of.
+        preferred: Replicas that lead where others could as well.
 
     Raises:
         InvalidArgument: It cannot, or nobody can; says why.
@@ -57,11 +75,52 @@ def choose_successor(
         else:
             lags[member.replica_id] = log_end - link.has
     if lags:
-        return min(lags, key=lambda replica_id: (lags[replica_id], replica_id))
+        return min(lags, key=lambda one: (one not in preferred, lags[one], one))
     if wanted and wanted not in problems:
         raise InvalidArgument(f"replica {wanted} is not in sync: {leadership.members} are")
     told = "; ".join(f"replica {one} {why}" for one, why in sorted(problems.items()))
     raise InvalidArgument(f"nobody can take over: {told or 'no other replica is in sync'}")
+
+
+class RetirementStep(enum.Enum):
+    """What a leader does whose process is to stop."""
+
+    WAIT = "wait"
+    HAND_OVER = "hand over"
+    STOP = "stop"
+
+
+class Retirement(msgspec.Struct):
+    """The end of a leader whose process is to stop: another one leads first, if it can.
+
+    Attributes:
+        began_ms: When it was told so, monotonic clock.
+        was_tried: Somebody was asked to take over.
+    """
+
+    began_ms: int
+    was_tried: bool = False
+
+    def step(self, now_ms: int, *, leads: bool, is_switching: bool) -> RetirementStep:
+        """What to do now.
+
+        Args:
+            now_ms: Monotonic clock.
+            leads: It still does.
+            is_switching: A switch-over is under way.
+        """
+        waited_ms = now_ms - self.began_ms
+        if not leads or waited_ms >= RETIRE_MS:
+            return RetirementStep.STOP
+        if is_switching:
+            self.was_tried = True
+            return RetirementStep.WAIT
+        if self.was_tried:
+            return RetirementStep.STOP
+        if waited_ms < OTHERS_LEAVE_MS:
+            return RetirementStep.WAIT
+        self.was_tried = True
+        return RetirementStep.HAND_OVER
 
 
 class SwitchOver(msgspec.Struct):
@@ -74,6 +133,7 @@ class SwitchOver(msgspec.Struct):
         deadline_ms: When it is given up, monotonic clock.
         reason: Goes into the record.
         wall_ms: Goes into the record, too: when it began.
+        leaves: The old leader stops, so that the new one need not wait for it.
         wanted: The change, once it was asked for.
         reread_ms: When the record is read again, after an outcome that nobody knows.
     """
@@ -84,6 +144,7 @@ class SwitchOver(msgspec.Struct):
     deadline_ms: int
     reason: str
     wall_ms: int = 0
+    leaves: bool = False
     wanted: GroupState | None = None
     reread_ms: int | None = None
 
@@ -108,6 +169,7 @@ class SwitchOver(msgspec.Struct):
                 state,
                 epoch=state.epoch + 1,
                 master=self.successor,
+                in_sync=self._next_members(state),
                 reason=self.reason[:255],
                 switched_ms=self.wall_ms,
             )
@@ -143,6 +205,14 @@ class SwitchOver(msgspec.Struct):
             return [ChangeRecord(record.version, self.wanted)]
         # Nobody but the leader changes a record without a new epoch.
         return self._give_up("the record was changed meanwhile")
+
+    def _next_members(self, state: GroupState) -> tuple[MemberIncarnation, ...]:
+        others = tuple(one for one in state.in_sync if one != self.leadership.log.me)
+        has_enough = len(others) >= self.leadership.policy.minimum
+        # All of the set have what is confirmed, so fewer of them do.
+        return (
+            others if self.leaves and has_enough and state.mode not in HAS_VOTERS else state.in_sync
+        )
 
     def _give_up(self, reason: str) -> list[Effect]:
         self.leadership.closing = None

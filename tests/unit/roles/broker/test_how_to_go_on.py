@@ -8,9 +8,16 @@ import pytest
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.log_identity import EpochStart, LogIdentity
-from mqmesh.protocol.replication import OpenReplicationRequest, ReplicationMode
+from mqmesh.protocol.replication import (
+    OLDEST_REPLICATION_VERSION,
+    REPLICATION_VERSION,
+    OpenReplicationRequest,
+    ReplicationMode,
+    agreed_version,
+)
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on, open_replication
+from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 
 STREAM, TRUNCATE, COPY, _ = ReplicationMode
 
@@ -66,4 +73,18 @@ def test_a_broker_without_replicas_gives_its_log_and_key_to_nobody():
     context = SimpleNamespace(config=BrokerConfig())
     asked = OpenReplicationRequest("broker-a", 1, 9, 1, LogIdentity(7, b"k", 0, 0, []))
     with pytest.raises(InvalidArgument, match=r"ha\.mode"):
+        open_replication(context, None, asked)
+
+
+def test_two_replicas_speak_the_smaller_of_their_versions():
+    assert agreed_version(REPLICATION_VERSION) == REPLICATION_VERSION
+    assert agreed_version(REPLICATION_VERSION + 3) == REPLICATION_VERSION
+    assert agreed_version(OLDEST_REPLICATION_VERSION) == OLDEST_REPLICATION_VERSION
+
+
+def test_a_follower_of_a_version_that_is_not_spoken_any_more_is_refused_with_what_to_do():
+    context = SimpleNamespace(config=BrokerConfig(ha=HaConfig(mode=HaMode.MANUAL)))
+    old = OLDEST_REPLICATION_VERSION - 1
+    asked = OpenReplicationRequest("broker-a", 1, 9, old, LogIdentity(7, b"k", 0, 0, []))
+    with pytest.raises(InvalidArgument, match=rf"speaks version {old} .*upgrade the other"):
         open_replication(context, None, asked)

@@ -208,6 +208,7 @@ def test_what_it_had_acknowledged_and_lacks_makes_it_another_member(leader):
         (COPY, 0, b"x", 1, "cannot be read"),
         (9, 0, b"", 1, "mode 9"),
         (STREAM, 100, b"", 2, "version 2"),
+        (STREAM, 100, b"", 0, "upgrade the other one"),
     ],
 )
 def test_what_makes_no_sense_is_asked_again_later(leader, mode, offset, body, version, why):

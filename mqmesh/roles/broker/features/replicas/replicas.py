@@ -11,7 +11,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, Request, encode_header, reply_with
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
-    REPLICATION_VERSION,
     AckReplication,
     HaStatus,
     HaStatusRequest,
@@ -21,6 +20,7 @@ from mqmesh.protocol.replication import (
     ReadLogRequest,
     ReplicateLog,
     ReplicationMode,
+    agreed_version,
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
@@ -63,6 +63,7 @@ def open_replication(
         )
     if asked.replica_id == context.config.broker_id:
         raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
+    version = agreed_version(asked.version)
     store, log, leadership = context.store, replicable(context.store), context.leadership
     if leadership is not None:
         leadership.check_voter(asked.broker_name, asked.replica_id)
@@ -106,7 +107,7 @@ def open_replication(
                 f"them, {MAX_FRAME_BYTES // 2} may; delete topics that nobody needs"
             )
         body = (beginning,)
-    answer = OpenReplicationResponse(int(mode), offset, store.epoch(), REPLICATION_VERSION)
+    answer = OpenReplicationResponse(int(mode), offset, store.epoch(), version)
     return Reply(encode_header(answer), body)
 
 

@@ -18,7 +18,7 @@ from mqmesh.coordination.interface import (
 from mqmesh.errors import InvalidArgument
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.effects import Follow, ReadRecord
-from mqmesh.roles.broker.ha.in_sync import InSyncSet
+from mqmesh.roles.broker.ha.in_sync import GONE_MS, InSyncSet
 
 ONE, TWO, THREE = EVERYBODY = tuple(MemberIncarnation(number, 1) for number in (1, 2, 3))
 TWO_AGAIN = MemberIncarnation(2, 2)
@@ -404,3 +404,60 @@ def test_who_is_gone_already_can_be_removed_although_too_few_are_left_in_sync():
     assert changes(leader, 0).voters == (1, 2)
     with pytest.raises(InvalidArgument, match=r"replicas \[1, 2\] are to belong to the group"):
         asks(leader, 2, adds=False)
+
+
+# ---- Who has ended -----------------------------------------------------------------------
+
+ALL_THERE = frozenset({1, 2, 3})
+
+
+def test_a_member_whose_process_has_ended_is_not_waited_for():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO)
+    leader.opens(THREE)
+    leader.set.on_sessions(ALL_THERE, 0)
+    leader.set.on_sessions(frozenset({1, 2}), 100)
+    assert leader.proposes(100 + GONE_MS) is None, "it is connected: the coordinator errs"
+    leader.log.on_disconnected(3)
+    assert leader.proposes(99 + GONE_MS) is None
+    assert leader.makes(100 + GONE_MS) == (ONE, TWO)
+
+
+def test_a_member_that_ended_before_the_epoch_began_is_not_waited_for_either():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO)
+    leader.set.on_sessions(frozenset({1, 2}), 0)
+    leader.set.on_sessions(frozenset({1, 2}), GONE_MS)
+    assert leader.makes(GONE_MS) == (ONE, TWO)
+
+
+def test_a_member_that_is_back_at_once_stays():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO)
+    leader.opens(THREE)
+    leader.set.on_sessions(ALL_THERE, 0)
+    leader.log.on_disconnected(3)
+    leader.set.on_sessions(frozenset({1, 2}), 0)
+    leader.set.on_sessions(ALL_THERE, 100)
+    assert leader.proposes(2_000) is None
+
+
+def test_a_member_that_is_needed_for_the_minimum_has_its_time_to_come_back():
+    leader = Leader(ONE, TWO)
+    leader.set.fewest = 2
+    leader.opens(TWO)
+    leader.set.on_sessions(ALL_THERE, 0)
+    leader.log.on_disconnected(2)
+    leader.set.on_sessions(frozenset({1, 3}), 0)
+    assert leader.proposes(3_000) is None
+    assert leader.makes(3_001) == (ONE,)
+
+
+def test_where_sends_wait_for_nobody_nobody_leaves_early():
+    leader = Leader(*EVERYBODY, mode=AckReplicas.NONE)
+    leader.opens(TWO)
+    leader.opens(THREE)
+    leader.set.on_sessions(ALL_THERE, 0)
+    leader.log.on_disconnected(3)
+    leader.set.on_sessions(frozenset({1, 2}), 0)
+    assert leader.proposes(3_000) is None

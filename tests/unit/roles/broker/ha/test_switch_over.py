@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqmesh.coordination.interface import (
@@ -20,7 +21,11 @@ from mqmesh.roles.broker.ha.in_sync import REREAD_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.switch_over import (
     MOST_LAG_BYTES,
+    OTHERS_LEAVE_MS,
     PATIENCE_MS,
+    RETIRE_MS,
+    Retirement,
+    RetirementStep,
     SwitchOver,
     choose_successor,
 )
@@ -61,6 +66,7 @@ def test_whoever_has_most_takes_over_and_the_lower_id_of_equals():
     assert choose_successor(leading(_2=900, _3=1_000), 1_000) == 3
     assert choose_successor(leading(_2=1_000, _3=1_000), 1_000) == 2
     assert choose_successor(leading(_2=900, _3=1_000), 1_000, wanted=2) == 2
+    assert choose_successor(leading(_2=900, _3=1_000), 1_000, preferred={1, 2}) == 2
 
 
 @pytest.mark.parametrize(
@@ -182,3 +188,41 @@ def test_what_becomes_of_a_change_of_the_set_is_no_matter_of_the_switch_over():
     assert leadership.members == [1, 2]
     (change,) = switch.tick(3)
     assert (change.version, change.state.master) == (8, 2)
+
+
+def step(retirement: Retirement, now_ms: int, *, leads: bool = True, is_switching: bool = False):
+    return retirement.step(now_ms, leads=leads, is_switching=is_switching)
+
+
+def test_a_master_that_is_stopped_hands_over_once_others_could_have_said_that_they_stop_too():
+    retirement = Retirement(50)
+    assert step(retirement, 50) is RetirementStep.WAIT
+    assert step(retirement, 50 + OTHERS_LEAVE_MS) is RetirementStep.HAND_OVER
+    assert step(retirement, 200, is_switching=True) is RetirementStep.WAIT
+    assert step(retirement, 300, leads=False) is RetirementStep.STOP
+
+
+def test_a_stop_asks_one_successor_and_waits_no_longer_than_whoever_supervises_it():
+    retirement = Retirement(0)
+    assert step(retirement, OTHERS_LEAVE_MS) is RetirementStep.HAND_OVER
+    assert step(retirement, OTHERS_LEAVE_MS + 1) is RetirementStep.STOP, "it was given up"
+    assert step(Retirement(0), 0, leads=False) is RetirementStep.STOP
+    assert step(Retirement(0), RETIRE_MS, is_switching=True) is RetirementStep.STOP
+
+
+def test_a_switch_over_that_is_under_way_is_waited_for_and_none_begun_after_it():
+    retirement = Retirement(0)
+    assert step(retirement, 0, is_switching=True) is RetirementStep.WAIT
+    assert step(retirement, OTHERS_LEAVE_MS) is RetirementStep.STOP
+
+
+def test_a_leader_that_stops_is_not_waited_for_by_the_next_one_unless_too_few_would_be_left():
+    leadership = leading(_2=1_000, _3=1_000)
+    switch = switching(leadership)
+    switch.leaves = True
+    assert [one.state.in_sync for one in switch.tick(0)] == [(SECOND, THIRD)]
+    leadership = leading(_2=1_000, _3=1_000)
+    leadership.policy = msgspec.structs.replace(leadership.policy, minimum=3)
+    switch = switching(leadership)
+    switch.leaves = True
+    assert [one.state.in_sync for one in switch.tick(0)] == [(ME, SECOND, THIRD)]
