@@ -390,9 +390,8 @@ class GroupMember:
         now_ms = self._clock.monotonic_ms()
         if self._retirement is None:
             self._retirement = Retirement(now_ms)
-        leadership = self.leadership
-        may_hand_over = leadership is not None and not leadership.in_sync.state.paused
-        leads = may_hand_over and leadership is not None and leadership.is_confirmed
+        one = self.leadership
+        leads = one is not None and one.is_confirmed and not one.in_sync.state.paused
         step = self._retirement.step(now_ms, leads=leads, is_switching=self._switch is not None)
         if step is RetirementStep.HAND_OVER:
             try:
