@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -23,6 +23,10 @@ from mqmesh.refusals import Refusals
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import KeyRing
 from mqmesh.units import GIB, MIB
+
+TRY_AGAIN_MS: Final = 5_000
+"""After ``AuthenticationFailed`` a connection is tried again so late: the access list may have
+changed, and ZeroMQ does not try by itself."""
 
 Handler = Callable[[Request], Reply | None]
 OnDone = Callable[[Command | MQMeshError], None]

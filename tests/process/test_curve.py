@@ -11,7 +11,10 @@ import zmq
 from harness.keys import credentials, guard, ring, user
 
 from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable, SystemBusy
+from mqmesh.message import Message
 from mqmesh.protocol.command import ANYBODY, Reply, encode_frame
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.access_list import AccessList, Quota
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -232,6 +235,33 @@ def test_keys_that_do_not_belong_together_are_refused():
     mixed = msgspec.structs.replace(SHOP, secret_key=THIEF.secret_key)
     with pytest.raises(ConfigError, match="is not that of public_key"):
         ZmqTransport(ring(mixed))
+
+
+# ---- Clients -------------------------------------------------------------------------
+
+
+def test_a_client_of_two_name_servers_that_refuse_it_leaves_them_alone(scene, wires):
+    twin = Scene(wires)
+    addresses = [one.endpoint.removeprefix("tcp://") for one in (scene, twin)]
+    running = [threading.Thread(target=one.wire.loop.run) for one in (scene, twin)]
+    for thread in running:
+        thread.start()
+    producer = Producer("thief", namesrv_addr=addresses, credentials=THIEF)
+    consumer = PushConsumer("thief", namesrv_addr=addresses, credentials=THIEF)
+    consumer.subscribe("t", listener=lambda _: None)
+    producer.start()
+    for act in (*[lambda: producer.send(Message("t", b"x"))] * 50, consumer.start):
+        began = time.monotonic()
+        with pytest.raises(AuthenticationFailed, match="is user 'thief' in its access list"):
+            act()
+        assert time.monotonic() - began < 1
+    producer.close()
+    assert consumer.closed
+    for one, thread in zip((scene, twin), running, strict=True):
+        one.wire.loop.stop()
+        thread.join()
+    # Two clients at two name servers, and perhaps once more, after TRY_AGAIN_MS.
+    assert sum(one.wire.transport._zap.refused for one in (scene, twin)) <= 8
 
 
 # ---- Channels and hints --------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     ClientClosed,
     EndpointUnreachable,
     MQMeshError,
@@ -15,7 +16,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import Connection, OnDone, Subscriber, Transport
+from mqmesh.transport.interface import TRY_AGAIN_MS, Connection, OnDone, Subscriber, Transport
 
 HURRY_MS: Final = 100
 """For an answer of a name server that is unreachable, while there are others to ask."""
@@ -51,6 +52,7 @@ class NamesrvLink:
         self._on_hint = on_hint
         self._on_connected = on_connected
         self._hints: Subscriber | None = None
+        self._refused_until_ms: dict[str, int] = {}
         self._closed = False
         self._client = self._connect()
 
@@ -79,7 +81,9 @@ class NamesrvLink:
             if isinstance(answer, ClientClosed) and not self._closed:
                 # Another request found out first that this name server does not answer.
                 answer = EndpointUnreachable(f"name server {client.endpoint} was given up")
-            if isinstance(answer, TransportError) and tries_left > 1 and not self._closed:
+            if isinstance(answer, AuthenticationFailed) and self._is_refused_next(client):
+                on_done(answer)
+            elif isinstance(answer, TransportError) and tries_left > 1 and not self._closed:
                 if client is self._client:
                     self._next()
                 self._try(code, header, on_done, tries_left - 1)
@@ -93,6 +97,13 @@ class NamesrvLink:
             client.request(code, done, header=header, timeout_ms=timeout_ms)
         except MQMeshError as error:
             self._loop.call_later(0, lambda error=error: done(error))  # type: ignore[misc]
+
+    def _is_refused_next(self, client: Connection) -> bool:
+        """A name server refuses the client: whether the next one did so a moment ago, too."""
+        now_ms = self._loop.clock.monotonic_ms()
+        self._refused_until_ms[client.endpoint] = now_ms + TRY_AGAIN_MS
+        following = endpoint_of(self._addresses[1 % len(self._addresses)])
+        return self._refused_until_ms.get(following, 0) > now_ms
 
     def _next(self) -> None:
         _log.info("name server %s does not answer; asking the next", self._addresses[0])

@@ -8,7 +8,13 @@ from typing import Final, Generic
 
 import msgspec
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleGeneration, TopicNotFound
+from mqmesh.errors import (
+    AuthenticationFailed,
+    MQMeshError,
+    RemoteProtocolError,
+    StaleGeneration,
+    TopicNotFound,
+)
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
@@ -127,6 +133,7 @@ class ConsumerEngine(Generic[S]):
         self._forsaken: dict[MessageQueue, None] = {}
         self._starts: list[MessageQueue] = []
         self._closing = False
+        self._refused: AuthenticationFailed | None = None
 
     # ---- Life; from other threads -----------------------------------------------------
 
@@ -144,6 +151,7 @@ class ConsumerEngine(Generic[S]):
         It does not wait for ever: a broker that is down is waited for in the background.
 
         Raises:
+            AuthenticationFailed: The name servers do not trust the client, or the other way round.
             NoPermission, FilterFailed: A filter in Python cannot be used.
         """
         self.positions.started_at_ms = self.client.loop.clock.wall_ms()
@@ -156,6 +164,8 @@ class ConsumerEngine(Generic[S]):
                 self.options.start_timeout_ms,
             )
             self.client.post(self._settle)
+        if self._refused is not None:
+            raise self._refused
         self.filters.check(self.assigned.copy(), self.options.start_timeout_ms / 1_000)
 
     def close(self, stop_work: Callable[[], object]) -> None:
@@ -312,6 +322,9 @@ class ConsumerEngine(Generic[S]):
                 self._note_settled(topic)
             elif isinstance(route, TopicRoute):
                 self._routes_changed({topic})
+            elif isinstance(route, AuthenticationFailed) and not self.settled.is_set():
+                self._refused = route
+                self._settle()
 
         self.client.finder.find(topic, found)
 

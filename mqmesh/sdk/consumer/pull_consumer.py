@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     BrokerError,
     ClientClosed,
     ConfigError,
@@ -128,6 +129,7 @@ class PullConsumer:
         Raises:
             ClientClosed: After ``close``.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
+            AuthenticationFailed: The name servers do not trust the client, or the other way round.
             NoPermission: Brokers do not allow a filter in Python.
             FilterFailed: A filter in Python cannot be loaded.
         """
@@ -142,7 +144,7 @@ class PullConsumer:
             self._state = "running"
             try:
                 self._engine.start()
-            except BrokerError:
+            except (AuthenticationFailed, BrokerError):
                 self.close()
                 raise
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self, Unpack
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     BrokerError,
     ClientClosed,
     ConfigError,
@@ -236,6 +237,7 @@ class PushConsumer:
         Raises:
             ClientClosed: After ``close``.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
+            AuthenticationFailed: The name servers do not trust the client, or the other way round.
             NoPermission: Brokers do not allow a filter in Python.
             FilterFailed: A filter in Python cannot be loaded.
         """
@@ -254,7 +256,7 @@ class PushConsumer:
             self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
             try:
                 self._engine.start()
-            except BrokerError:
+            except (AuthenticationFailed, BrokerError):
                 self.close()
                 raise
 

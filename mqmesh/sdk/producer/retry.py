@@ -9,6 +9,7 @@ from mqmesh.errors import (
     EndpointUnreachable,
     MessageIllegal,
     MQMeshError,
+    NoPermission,
     NoRoute,
     NotMaster,
     ProtocolError,
@@ -45,7 +46,7 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 
     Source: semantics, chapter 5: flow-control refusals are not retried.
     """
-    if isinstance(error, SystemBusy | MessageIllegal | SequenceConflict):
+    if isinstance(error, SystemBusy | MessageIllegal | NoPermission | SequenceConflict):
         return SendFailure.GIVE_UP
     if isinstance(error, NotMaster):
         # No further try but the same one: the new master knows the batch if the old one had it.

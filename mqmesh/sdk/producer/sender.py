@@ -13,6 +13,7 @@ from mqmesh.errors import (
     InvalidArgument,
     MessageIllegal,
     MQMeshError,
+    NoPermission,
     NoRoute,
     NotMaster,
     RequestTimeout,
@@ -289,8 +290,9 @@ class Sends:
         if isinstance(error, BrokerError | NoRoute):
             self._engine.finder.refresh([batch.queue.topic])
         if verdict is SendFailure.GIVE_UP:
-            if isinstance(error, MessageIllegal) and not batch.bound and batch.retries:
-                # Perhaps only the queue is gone; the routes will tell in a moment.
+            elsewhere = isinstance(error, MessageIllegal | NoPermission)
+            if elsewhere and not batch.bound and batch.retries:
+                # Perhaps only the queue is gone, or read only; the routes will tell in a moment.
                 again = partial(self._reconsider, lane, batch, error)
                 effects.later.append((BACKOFF_MS, again))
             else:
@@ -324,7 +326,7 @@ class Sends:
         if batch.bound or not self._move(lane, batch):
             self._lanes.put_back(lane, batch)
 
-    def _reconsider(self, lane: Lane, batch: PendingBatch, error: MessageIllegal) -> None:
+    def _reconsider(self, lane: Lane, batch: PendingBatch, error: MQMeshError) -> None:
         if batch.queue in self._engine.routes.publish_queues(batch.queue.topic) or not self._move(
             lane, batch
         ):

@@ -10,10 +10,11 @@ from mqmesh.errors import AuthenticationFailed, ClientClosed, EndpointUnreachabl
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
 from mqmesh.security.keys import KeyRing
+from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.requests import broken, too_late
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
-from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
+from mqmesh.transport.zmq.handshakes import HandshakeWatch
 
 SLICE_MS: Final = 50
 """How long a wait lasts before the connection is looked at again."""

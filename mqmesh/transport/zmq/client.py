@@ -9,10 +9,10 @@ import zmq
 from mqmesh.errors import AuthenticationFailed, RemoteProtocolError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, decode_frame
 from mqmesh.security.keys import KeyRing
-from mqmesh.transport.interface import OnDone
+from mqmesh.transport.interface import TRY_AGAIN_MS, OnDone
 from mqmesh.transport.requests import RequestTable
 from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
+from mqmesh.transport.zmq.handshakes import HandshakeWatch
 from mqmesh.transport.zmq.loop import EventLoop
 
 FRAMES_PER_TICK: Final = 256
@@ -132,7 +132,7 @@ class CommandClient:
 
     def _give_up(self, refused: AuthenticationFailed) -> None:
         """There is no connection for now: ZeroMQ would not try again, or do nothing but that."""
-        _log.info("%s", refused)
+        _log.warning("%s", refused)
         self._refused = refused
         self.unreachable = True
         self._drop()

@@ -1,5 +1,6 @@
 """Keys of CURVE, and what a client's handshakes come to when they do not succeed."""
 
+import errno
 from typing import Final
 
 import zmq
@@ -7,11 +8,13 @@ import zmq
 from mqmesh.errors import AuthenticationFailed, ConfigError
 from mqmesh.security.keys import Credentials, KeyRing
 
-TRY_AGAIN_MS: Final = 5_000
-"""After a refused handshake; the access list may have changed. ZeroMQ does not try by itself."""
 FAILURES_OF_WRONG_KEY: Final = 3
-"""In a row: a server that ends at the wrong moment fails a handshake, too."""
+"""In a row, and it was there all the while: a server that ends at the wrong moment fails a handshake,
+too."""
 
+_HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
+"""Why a handshake fails when the server ends the connection; one that hangs fails it for another
+reason."""
 _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
@@ -27,6 +30,7 @@ class HandshakeWatch:
         self._endpoint = endpoint
         self._ring = ring
         self._failures = 0
+        self._is_there = False
 
     def take(self, event: int, value: int) -> AuthenticationFailed | None:
         """News of the connection's monitor.
@@ -36,13 +40,19 @@ class HandshakeWatch:
         """
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures = 0
+        elif event == zmq.EVENT_CONNECTED:
+            self._is_there = True
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            if not self._is_there:
+                self._failures = 0  # nobody listened since the last try
+            self._is_there = False
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._refused()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
             said = "wants CURVE; pass credentials" if self._ring is None else "speaks no CURVE"
             return AuthenticationFailed(f"{self._endpoint} {said}")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._ring is not None:
-            self._failures += 1
+            self._failures = self._failures + 1 if value in _HUNG_UP else 0
             if self._failures >= FAILURES_OF_WRONG_KEY:
                 key = self._ring.server_key(self._endpoint)
                 return AuthenticationFailed(

@@ -7,9 +7,10 @@ from typing import Final
 import zmq
 
 from mqmesh.security.keys import Credentials, KeyRing
+from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.connections import hang_up
-from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
+from mqmesh.transport.zmq.handshakes import HandshakeWatch
 from mqmesh.transport.zmq.loop import EventLoop
 
 HINTS_PER_TICK: Final = 64

@@ -9,6 +9,7 @@ from mqmesh.errors import (
     BrokerError,
     BrokerNotAvailable,
     EndpointUnreachable,
+    NoPermission,
     NotMaster,
     RemoteProtocolError,
     SystemBusy,
@@ -16,6 +17,7 @@ from mqmesh.errors import (
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.route import Perm
 
 TIMEOUT_MS = 3_000
 PATIENCE_MS = 2_000
@@ -102,6 +104,34 @@ def test_a_message_bound_to_a_queue_waits_for_its_broker(world):
     world.cluster.brokers["a"].start()
     world.run(200)
     assert [future.result().message_queue.broker_name for future in futures] == ["a", "a"]
+
+
+@pytest.mark.parametrize("brokers", [("a",), ("a", "b")])
+@pytest.mark.parametrize("bound", [False, True])
+def test_who_may_not_send_is_told_so_after_one_try(world, brokers, bound):
+    world.build(brokers=brokers)
+    for broker in world.cluster.brokers.values():
+        broker.faults.extend([Fault(FaultKind.REFUSE, ResponseCode.NO_PERMISSION)] * 3)
+    future = world.producer().send_async(message(), queue=queue() if bound else None)
+    world.run(1_000)
+    assert isinstance(future.exception(), NoPermission)
+    assert sum(len(broker.sends) for broker in world.cluster.brokers.values()) == 1
+
+
+def test_a_message_leaves_a_broker_that_lets_nobody_write_any_more(world):
+    world.build(brokers=("a", "b"))
+    first, second = world.cluster.brokers.values()
+    producer = world.producer()
+    for broker in (first, second):
+        broker.faults.append(Fault(FaultKind.REFUSE, ResponseCode.NO_PERMISSION))
+    future = producer.send_async(message())
+    world.run(5)
+    (refusing,) = (one for one in (first, second) if one.sends)
+    for broker in (first, second):
+        broker.faults.clear()
+    refusing.add_topic("t", perm=Perm.READ.value)
+    world.run(1_000)
+    assert future.result().message_queue.broker_name == ({"a", "b"} - {refusing.name}).pop()
 
 
 def test_what_waits_for_a_broker_that_never_answers_moves_on(world):
