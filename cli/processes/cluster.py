@@ -28,7 +28,7 @@ from mqmesh.roles.supervisor.run_file import (
 from mqmesh.roles.supervisor.supervisor import Supervisor
 from mqmesh.roles.supervisor.supervisor_figures import read_figures
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.client.options import DEFAULT_NAMESRV
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV, client_transport
 
 from ..admin.broker import figures_as_json
 from ..credentials import use_credentials, use_credentials_of
@@ -256,7 +256,7 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
         return row
     try:
-        info = _ping(namesrv, entry.endpoint)
+        info = _ping(namesrv, entry.endpoint, entry.server_key)
     except (MQMeshError, OSError, msgspec.MsgspecError):
         return row
     # Another process at the same place is not the one that we ask about.
@@ -265,7 +265,7 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
     return row
 
 
-def _ping(namesrv: str, endpoint: str) -> RoleInfo:
+def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
     """What a process says of itself; an exporter says it by HTTP.
 
     Raises:
@@ -276,5 +276,10 @@ def _ping(namesrv: str, endpoint: str) -> RoleInfo:
         with urlopen(where, timeout=PING_TIMEOUT_MS / 1_000) as answer:
             told = msgspec.json.decode(answer.read(MAX_HEALTH_BYTES), type=dict[str, Any])
         return msgspec.convert([told.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
-    with AdminClient(namesrv or DEFAULT_NAMESRV, timeout_ms=PING_TIMEOUT_MS) as admin:
+    keys = {endpoint: server_key} if server_key else {}
+    with AdminClient(
+        namesrv or DEFAULT_NAMESRV,
+        timeout_ms=PING_TIMEOUT_MS,
+        transport=client_transport(None, server_keys=keys),
+    ) as admin:
         return admin.ping(endpoint)

@@ -23,6 +23,7 @@ from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
+from mqmesh.security.keys import load_credentials
 
 from ..options import DEFAULT_DATA_DIR
 
@@ -32,6 +33,12 @@ BROKER_STAGE: Final = 0
 NAMESRV_STAGE: Final = 1
 """Brokers are stopped before the name servers that they take leave of."""
 
+SECURITY: Final = "security"
+"""Folder of keys, in the data folder."""
+ACCESS_LIST: Final = "access_list.toml"
+NAMESRV: Final = "namesrv"
+EXPORTER: Final = "exporter"
+"""Users, whose keys are kept in files of their names."""
 
 DEFAULT_CLUSTER: Final = """
 [[namesrv]]
@@ -147,13 +154,23 @@ def load_cluster(
     return config
 
 
+def key_file(folder: Path, user: str) -> Path:
+    """Where `mqmesh up --secure` keeps the keys of a user of its own.
+
+    Args:
+        folder: Data folder of the cluster.
+        user: Name.
+    """
+    return folder / SECURITY / f"{quote(user, safe='')}.toml"
+
+
 def role_specs(config: ClusterConfig) -> list[RoleSpec]:
     """Writes each role's settings into a file, and makes the command line that uses it.
 
     So a restart has the settings of the start, whatever became of the cluster file.
 
     Raises:
-        ConfigError: The data folder cannot be written.
+        ConfigError: The data folder cannot be written, or a key file cannot be read.
     """
     folder = config.folder / "run"
     specs = [
@@ -166,8 +183,9 @@ def role_specs(config: ClusterConfig) -> list[RoleSpec]:
             ),
             endpoint=endpoint,
             stop_stage=stage,
+            server_key=_server_key(settings),
         )
-        for role, name, endpoint, stage, _ in _roles(config)
+        for role, name, endpoint, stage, settings in _roles(config)
     ]
     try:
         make_folder(folder)
@@ -177,6 +195,13 @@ def role_specs(config: ClusterConfig) -> list[RoleSpec]:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror or error}") from error
     return specs
+
+
+def _server_key(settings: msgspec.Struct) -> str:
+    security = getattr(settings, "security", None)
+    if security is None or not security.enable:
+        return ""
+    return load_credentials(Path(security.key_file)).public_key
 
 
 def check_ports(config: ClusterConfig) -> None:
@@ -214,7 +239,7 @@ def _fill(data: dict[str, Any]) -> None:
         shared = {"coordinator": f"embedded://{_where(made)}"} | shared
     secure = _security_of(data, folder)
     for one in (*namesrvs, coordinator):
-        secure(one, "namesrv")
+        secure(one, NAMESRV)
     for one in data.setdefault("broker", []):
         if shared:
             one["ha"] = shared | one.get("ha", {})
@@ -235,11 +260,10 @@ def _security_of(data: dict[str, Any], folder: Path) -> Callable[[dict[str, Any]
 
     def secure(role: dict[str, Any], user: str) -> None:
         if enable:
-            keys = folder / "security"
             role["security"] = {
                 "enable": True,
-                "key_file": str(keys / f"{quote(user, safe='')}.toml"),
-                "access_list_file": str(keys / "access_list.toml"),
+                "key_file": str(key_file(folder, user)),
+                "access_list_file": str(folder / SECURITY / ACCESS_LIST),
             } | role.get("security", {})
 
     return secure
@@ -349,8 +373,13 @@ def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
 
 def _exporter_of(config: ClusterConfig) -> ExporterConfig:
     """Asks all processes of this file."""
-    namesrvs, folder = config.namesrv_addr.split(";"), str(config.folder.absolute())
-    return msgspec.structs.replace(config.exporter, namesrv_addr=namesrvs, data_dir=folder)
+    namesrvs, folder = config.namesrv_addr.split(";"), config.folder.absolute()
+    credentials = config.exporter.credentials
+    if config.security.enable and not credentials:
+        credentials = str(key_file(folder, EXPORTER))
+    return msgspec.structs.replace(
+        config.exporter, namesrv_addr=namesrvs, data_dir=str(folder), credentials=credentials
+    )
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from mqmesh.errors import ConfigError
 from mqmesh.private_files import make_folder, make_private
@@ -12,17 +11,14 @@ from mqmesh.security.access_list import AccessList, User, UserRole
 from mqmesh.security.keys import Credentials, load_credentials, save_credentials
 from mqmesh.transport.zmq.handshakes import new_key_pair
 
-from .layout import ClusterConfig
+from .layout import ACCESS_LIST, EXPORTER, NAMESRV, SECURITY, ClusterConfig, key_file
 
-FOLDER: Final = "security"
-NAMESRV: Final = "namesrv"
 CLIENT: Final = "client"
-ACCESS_LIST: Final = "access_list.toml"
 
 
 def client_file(folder: Path) -> Path:
     """The administrator's keys, in the data folder of a cluster."""
-    return folder / FOLDER / f"{CLIENT}.toml"
+    return key_file(folder, CLIENT)
 
 
 def make_security(config: ClusterConfig) -> None:
@@ -33,23 +29,26 @@ def make_security(config: ClusterConfig) -> None:
     Raises:
         ConfigError: Something cannot be written, or what is there cannot be used.
     """
-    folder = config.folder / FOLDER
+    folder = config.folder / SECURITY
     try:
         make_folder(folder)
         make_private(folder)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror or error}") from error
-    namesrv = _keys(folder, NAMESRV, "", "")
-    client = _keys(folder, CLIENT, namesrv.public_key, config.namesrv_addr)
+    namesrv = _keys(config.folder, NAMESRV, "", "")
+    client = _keys(config.folder, CLIENT, namesrv.public_key, config.namesrv_addr)
     users = [_user(namesrv, UserRole.SERVICE), _user(client, UserRole.ADMIN)]
+    if config.exporter.enable and not config.exporter.credentials:
+        watcher = _keys(config.folder, EXPORTER, namesrv.public_key, config.namesrv_addr)
+        users.append(_user(watcher, UserRole.VIEW))
     for name in sorted({broker.broker_name for broker in config.broker}):
-        broker = _keys(folder, name, namesrv.public_key, "")
+        broker = _keys(config.folder, name, namesrv.public_key, "")
         users.append(_user(broker, UserRole.BROKER, [name]))
     _add(folder / ACCESS_LIST, users)
 
 
 def _keys(folder: Path, name: str, namesrv_key: str, namesrv_addr: str) -> Credentials:
-    path = folder / f"{quote(name, safe='')}.toml"
+    path = key_file(folder, name)
     if path.exists():
         return load_credentials(path)
     made = new_credentials(name, namesrv_key, namesrv_addr)

@@ -5,7 +5,7 @@ Processes are asked at the same time, over ZeroMQ. One that does not answer is t
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -26,6 +26,8 @@ from mqmesh.roles.exporter.names import (
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
 from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.client.options import client_transport
+from mqmesh.transport.endpoints import endpoint_of
 
 NO_CLUSTER: Final = "DefaultCluster"
 """What processes that know no name of their cluster are said to belong to."""
@@ -51,19 +53,19 @@ class Collector:
     Args:
         config: Settings.
         clock: Source of time.
-        others: Where processes are that name servers do not know.
+        others: Where processes are that name servers do not know, and their public keys.
         ask_all: Asks all of many nodes, several at the same time, like ``map``.
-        connect: Makes an administration client of name servers, restricted to a broker group
-            unless that is empty.
+        connect: Makes an administration client for an endpoint ("" for the name servers),
+            restricted to a broker group unless that is empty.
     """
 
     def __init__(
         self,
         config: ExporterConfig,
         clock: Clock,
-        others: Callable[[], Iterable[str]] = tuple,
+        others: Callable[[], Mapping[str, str]] = dict,
         ask_all: AskAll = map,
-        connect: Callable[[str], GroupAdmin] | None = None,
+        connect: Callable[[str, str], GroupAdmin] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -76,6 +78,7 @@ class Collector:
         # Brokers by endpoint, and when name servers knew them last.
         self._known: dict[str, tuple[Node, int]] = {}
         self._silent: set[str] = set()
+        self._keys = {endpoint_of(where): key for where, key in config.server_keys.items()}
         self._others = others
         self._ask_all = ask_all
 
@@ -93,7 +96,9 @@ class Collector:
         clusters = {one.cluster_name for one in self._brokers}
         cluster = min(clusters, default=NO_CLUSTER)
         nodes = [Node(cluster, "namesrv", one, one) for one in names]
-        others = dict.fromkeys((*self._config.other_addr, *self._others()))
+        beside = self._others()
+        self._keys |= beside
+        others = dict.fromkeys((*self._config.other_addr, *beside))
         nodes += [Node(cluster, "", one, one) for one in others]
         brokers = list(_broker_nodes(self._brokers))
         nodes += brokers
@@ -175,13 +180,16 @@ class Collector:
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
         client = self._clients.get(endpoint)
         if client is None:
-            client = self._clients[endpoint] = self._connect(broker_name)
+            client = self._clients[endpoint] = self._connect(endpoint, broker_name)
         return client
 
-    def _connect_by_zmq(self, broker_name: str) -> GroupAdmin:
+    def _connect_by_zmq(self, endpoint: str, broker_name: str) -> GroupAdmin:
         config = self._config
         return GroupAdmin(
-            config.namesrv_addr, timeout_ms=config.timeout_ms, broker_name=broker_name
+            config.namesrv_addr,
+            timeout_ms=config.timeout_ms,
+            broker_name=broker_name,
+            transport=client_transport(None, config.credentials, self._keys),
         )
 
     def _forget_others(self, endpoints: Iterable[str]) -> None:

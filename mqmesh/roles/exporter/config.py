@@ -6,6 +6,7 @@ import msgspec
 
 from mqmesh.config import check_names
 from mqmesh.hosts import check_listen
+from mqmesh.security.keys import Key
 
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -26,6 +27,10 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             schedule services, filter servers.
         data_dir: Data folder of a cluster that `mqmesh up` runs on this machine: those of its
             processes are asked that name servers do not know. "" for none.
+        credentials: File with keys of a user of role ``view``, where security is on; "" for what
+            MQMESH_CREDENTIALS names.
+        server_keys: Public keys of processes of ``other_addr``, by address, where they have not
+            the key of the name servers.
         timeout_ms: For each answer of a process, 100 to 60,000 ms; keep it below the
             ``scrape_timeout`` of Prometheus.
         min_interval_ms: Whoever asks again within so long gets the same page, 0 to 600,000 ms.
@@ -47,6 +52,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     other_addr: Annotated[list[_Address], msgspec.Meta(max_length=1_024)] = []
     data_dir: str = ""
+    credentials: str = ""
+    server_keys: dict[_Address, Key] = {}
     timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
     min_interval_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 1_000
     forget_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000

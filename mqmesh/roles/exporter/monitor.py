@@ -48,12 +48,14 @@ class Monitor:
         asked = ExporterConfig(
             namesrv_addr=config.namesrv_addr,
             other_addr=config.other_addr,
+            credentials=config.credentials,
+            server_keys=config.server_keys,
             timeout_ms=config.timeout_ms,
             max_groups=config.max_groups,
             rocketmq4_names=False,
         )
 
-        def others() -> list[str]:
+        def others() -> dict[str, str]:
             return endpoints_beside(config.data_dir)
 
         self._collector = collector or Collector(asked, clock, others, self._pool.map)

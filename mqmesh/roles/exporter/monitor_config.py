@@ -7,6 +7,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.roles.exporter.alarm_rules import RULES
+from mqmesh.security.keys import Key
 
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _Name = Annotated[str, msgspec.Meta(max_length=255)]
@@ -85,6 +86,10 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             filter servers.
         data_dir: Data folder of a cluster that `mqmesh up` runs on this machine, whose other
             processes are watched, too. "" for none.
+        credentials: File with keys of a user of role ``view``, where security is on; "" for what
+            MQMESH_CREDENTIALS names.
+        server_keys: Public keys of processes of ``other_addr``, by address, where they have not
+            the key of the name servers.
         interval_s: How often it looks, 1 to 3,600 s.
         timeout_ms: For each answer of a process, 100 to 60,000 ms.
         max_groups: Consumer groups of each broker that are watched, 0 to 100,000.
@@ -99,6 +104,8 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     other_addr: Annotated[list[_Address], msgspec.Meta(max_length=1_024)] = []
     data_dir: str = ""
+    credentials: str = ""
+    server_keys: dict[_Address, Key] = {}
     interval_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 30
     timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
     max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1_000

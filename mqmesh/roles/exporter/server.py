@@ -47,7 +47,7 @@ class ExporterServer:
         self._clock = clock
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
 
-        def others() -> list[str]:
+        def others() -> dict[str, str]:
             return endpoints_beside(config.data_dir)
 
         self._collector = collector or Collector(config, clock, others, self._pool.map)

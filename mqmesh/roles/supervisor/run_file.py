@@ -43,6 +43,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         restarts: How often it was started again.
         exits: How often it ended without being asked to, by reason: ``killed by SIGKILL``, …
         argv: Its command line.
+        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
     """
 
     role: str
@@ -54,6 +55,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     exits: dict[str, int] = {}
     argv: list[str] = []
+    server_key: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

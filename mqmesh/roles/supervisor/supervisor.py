@@ -51,6 +51,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
         argv: Command line.
         endpoint: Where it is expected to listen.
         stop_stage: Lower stages are stopped first.
+        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
     """
 
     role: str
@@ -58,6 +59,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str]
     endpoint: str = ""
     stop_stage: int = 0
+    server_key: str = ""
 
 
 class _Child:
@@ -91,6 +93,7 @@ class _Child:
             restarts=max(self.starts - 1, 0),
             exits=dict(self.exits),
             argv=self.spec.argv,
+            server_key=self.spec.server_key,
         )
 
 

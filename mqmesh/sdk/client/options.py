@@ -144,12 +144,17 @@ def find_credentials(said: str | Credentials) -> Credentials | None:
     return load_credentials(Path(said)) if isinstance(said, str) else said
 
 
-def client_transport(transport: Transport | None, credentials: str | Credentials = "") -> Transport:
+def client_transport(
+    transport: Transport | None,
+    credentials: str | Credentials = "",
+    server_keys: Mapping[str, str] | None = None,
+) -> Transport:
     """The world that a client was given; where none was, ZeroMQ and a loop of its own.
 
     Args:
         transport: That was given.
         credentials: As of ``ClientOptions``; without a meaning where a transport was given.
+        server_keys: Public keys of servers that name servers do not tell, by endpoint.
 
     Raises:
         ConfigError: The file of credentials cannot be used.
@@ -157,7 +162,12 @@ def client_transport(transport: Transport | None, credentials: str | Credentials
     if transport is not None:
         return transport
     own = find_credentials(credentials)
-    return ZmqTransport(None if own is None else KeyRing(own, own.namesrv_server_key))
+    if own is None:
+        return ZmqTransport()
+    ring = KeyRing(own, own.namesrv_server_key)
+    for endpoint, key in (server_keys or {}).items():
+        ring.learn(endpoint, key)
+    return ZmqTransport(ring)
 
 
 def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:

@@ -9,8 +9,7 @@ from mqmesh.errors import AuthenticationFailed, ConfigError
 from mqmesh.security.keys import Credentials, KeyRing
 
 FAILURES_OF_WRONG_KEY: Final = 3
-"""In a row, and it was there all the while: a server that ends at the wrong moment fails a handshake,
-too."""
+"""In a row, and it was there all the while: one that ends just then fails a handshake, too."""
 
 _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
 """Why a handshake fails when the server ends the connection; one that hangs fails it for another

@@ -33,7 +33,7 @@ class World:
         self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0, "co:2": 0}
         self.groups = ["billing", "mail", "stock"]
 
-    def connect(self, broker_name):
+    def connect(self, endpoint, broker_name):
         self.clients.append(Client(self, broker_name))
         return self.clients[-1]
 
@@ -76,7 +76,7 @@ def world() -> World:
 
 def make(world, **settings) -> Collector:
     config = ExporterConfig(namesrv_addr=["ns:1"], other_addr=["co:1"], **settings)
-    others = lambda: ["co:1", "co:2"]  # noqa: E731
+    others = lambda: {"co:1": "", "co:2": ""}  # noqa: E731
     return Collector(config, ManualClock(), others, connect=world.connect)
 
 

@@ -60,11 +60,11 @@ def test_who_asks_often_gets_the_same_page(exporter):
 def test_processes_that_name_servers_do_not_know_are_found_by_the_run_file(tmp_path):
     roles = [
         RoleEntry(role="broker", name="broker-a", endpoint="tcp://127.0.0.1:1"),
-        RoleEntry(role="schedule", name="schedule-broker-a", endpoint="ipc:///s"),
+        RoleEntry(role="schedule", name="schedule-broker-a", endpoint="ipc:///s", server_key="k"),
         RoleEntry(role="filtersrv", name="f"),
     ]
     write_record(tmp_path, RunRecord(pid=1, started_ms=1, namesrv="", roles=roles))
-    assert endpoints_beside(str(tmp_path)) == ["ipc:///s"]
+    assert endpoints_beside(str(tmp_path)) == {"ipc:///s": "k"}
 
 
 def test_it_says_how_it_is_and_nothing_else(exporter):
