@@ -24,7 +24,7 @@ from mqmesh.security.access_list import (
     read_access_list,
     write_access_list,
 )
-from mqmesh.security.keys import save_credentials
+from mqmesh.security.keys import MAX_SERVER_KEYS, save_credentials
 from mqmesh.security.permissions import Permissions
 
 from ..notes import tell_note
@@ -33,6 +33,7 @@ from ..processes.secure import new_credentials
 from ..render import print_json, print_table
 
 NAME: Final = click.argument("name")
+DAY: Final = click.DateTime(["%Y-%m-%d"])
 RATE: Final = click.IntRange(1, MAX_RATE)
 OUTPUT: Final = click.option(
     "-o",
@@ -88,6 +89,7 @@ def key() -> None:
 @click.option("--group", multiple=True, metavar="GROUP", help="May consume as this group.")
 @click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
+@click.option("--expires", type=DAY, help="First day, by UTC, on which nobody is it any more.")
 @namesrv_option
 @json_option
 def add(
@@ -99,6 +101,7 @@ def add(
     group: tuple[str, ...],
     role: str,
     broker: tuple[str, ...],
+    expires: datetime.datetime | None,
     namesrv: str,
     as_json: bool,
 ) -> int:
@@ -108,6 +111,7 @@ def add(
     Examples:
       mqmesh user add shop --pub 'orders*' --sub payments --group billing -o shop.toml
       mqmesh user add watcher --role view -o watcher.toml
+      mqmesh user add guest --pub orders --expires 2027-12-31 -o guest.toml
     """
     rules = [
         Rule([action], list(topics), list(groups))
@@ -123,7 +127,14 @@ def add(
         if any(one.name == name for one in now.user):
             raise ConfigError(f"there is a user {name!r} already")
         made = _write_keys(output, name, namesrv)
-        new = User(name, [made], UserRole(role), brokers=list(broker), allow=rules)
+        new = User(
+            name,
+            [made],
+            UserRole(role),
+            expires=None if expires is None else expires.date(),
+            brokers=list(broker),
+            allow=rules,
+        )
         return now.with_user(new)
 
     return _change(namesrv, as_json, change, f"user {name} is added; its keys are in {output}")
@@ -180,6 +191,29 @@ def disable(name: str, namesrv: str, as_json: bool) -> int:
 def enable(name: str, namesrv: str, as_json: bool) -> int:
     """Let whoever has its key be this user again."""
     return _set(namesrv, as_json, name, f"user {name} is enabled", enabled=True)
+
+
+@user.command()
+@NAME
+@click.argument("day", type=DAY, required=False)
+@click.option("--never", is_flag=True, help="It does not expire any more.")
+@namesrv_option
+@json_option
+def expire(
+    name: str, day: datetime.datetime | None, never: bool, namesrv: str, as_json: bool
+) -> int:
+    """Let nobody be this user from DAY on, by UTC; its connections end then.
+
+    \b
+    Examples:
+      mqmesh user expire shop 2027-12-31
+      mqmesh user expire shop --never
+    """
+    if never == (day is not None):
+        raise ConfigError("say a day, as 2027-12-31, or --never")
+    said = "does not expire" if day is None else f"expires on {day.date()}"
+    expires = None if day is None else day.date()
+    return _set(namesrv, as_json, name, f"user {name} {said}", expires=expires)
 
 
 @user.command()
@@ -358,11 +392,20 @@ def list_status(namesrv: str, as_json: bool) -> int:
 @key.command()
 @OUTPUT
 @click.option("--user", "name", default="", help="Whose they are, for messages.")
-@click.option("--namesrv-server-key", default="", help="Public key of the name servers.")
+@click.option(
+    "--namesrv-server-key",
+    "namesrv_server_keys",
+    multiple=True,
+    help="Public key of the name servers; twice while it is replaced by another one.",
+)
 @click.option("--namesrv-addr", default="", help="Name servers, for clients.")
 @json_option
 def generate(
-    output: Path, name: str, namesrv_server_key: str, namesrv_addr: str, as_json: bool
+    output: Path,
+    name: str,
+    namesrv_server_keys: tuple[str, ...],
+    namesrv_addr: str,
+    as_json: bool,
 ) -> None:
     """Make a key file. Without --namesrv-server-key it is that of the name servers themselves.
 
@@ -371,7 +414,13 @@ def generate(
       mqmesh key generate --user namesrv -o namesrv.toml
       mqmesh key generate --user broker-a --namesrv-server-key 'rq:rM>…' -o broker-a.toml
     """
-    made = new_credentials(name, namesrv_server_key, namesrv_addr)
+    if len(namesrv_server_keys) > MAX_SERVER_KEYS:
+        raise ConfigError(
+            f"{len(namesrv_server_keys)} times --namesrv-server-key; name servers have one key, or "
+            f"{MAX_SERVER_KEYS} while it is replaced"
+        )
+    trusted = namesrv_server_keys[0] if len(namesrv_server_keys) == 1 else [*namesrv_server_keys]
+    made = new_credentials(name, trusted, namesrv_addr)
     save_credentials(output, made)
     if as_json:
         print_json({"user": name, "public_key": made.public_key, "file": str(output)})

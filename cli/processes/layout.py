@@ -243,10 +243,11 @@ def _fill(data: dict[str, Any]) -> None:
     for one in data.setdefault("broker", []):
         if shared:
             one["ha"] = shared | one.get("ha", {})
-        secure(one, one.get("broker_name", BrokerConfig().broker_name))
     data["broker"] = [replica for one in data["broker"] for replica in _replicas(one, folder)]
     for one in data["broker"]:
         name = one.setdefault("broker_name", BrokerConfig().broker_name)
+        mode = HaMode(one.get("ha", {}).get("mode", HaMode.OFF))
+        secure(one, broker_user(name, one.get("broker_id", MASTER_ID), mode))
         one.setdefault("store_path_root_dir", str(folder / quote(name, safe="")))
         if addresses:
             one.setdefault("namesrv_addr", addresses)
@@ -301,6 +302,17 @@ def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             table["ha"] = ha | {"master_addr": f"{host}:{master.listen_port}"}
         tables.append(table)
     return tables
+
+
+def broker_user(broker_name: str, broker_id: int, mode: HaMode) -> str:
+    """The user that a broker is: in a group that elects its master each replica is its own.
+
+    Args:
+        broker_name: Broker group.
+        broker_id: Of the replica.
+        mode: Of the group.
+    """
+    return broker_name if mode is not HaMode.AUTO else f"{broker_name}-r{broker_id}"
 
 
 def _name_of(broker: BrokerConfig) -> str:

@@ -8,10 +8,10 @@ from mqmesh.errors import ConfigError
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.security.access_list import AccessList, User, UserRole
-from mqmesh.security.keys import Credentials, load_credentials, save_credentials
+from mqmesh.security.keys import Credentials, Key, TwoKeys, load_credentials, save_credentials
 from mqmesh.transport.zmq.handshakes import new_key_pair
 
-from .layout import ACCESS_LIST, EXPORTER, NAMESRV, SECURITY, ClusterConfig, key_file
+from .layout import ACCESS_LIST, EXPORTER, NAMESRV, SECURITY, ClusterConfig, broker_user, key_file
 
 CLIENT: Final = "client"
 
@@ -36,18 +36,24 @@ def make_security(config: ClusterConfig) -> None:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror or error}") from error
     namesrv = _keys(config.folder, NAMESRV, "", "")
-    client = _keys(config.folder, CLIENT, namesrv.public_key, config.namesrv_addr)
+    # Two while it is replaced by another one.
+    trusted = namesrv.namesrv_server_key
+    client = _keys(config.folder, CLIENT, trusted, config.namesrv_addr)
     users = [_user(namesrv, UserRole.SERVICE), _user(client, UserRole.ADMIN)]
     if config.exporter.enable and not config.exporter.credentials:
-        watcher = _keys(config.folder, EXPORTER, namesrv.public_key, config.namesrv_addr)
+        watcher = _keys(config.folder, EXPORTER, trusted, config.namesrv_addr)
         users.append(_user(watcher, UserRole.VIEW))
-    for name in sorted({broker.broker_name for broker in config.broker}):
-        broker = _keys(config.folder, name, namesrv.public_key, "")
-        users.append(_user(broker, UserRole.BROKER, [name]))
+    brokers = {
+        broker_user(one.broker_name, one.broker_id, one.ha.mode): one.broker_name
+        for one in config.broker
+    }
+    for name, broker_name in sorted(brokers.items()):
+        own = _keys(config.folder, name, trusted, "")
+        users.append(_user(own, UserRole.BROKER, [broker_name]))
     _add(folder / ACCESS_LIST, users)
 
 
-def _keys(folder: Path, name: str, namesrv_key: str, namesrv_addr: str) -> Credentials:
+def _keys(folder: Path, name: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) -> Credentials:
     path = key_file(folder, name)
     if path.exists():
         return load_credentials(path)
@@ -56,12 +62,12 @@ def _keys(folder: Path, name: str, namesrv_key: str, namesrv_addr: str) -> Crede
     return made
 
 
-def new_credentials(user: str, namesrv_key: str, namesrv_addr: str) -> Credentials:
+def new_credentials(user: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) -> Credentials:
     """New keys.
 
     Args:
         user: Whose.
-        namesrv_key: Public key of the name servers; "" if these are theirs.
+        namesrv_key: Public key of the name servers, or both; "" if these are theirs.
         namesrv_addr: The name servers, for clients.
     """
     public, secret = new_key_pair()

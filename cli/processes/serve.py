@@ -20,6 +20,7 @@ from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.security.config import SecurityConfig
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..lazy_group import LazyGroup
@@ -203,7 +204,14 @@ def broker(context: click.Context, process: ProcessOptions) -> int:
 
     embedded = config.ha.coordinator.removeprefix(EMBEDDED)
     common = [*config.namesrv_addr, *([embedded] if embedded != config.ha.coordinator else [])]
-    security = partial(open_transport, config.security, common)
+
+    def security() -> ZmqTransport:
+        transport = open_transport(config.security, common)
+        if transport.ring is not None and config.ha.master_addr:
+            master = endpoint_of(config.ha.master_addr)
+            transport.ring.learn(master, config.ha.master_server_key)
+        return transport
+
     return process.serve("broker", config.broker_name, make, security)
 
 

@@ -127,6 +127,8 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         incarnation: See ``MemberIncarnation``.
         address: Where clients reach it, ``host:port``.
         replica_address: Where replicas reach it.
+        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
+            Replicas believe it as far as the access list has it as a broker's of this group.
         last_epoch: Of the last record of its log.
         end_offset: Behind the last record of its log.
         synced_offset: Behind what its disk has.
@@ -142,6 +144,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: _Number = 0
     address: _Text = ""
     replica_address: _Text = ""
+    server_key: _Text = ""
     last_epoch: _Number = 0
     end_offset: _Number = 0
     synced_offset: _Number = 0

@@ -47,7 +47,7 @@ def open_ring(config: SecurityConfig, common: Iterable[str] = ()) -> KeyRing | N
     own = load_credentials(Path(config.key_file))
     ring = KeyRing(own, own.public_key)
     for address in common:
-        ring.learn(endpoint_of(address), own.namesrv_server_key)
+        ring.learn(endpoint_of(address), *own.namesrv_keys)
     return ring
 
 

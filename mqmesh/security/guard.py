@@ -90,6 +90,15 @@ class Guard:
         user = self._permissions.user_of(user_id)
         return None if user is None else Principal(user.name, user_id)
 
+    def is_broker(self, key: str, broker_name: str) -> bool:
+        """Whether who has this public key may be a replica of a broker group."""
+        user = self._permissions.user_of(key)
+        return (
+            user is not None
+            and user.role is UserRole.BROKER
+            and name_matches(user.brokers, broker_name)
+        )
+
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Looks up the right that a command needs; see ``mqmesh.roles.dispatch.Authorizer``."""
         name, right = principal.name, spec.right

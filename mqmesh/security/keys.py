@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,13 +14,17 @@ from mqmesh.private_files import open_private
 
 KEY_CHARACTERS: Final = 40
 """A key has 32 bytes; five characters of Z85 stand for four of them (ZeroMQ RFC 32)."""
+MAX_SERVER_KEYS: Final = 2
+"""Of the name servers: a new one is told to all before the old one is taken away."""
 MAX_KNOWN_SERVERS: Final = 10_000
 """Endpoints whose key is remembered; then the one learnt first is forgotten."""
 
 _OTHERS: Final = 0o077
-_Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
+_Z85: Final = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 
-Key = Annotated[str, msgspec.Meta(pattern=_Z85)]
+Key = Annotated[str, msgspec.Meta(pattern=f"^{_Z85}$")]
+KeyOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_Z85})?$")]
+TwoKeys = Annotated[list[Key], msgspec.Meta(min_length=1, max_length=MAX_SERVER_KEYS)]
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,15 +35,22 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         public_key: What the access list names, 40 characters of Z85.
         secret_key: Proves that the public key is one's own. Told to nobody.
         namesrv_server_key: Public key of the name servers and of embedded coordinators, which
-            share one; a server that has not its secret half is not talked to.
+            share one; a server that has not its secret half is not talked to. Two while it is
+            replaced by another one: either will do.
         namesrv_addr: The name servers, where the program does not say others; "" for unsaid.
     """
 
     user: str = ""
     public_key: Key
     secret_key: Key
-    namesrv_server_key: Key
+    namesrv_server_key: Key | TwoKeys
     namesrv_addr: str = ""
+
+    @property
+    def namesrv_keys(self) -> Sequence[str]:
+        """The keys that a name server may have."""
+        found = self.namesrv_server_key
+        return [found] if isinstance(found, str) else found
 
     def __repr__(self) -> str:
         return f"Credentials(user={self.user!r}, public_key={self.public_key!r}, …)"
@@ -95,13 +107,14 @@ class KeyRing:
 
     Args:
         own: Credentials of this process.
-        server_key: Of servers that nothing was learnt of.
+        server_keys: Of servers that nothing was learnt of; they have one of these.
     """
 
-    def __init__(self, own: Credentials, server_key: str) -> None:
+    def __init__(self, own: Credentials, *server_keys: str) -> None:
         self.own = own
-        self._default = server_key
-        self._learnt: dict[str, str] = {}
+        self._default = server_keys
+        self._learnt: dict[str, tuple[str, ...]] = {}
+        self._turned: dict[str, tuple[str, ...]] = {}
         self._private: set[str] = set()
 
     def keep_private(self, endpoint: str) -> None:
@@ -112,12 +125,10 @@ class KeyRing:
         """Nobody asks there."""
         return endpoint in self._private
 
-    def learn(self, endpoint: str, server_key: str) -> None:
-        """A trusted source told which key a server has; "" tells nothing."""
-        if server_key:
-            self._learnt[endpoint] = server_key
-            if len(self._learnt) > MAX_KNOWN_SERVERS:
-                del self._learnt[next(iter(self._learnt))]
+    def learn(self, endpoint: str, *server_keys: str) -> None:
+        """A trusted source told which key a server has, or may have; "" tells nothing."""
+        if any(server_keys):
+            _remember(self._learnt, endpoint, server_keys)
 
     def knows(self, endpoint: str) -> bool:
         """Somebody told which key the server at this endpoint has."""
@@ -125,4 +136,26 @@ class KeyRing:
 
     def server_key(self, endpoint: str) -> str:
         """The key that a server at this endpoint must prove to have."""
-        return self._learnt.get(endpoint, self._default)
+        return self._keys(endpoint)[0]
+
+    def try_another(self, endpoint: str, refused: str) -> bool:
+        """A server proved to have another key than this one.
+
+        Returns:
+            Whether it may have another one: that one is expected from now on.
+        """
+        keys = self._keys(endpoint)
+        if keys[0] == refused and len(keys) > 1:
+            _remember(self._turned, endpoint, (*keys[1:], refused))
+        return self._keys(endpoint)[0] != refused
+
+    def _keys(self, endpoint: str) -> tuple[str, ...]:
+        keys = self._learnt.get(endpoint, self._default)
+        turned = self._turned.get(endpoint, keys)
+        return turned if set(turned) == set(keys) else keys
+
+
+def _remember(known: dict[str, tuple[str, ...]], endpoint: str, keys: tuple[str, ...]) -> None:
+    known[endpoint] = keys
+    if len(known) > MAX_KNOWN_SERVERS:
+        del known[next(iter(known))]

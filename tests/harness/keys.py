@@ -29,7 +29,7 @@ def credentials(
 
 def ring(own: Credentials) -> KeyRing:
     """The keys of a client."""
-    return KeyRing(own, own.namesrv_server_key)
+    return KeyRing(own, *own.namesrv_keys)
 
 
 def user(of: Credentials, role: UserRole = UserRole.NONE, **more: Any) -> User:

@@ -12,7 +12,7 @@ from harness.keys import credentials, guard, ring, user
 
 from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable, SystemBusy
 from mqmesh.message import Message
-from mqmesh.protocol.command import ANYBODY, Reply, encode_frame
+from mqmesh.protocol.command import ANYBODY, Command, Reply, encode_frame
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.access_list import AccessList, Quota
@@ -61,6 +61,23 @@ class Scene:
         socket.close()
 
 
+def asked(scene, channel) -> list[Command | AuthenticationFailed]:
+    """What a channel is answered, in a thread of its own."""
+    outcomes: list[Command | AuthenticationFailed] = []
+
+    def ask() -> None:
+        try:
+            outcomes.append(channel.request(WHO, timeout_ms=3_000))
+        except AuthenticationFailed as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    scene.wire.until(lambda: outcomes)
+    thread.join()
+    return outcomes
+
+
 @pytest.fixture
 def scene(wires):
     return Scene(wires)
@@ -84,6 +101,38 @@ def test_whoever_has_none_is_told_so_within_a_second(scene, own, said):
         scene.who(own)
     assert time.monotonic() - began < 1
     assert scene.server.requests == 0
+
+
+@pytest.mark.parametrize("first", ["right", "wrong"])
+def test_a_server_whose_key_is_replaced_is_met_by_either(scene, first):
+    keys = [SERVER.public_key, THIEF.public_key]
+    keys = keys if first == "right" else keys[::-1]
+    both = msgspec.structs.replace(SHOP, namesrv_server_key=keys)
+    assert scene.who(both) == "shop"
+    context = sockets.new_context()
+    channel = BlockingChannel(context, scene.endpoint, ring=ring(both))
+    (answer,) = asked(scene, channel)
+    assert bytes(answer.header) == b"shop"
+    channel.close()
+    context.destroy(linger=0)
+
+
+def test_a_server_that_has_neither_of_two_keys_is_told_within_a_second(scene):
+    others = [THIEF.public_key, credentials("other").public_key]
+    began = time.monotonic()
+    with pytest.raises(AuthenticationFailed, match=r"server key \S+ or \S+, or speaks no CURVE"):
+        scene.who(msgspec.structs.replace(SHOP, namesrv_server_key=others))
+    assert time.monotonic() - began < 1
+
+
+def test_who_learns_the_right_key_after_a_refusal_tries_it_at_once(scene):
+    keys = ring(credentials("shop", THIEF))
+    scene.guard.put(AccessList(2, [user(keys.own)]))
+    client = scene.wire.client(scene.endpoint, ring=keys)
+    with pytest.raises(AuthenticationFailed, match="does not have the server key"):
+        scene.wire.ask(client, WHO)
+    keys.learn(scene.endpoint, SERVER.public_key)
+    assert bytes(scene.wire.ask(client, WHO).header) == b"shop"
 
 
 def test_a_secured_client_does_not_talk_to_a_plain_server(wire, scene):
@@ -271,28 +320,14 @@ def test_a_channel_is_refused_within_a_second_and_tries_again(scene, monkeypatch
     monkeypatch.setattr("mqmesh.transport.zmq.channel.TRY_AGAIN_MS", 50)
     context = sockets.new_context()
     channel = BlockingChannel(context, scene.endpoint, ring=ring(THIEF))
-    outcomes = []
-
-    def ask():
-        try:
-            outcomes.append(bytes(channel.request(WHO, timeout_ms=3_000).header))
-        except AuthenticationFailed as error:
-            outcomes.append(error)
-
-    def asked():
-        count = len(outcomes)
-        thread = threading.Thread(target=ask)
-        thread.start()
-        took = scene.wire.until(lambda: len(outcomes) > count)
-        thread.join()
-        return took
-
-    assert asked() < 1
-    assert isinstance(outcomes[0], AuthenticationFailed)
+    began = time.monotonic()
+    (refused,) = asked(scene, channel)
+    assert isinstance(refused, AuthenticationFailed)
+    assert time.monotonic() - began < 1
     scene.guard.put(AccessList(2, [user(THIEF)]))
     scene.wire.turn_for(0.1)
-    asked()
-    assert outcomes[1] == b"thief"
+    (answer,) = asked(scene, channel)
+    assert bytes(answer.header) == b"thief"
     channel.close()
     context.destroy(linger=0)
 

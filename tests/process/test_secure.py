@@ -16,8 +16,15 @@ from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.cli.processes.secure import make_security
 from mqmesh.errors import AuthenticationFailed, NoPermission, SystemBusy
 from mqmesh.message import Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.security.keys import KeyRing, load_credentials
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
 
 READY_S = 30.0
 FAR = datetime.date(2999, 1, 1)
@@ -27,6 +34,29 @@ JSON_COMMANDS = [
     ("acl", "check", "client", "PUB", "t"),
     ("user", "enable", "client"),
 ]
+
+
+class Registrar:
+    """Speaks to a name server as a broker does."""
+
+    def __init__(self, address, path):
+        self._context = sockets.new_context()
+        own = load_credentials(path)
+        keys = KeyRing(own, *own.namesrv_keys)
+        self._channel = BlockingChannel(self._context, f"tcp://{address}", ring=keys)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._channel.close()
+        self._context.destroy(linger=0)
+
+    def register(self, broker_name, server_key):
+        where = BrokerAddress("127.0.0.1:1", server_key=server_key)
+        asked = RegisterBrokerRequest("c", broker_name, 0, where, DataVersion())
+        code, header = RequestCode.REGISTER_BROKER, encode_header(asked)
+        return self._channel.request(code, header=header, timeout_ms=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +169,35 @@ def test_a_broker_that_was_down_takes_the_newer_list_of_a_name_server(tmp_path):
     ) as process:
         process.expect("cluster is ready", READY_S)
         until(lambda: read_access_file(own) == newer)
+
+
+def test_a_route_has_the_key_that_a_broker_proves_whatever_it_says(cluster, run, tmp_path):
+    address, keys = cluster
+    own = tmp_path / "x.toml"
+    added = run("user", "add", "x", "--role", "broker", "--broker", "x", "-o", str(own))
+    assert added[0] == 0
+    claims = load_credentials(keys / "client.toml").public_key
+    with Registrar(address, own) as channel:
+        channel.register("x", claims)
+        with AdminClient(address, credentials=str(own)) as admin:
+            (told,) = [one for one in admin.cluster().brokers if one.broker_name == "x"]
+        assert told.addresses[0].server_key == load_credentials(own).public_key
+        with pytest.raises(NoPermission, match="user 'x' may not speak for broker 'broker-a'"):
+            channel.register("broker-a", claims)
+
+
+def test_a_user_expires_by_command(run, tmp_path):
+    own = str(tmp_path / "guest.toml")
+    assert run("user", "add", "guest", "--expires", "2999-01-01", "-o", own)[0] == 0
+    assert "2999-01-01" in "".join(run("user", "show", "guest")[1])
+    assert run("user", "expire", "guest", "--never")[1] == ["user guest does not expire"]
+    assert run("user", "expire", "guest", "2020-01-01")[1] == ["user guest expires on 2020-01-01"]
+    code, out, _ = run("acl", "check", "guest", "PUB", "orders")
+    assert (code, out) == (
+        1,
+        ["guest may not PUB topic orders: no such user, or one that is not enabled"],
+    )
+    assert run("user", "expire", "guest")[0] == 2
 
 
 def test_nobody_gets_in_without_a_key(cluster, monkeypatch):

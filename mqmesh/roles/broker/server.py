@@ -15,7 +15,7 @@ from typing import Any, Final
 from mqmesh.clock import Clock
 from mqmesh.coordination.backends import open_coordinator
 from mqmesh.coordination.interface import MemberIncarnation, StateRecord
-from mqmesh.errors import MQMeshError, StoreClosed, TooManyOpenFiles
+from mqmesh.errors import ConfigError, MQMeshError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
@@ -89,7 +89,7 @@ from mqmesh.storage.interface import (
 )
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import ServerLimits, Timer, Transport
+from mqmesh.transport.interface import Connection, ServerLimits, Timer, Transport
 
 TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
@@ -176,8 +176,12 @@ class BrokerServer:
         self._shell.state = "recovering"
         self._store = self._open()
         host = config.advertised_host or bindable(config.listen_host)
+        ring = self._transport.ring
         address = BrokerAddress(
-            f"{host}:{endpoint.rpartition(':')[2]}", self._bind_ipc(), host_id()
+            f"{host}:{endpoint.rpartition(':')[2]}",
+            self._bind_ipc(),
+            host_id(),
+            "" if ring is None else ring.own.public_key,
         )
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
         self._tell_figures()
@@ -311,17 +315,28 @@ class BrokerServer:
             config.ha.coordinator, self._transport, cluster=config.cluster_name
         )
         self._promises = promises
-        transport = self._transport
         self._member = GroupMember(
             config,
-            address.tcp,
+            address,
             coordinator,
             promises,
             replica,
-            ReplicaPeers(lambda where: transport.connect(endpoint_of(where))),
+            ReplicaPeers(self._connect_replica),
             World(self._loop, self._clock, chance),
         )
         self._shell.tell(MEMBER_FIGURES, self._member.status)
+
+    def _connect_replica(self, where: str, server_key: str) -> Connection:
+        """A connection to another replica, which must prove the key that it tells of itself."""
+        endpoint, guard, ring = endpoint_of(where), self._transport.guard, self._transport.ring
+        if ring is not None and server_key:
+            if guard is None or not guard.is_broker(server_key, self._config.broker_name):
+                raise ConfigError(
+                    f"{where} tells the key {server_key:.40}, which no user of role broker has "
+                    f"that may be {self._config.broker_name!r}"
+                )
+            ring.learn(endpoint, server_key)
+        return self._transport.connect(endpoint)
 
     def _begin_replica_state(self) -> ReplicaState:
         """What this replica knows of itself, with what this start of the process changes of it."""

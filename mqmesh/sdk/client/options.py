@@ -164,7 +164,7 @@ def client_transport(
     own = find_credentials(credentials)
     if own is None:
         return ZmqTransport()
-    ring = KeyRing(own, own.namesrv_server_key)
+    ring = KeyRing(own, *own.namesrv_keys)
     for endpoint, key in (server_keys or {}).items():
         ring.learn(endpoint, key)
     return ZmqTransport(ring)

@@ -70,9 +70,9 @@ class RouteCache:
         addresses = known.addresses.values()
         master = next((one for one in addresses if one.tcp == refusal.master), None)
         if master is None:
-            # All replicas of a group have the same key.
-            key = next((one.server_key for one in addresses), "")
-            master = BrokerAddress(refusal.master, server_key=key)
+            if any(one.server_key for one in addresses):
+                return False  # which key it has to prove, name servers tell
+            master = BrokerAddress(refusal.master)
         moved = msgspec.structs.replace(
             known, addresses={**known.addresses, MASTER_ID: master}, epoch=refusal.epoch
         )

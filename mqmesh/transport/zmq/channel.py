@@ -55,6 +55,7 @@ class BlockingChannel:
         self._ring = ring
         self._refused: AuthenticationFailed | None = None
         self._refused_until = 0.0
+        self._handshakes = HandshakeWatch(endpoint, ring)
         self._open()
 
     def request(
@@ -117,7 +118,6 @@ class BlockingChannel:
             self._drop()
 
     def _open(self) -> None:
-        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._connected = False
         self._socket = sockets.dealer(self._context)
         self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
@@ -133,9 +133,10 @@ class BlockingChannel:
 
     def _try_again(self, refused: AuthenticationFailed) -> None:
         """Begins anew if the last attempt was some time ago: the access list may have changed."""
-        if time.monotonic() < self._refused_until:
+        if time.monotonic() < self._refused_until and not self._handshakes.has_news():
             raise refused
         self._refused = None
+        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._drop()
         self._open()
 
@@ -158,6 +159,11 @@ class BlockingChannel:
             if self._refused is not None:
                 self._refused_until = time.monotonic() + TRY_AGAIN_MS / 1_000
                 raise self._refused
+            if self._handshakes.anew:
+                self._handshakes.anew = False
+                self._drop()
+                self._open()
+                return True
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
                 sockets.settle(self._socket)

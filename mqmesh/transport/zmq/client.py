@@ -63,6 +63,7 @@ class CommandClient:
         self._context = context
         self._ring = ring
         self._refused: AuthenticationFailed | None = None
+        self._handshakes = HandshakeWatch(endpoint, ring)
         self._open()
 
     @property
@@ -96,7 +97,10 @@ class CommandClient:
         if self._table.has_unsent:
             self._watch_write()
             if self._refused is not None:
-                self._loop.call_later(0, self._refuse)
+                if self._handshakes.has_news():
+                    self._try_again()
+                else:
+                    self._loop.call_later(0, self._refuse)
 
     def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
         """Sends a request that gets no answer; it may be lost.
@@ -117,7 +121,6 @@ class CommandClient:
         self._table.close()
 
     def _open(self) -> None:
-        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._socket = sockets.dealer(self._context)
         self._monitor = sockets.monitor(self._socket, with_refusals=True)
         self._loop.add(self._socket, self._on_ready)
@@ -140,8 +143,9 @@ class CommandClient:
         self._refuse()
 
     def _try_again(self) -> None:
-        if not self._closed:
+        if not self._closed and self._refused is not None:
             self._refused = None
+            self._handshakes = HandshakeWatch(self.endpoint, self._ring)
             self._open()
 
     def _refuse(self) -> None:
@@ -199,6 +203,11 @@ class CommandClient:
             refused = self._handshakes.take(event, value)
             if refused is not None:
                 self._give_up(refused)
+                return
+            if self._handshakes.anew:
+                self._handshakes.anew = False
+                self._drop()
+                self._open()
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True

@@ -23,6 +23,9 @@ class HandshakeWatch:
     Args:
         endpoint: Of the server.
         ring: Keys; None if the client has none.
+
+    Attributes:
+        anew: The server may have another key: to be set back by who connects anew.
     """
 
     def __init__(self, endpoint: str, ring: KeyRing | None) -> None:
@@ -30,6 +33,9 @@ class HandshakeWatch:
         self._ring = ring
         self._failures = 0
         self._is_there = False
+        self._key = "" if ring is None else ring.server_key(endpoint)
+        self._tried = {self._key: None}
+        self.anew = False
 
     def take(self, event: int, value: int) -> AuthenticationFailed | None:
         """News of the connection's monitor.
@@ -53,11 +59,19 @@ class HandshakeWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._ring is not None:
             self._failures = self._failures + 1 if value in _HUNG_UP else 0
             if self._failures >= FAILURES_OF_WRONG_KEY:
-                key = self._ring.server_key(self._endpoint)
+                keys = " or ".join(self._tried)
                 return AuthenticationFailed(
-                    f"{self._endpoint} does not have the server key {key}, or speaks no CURVE"
+                    f"{self._endpoint} does not have the server key {keys}, or speaks no CURVE"
                 )
+            if self._failures and self._ring.try_another(self._endpoint, self._key):
+                self._key = self._ring.server_key(self._endpoint)
+                self._tried[self._key] = None
+                self._is_there, self.anew = False, True
         return None
+
+    def has_news(self) -> bool:
+        """Somebody told meanwhile that the server has another key."""
+        return self._ring is not None and self._ring.server_key(self._endpoint) not in self._tried
 
     def _refused(self) -> AuthenticationFailed:
         if self._ring is None:

@@ -109,6 +109,7 @@ class HintSubscriber:
         self._closed = False
         self._context = context
         self._ring = ring
+        self._handshakes = HandshakeWatch(endpoint, ring)
         self._open()
 
     def close(self) -> None:
@@ -118,7 +119,6 @@ class HintSubscriber:
             self._drop()
 
     def _open(self) -> None:
-        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._socket = sockets.subscriber(self._context)
         self._monitor = sockets.monitor(self._socket, with_refusals=True)
         self._loop.add(self._socket, self._on_readable)
@@ -133,6 +133,7 @@ class HintSubscriber:
 
     def _try_again(self) -> None:
         if not self._closed:
+            self._handshakes = HandshakeWatch(self.endpoint, self._ring)
             self._open()
 
     def _on_readable(self) -> None:
@@ -155,6 +156,11 @@ class HintSubscriber:
                 _log.warning("no hints: %s", refused)
                 self._drop()
                 self._loop.call_later(TRY_AGAIN_MS, self._try_again)
+                return
+            if self._handshakes.anew:
+                self._handshakes.anew = False
+                self._drop()
+                self._open()
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._on_connected is not None:
                 self._on_connected()

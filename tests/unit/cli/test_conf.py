@@ -54,7 +54,7 @@ def test_the_cluster_file_is_the_cluster_without_a_file(project_root):
 
 def _leaves(values, prefix):
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key

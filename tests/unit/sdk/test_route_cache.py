@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.route import (
@@ -141,3 +143,13 @@ def test_a_master_that_no_name_server_knew_can_be_sent_to() -> None:
     assert cache.follow(NotMaster("no", epoch=1, master="else:7"), "a")
     assert cache.publish_queues("t") == queues(("a", 0))
     assert cache.address("a") == BrokerAddress("else:7")
+
+
+def test_a_master_whose_key_no_name_server_told_is_not_followed() -> None:
+    one = broker("a", 1)
+    known = {1: BrokerAddress("h:1", server_key="k1"), 2: BrokerAddress("h:2", server_key="k2")}
+    one = msgspec.structs.replace(one, addresses=known)
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[one])
+    assert not cache.follow(NotMaster("no", epoch=1, master="else:7"), "a")
+    assert cache.follow(NotMaster("no", epoch=1, master="h:2"), "a")
+    assert cache.address("a") == BrokerAddress("h:2", server_key="k2")

@@ -139,6 +139,15 @@ def test_a_broker_speaks_for_its_groups_only(gate):
     assert not may(gate, who(gate, OWNERS[UserRole.SERVICE]), register, broker="broker-a")
 
 
+def test_a_key_is_a_broker_s_where_the_list_says_so(gate):
+    key = OWNERS[UserRole.BROKER].public_key
+    assert gate.is_broker(key, "broker-a")
+    assert not gate.is_broker(key, "broker-b")
+    for role in set(UserRole) - {UserRole.BROKER}:
+        assert not gate.is_broker(OWNERS[role].public_key, "broker-a")
+    assert not gate.is_broker(credentials("stranger").public_key, "broker-a")
+
+
 def test_topics_are_made_by_who_may_create_them(gate):
     gate.check_creation(who(gate, SHOP), "orders-new")
     with pytest.raises(NoPermission, match="may not CREATE topic 'pay'"):

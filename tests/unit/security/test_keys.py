@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 
+import msgspec
 import pytest
 
 from mqmesh.errors import ConfigError
@@ -89,3 +90,31 @@ def test_not_more_servers_than_the_limit_are_remembered():
         ring.learn(f"tcp://b:{number}", SECRET)
     assert ring.server_key("tcp://b:0") == PUBLIC
     assert ring.server_key("tcp://b:1") == SECRET
+
+
+def test_a_server_of_two_possible_keys_is_tried_with_the_other_one_when_it_has_not_the_first():
+    ring = KeyRing(OWN, PUBLIC, SECRET)
+    assert ring.server_key("tcp://b:1") == PUBLIC
+    assert ring.try_another("tcp://b:1", PUBLIC)
+    assert ring.server_key("tcp://b:1") == SECRET
+    assert ring.try_another("tcp://b:1", PUBLIC), "somebody else found that out before"
+    assert ring.server_key("tcp://b:1") == SECRET
+    assert ring.server_key("tcp://c:1") == PUBLIC
+    ring.learn("tcp://b:1", PUBLIC)
+    assert ring.server_key("tcp://b:1") == PUBLIC
+    assert not ring.try_another("tcp://b:1", PUBLIC)
+
+
+@pytest.mark.parametrize("keys", [PUBLIC, [PUBLIC], [PUBLIC, SECRET]])
+def test_name_servers_have_one_key_or_one_of_two(tmp_path, keys):
+    path = tmp_path / "shop.toml"
+    save_credentials(path, msgspec.structs.replace(OWN, namesrv_server_key=keys))
+    loaded = load_credentials(path)
+    assert list(loaded.namesrv_keys) == ([keys] if isinstance(keys, str) else keys)
+
+
+def test_name_servers_have_no_three_keys(tmp_path):
+    path = tmp_path / "shop.toml"
+    save_credentials(path, msgspec.structs.replace(OWN, namesrv_server_key=[PUBLIC] * 3))
+    with pytest.raises(ConfigError, match="namesrv_server_key"):
+        load_credentials(path)

@@ -57,6 +57,7 @@ from mqmesh.protocol.replication import (
     SwitchOverRequest,
     SwitchOverResponse,
 )
+from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
 from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
@@ -220,7 +221,7 @@ class GroupMember:
     def __init__(
         self,
         config: BrokerConfig,
-        address: str,
+        address: BrokerAddress,
         coordinator: Coordinator,
         promises: KeptPromises,
         replica: Replica,
@@ -228,7 +229,8 @@ class GroupMember:
         world: World,
     ) -> None:
         self._config = config
-        self._address = address
+        self._address = address.tcp
+        self._server_key = address.server_key
         self._loop, self._clock, self._chance = world.loop, world.clock, world.chance
         self._coordinator = coordinator
         self._promises = promises
@@ -425,6 +427,7 @@ class GroupMember:
             incarnation=state.incarnation,
             address=self._address,
             replica_address=self._address,
+            server_key=self._server_key,
             last_epoch=at.last_epoch,
             end_offset=at.end,
             synced_offset=at.synced,

@@ -7,6 +7,7 @@ import msgspec
 
 from mqmesh.coordination.interface import MAX_TTL_MS, MIN_TTL_MS, MOST_REPLICAS, AckReplicas
 from mqmesh.protocol.pulling import Zone
+from mqmesh.security.keys import KeyOrNone
 from mqmesh.units import GIB, KIB, MIB
 
 
@@ -29,6 +30,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             follow it until ``mqmesh ha promote`` makes one of them the master; ``auto``: the
             replicas elect their master, and another one when it is gone.
         master_addr: Of a follower: where its master listens, ``host:port``.
+        master_server_key: Of a follower with security on: the master's public key; "" for one that
+            both have. In ``auto`` replicas tell each other theirs.
         ack_replicas: Of a master: ``none``, a send is answered when the master has it; ``one``,
             when a follower has it, too; in ``auto`` also ``all``, when all replicas in sync have
             it, and ``quorum``, when most of all replicas have it. SEND_OK of all but ``none``
@@ -63,6 +66,7 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     mode: HaMode = HaMode.OFF
     master_addr: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    master_server_key: KeyOrNone = ""
     ack_replicas: AckReplicas = AckReplicas.NONE
     slave_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 3_000
     ha_slave_fallbehind_max: Annotated[int, msgspec.Meta(ge=64 * KIB, le=64 * GIB)] = 256 * MIB

@@ -1,5 +1,6 @@
 """Connections to the other replicas of a group, kept open: an election has no time to make them."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -9,6 +10,8 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 
 OnDone = Callable[[Command | MQMeshError], None]
+
+_log = logging.getLogger(__name__)
 
 
 class PeerConnection(Protocol):
@@ -25,12 +28,13 @@ class ReplicaPeers:
     """The other replicas, by id.
 
     Args:
-        connect: Makes a connection to ``host:port``; raises ``ConfigError`` if that is none.
+        connect: Makes a connection to ``host:port``, to who proves a public key; raises
+            ``ConfigError`` if that is no address, or nobody's key of the group.
     """
 
-    def __init__(self, connect: Callable[[str], PeerConnection]) -> None:
+    def __init__(self, connect: Callable[[str, str], PeerConnection]) -> None:
         self._connect = connect
-        self._connections: dict[int, tuple[str, PeerConnection]] = {}
+        self._connections: dict[int, tuple[tuple[str, str], PeerConnection]] = {}
 
     def meet(self, members: Sequence[LiveReplica], own_id: int) -> None:
         """Connects to those that are there; who is gone may come back to its address.
@@ -41,17 +45,20 @@ class ReplicaPeers:
         """
         for one in members:
             replica_id, address = one.presence.replica_id, one.presence.replica_address
+            place = address, one.presence.server_key
             known = self._connections.get(replica_id)
-            if replica_id == own_id or not address or (known and known[0] == address):
+            if replica_id == own_id or not address or (known and known[0] == place):
                 continue
             if known is not None:
                 known[1].close()
                 del self._connections[replica_id]
             try:
-                connection = self._connect(address)
-            except ConfigError:
-                continue  # what a replica says of itself is no address
-            self._connections[replica_id] = address, connection
+                connection = self._connect(*place)
+            except ConfigError as error:
+                # What it says of itself cannot be; it says it again in a moment.
+                _log.warning("replica %d is not connected to: %s", replica_id, error)
+                continue
+            self._connections[replica_id] = place, connection
 
     def ask(
         self, replica_id: int, code: RequestCode, header: bytes, on_done: OnDone, timeout_ms: int
