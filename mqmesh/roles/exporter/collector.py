@@ -27,7 +27,6 @@ from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import client_transport
-from mqmesh.transport.endpoints import endpoint_of
 
 NO_CLUSTER: Final = "DefaultCluster"
 """What processes that know no name of their cluster are said to belong to."""
@@ -78,7 +77,7 @@ class Collector:
         # Brokers by endpoint, and when name servers knew them last.
         self._known: dict[str, tuple[Node, int]] = {}
         self._silent: set[str] = set()
-        self._keys = {endpoint_of(where): key for where, key in config.server_keys.items()}
+        self._keys = dict(config.server_keys)
         self._others = others
         self._ask_all = ask_all
 

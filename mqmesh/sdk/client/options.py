@@ -15,6 +15,7 @@ from mqmesh.config import convert_values
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.protocol.pulling import Zone
 from mqmesh.security.keys import Credentials, KeyRing, load_credentials
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Transport
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -154,7 +155,7 @@ def client_transport(
     Args:
         transport: That was given.
         credentials: As of ``ClientOptions``; without a meaning where a transport was given.
-        server_keys: Public keys of servers that name servers do not tell, by endpoint.
+        server_keys: Public keys of servers that name servers do not tell, by address or endpoint.
 
     Raises:
         ConfigError: The file of credentials cannot be used.
@@ -166,7 +167,7 @@ def client_transport(
         return ZmqTransport()
     ring = KeyRing(own, *own.namesrv_keys)
     for endpoint, key in (server_keys or {}).items():
-        ring.learn(endpoint, key)
+        ring.learn(endpoint_of(endpoint), key)
     return ZmqTransport(ring)
 
 
