@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from mqmesh import ConsumeFromWhere, Message, Producer, PushConsumer, StoredMessage
+from mqmesh import App, ConsumeFromWhere, Message, Producer
 
 TOPIC = "orders"
 NAMESRV = os.environ.get("MQMESH_NAMESRV")  # None for what `mqmesh up` starts
@@ -41,18 +41,13 @@ def place(order: Order) -> dict[str, str]:
     return {"message_id": sent.message_id}
 
 
-def bill(messages: list[StoredMessage]) -> None:
-    for message in messages:
-        order = Order.model_validate_json(message.body)
-        print(f"billed order {order.id}: {order.item}")  # an exception: it comes again later
+worker = App("billing-worker", namesrv_addr=NAMESRV)
 
 
-def worker() -> PushConsumer:
-    first = ConsumeFromWhere.FIRST_OFFSET
-    consumer = PushConsumer("billing", namesrv_addr=NAMESRV, consume_from_where=first)
-    consumer.subscribe(TOPIC, listener=bill)
-    return consumer
+@worker.subscriber(TOPIC, group="billing", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+def bill(order: Order) -> None:
+    print(f"billed order {order.id}: {order.item}")  # an exception: it comes again later
 
 
 if __name__ == "__main__":
-    worker().run()
+    worker.run()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from mqmesh import StoredMessage
 from mqmesh.testing.cluster_for_tests import ClusterForTests
 
 
@@ -17,14 +16,12 @@ def test_an_order_that_is_placed_is_billed(
     monkeypatch.setenv("MQMESH_NAMESRV", mqmesh_cluster.namesrv_addr)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     service = import_module("orders_service")
-    billed: queue.SimpleQueue[list[StoredMessage]] = queue.SimpleQueue()
-    monkeypatch.setattr(service, "bill", billed.put)
+    billed: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(service, "print", billed.put, raising=False)
 
-    with TestClient(service.app) as client, service.worker():
+    with TestClient(service.app) as client, service.worker:
         answer = client.post("/orders", json={"id": "1", "item": "apple"})
         assert answer.status_code == 201
-        (message,) = billed.get(timeout=30)
-
-    assert message.message_id == answer.json()["message_id"]
-    assert service.Order.model_validate_json(message.body).item == "apple"
-    assert list(message.keys) == ["1"]
+        assert len(answer.json()["message_id"]) == 32
+        assert billed.get(timeout=30) == "billed order 1: apple"
+        assert client.post("/orders", json={"id": "2"}).status_code == 422

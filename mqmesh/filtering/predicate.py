@@ -45,6 +45,7 @@ from mqmesh.filtering.sql92 import (
     parse_sql,
     required_tags,
 )
+from mqmesh.message import Message
 
 MAX_REMEMBERED: Final = 2_048
 """Verdicts on values that a predicate remembers, over all its leaves."""
@@ -81,6 +82,19 @@ def evaluate(node: Node, lookup: Lookup) -> Truth:
             return _contrary(truth)
         case Or(nodes):
             return _any(evaluate(one, lookup) for one in nodes)
+
+
+def fits_sql(expression: str, message: Message) -> bool:
+    """True when an expression is TRUE for a message.
+
+    Raises:
+        InvalidArgument: As ``parse_sql``.
+    """
+
+    def lookup(name: str) -> str | None:
+        return message.tag if name == TAGS else message.property(name)
+
+    return evaluate(parse_sql(expression), lookup) is True
 
 
 def _contrary(truth: Truth) -> Truth:

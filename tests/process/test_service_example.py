@@ -1,4 +1,4 @@
-"""The program of one page: a web service, a worker, and their test."""
+"""Programs of one page: a web service and its worker, a FastStream application; and their tests."""
 
 from __future__ import annotations
 
@@ -14,29 +14,50 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 40
 
 
-def test_its_own_test_passes():
+def test_their_own_tests_pass():
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, str(EXAMPLES / "test_orders_service.py")],
+        [*command, *map(str, EXAMPLES.glob("test_*.py"))],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
+
+
+def started(program, cluster):
+    return subprocess.Popen(
+        [sys.executable, "-u", str(EXAMPLES / program)],
+        env=os.environ | {"MQMESH_NAMESRV": cluster.namesrv_addr},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_faststream_application_ends_in_order(mqmesh_cluster):
+    shop = started("faststream_app.py", mqmesh_cluster)
+    try:
+        assert shop.stdout is not None
+        told: list[str] = []
+        while not any("bill of 4" in line for line in told):
+            told.append(shop.stdout.readline())
+            assert told[-1], shop.communicate()
+        shop.send_signal(signal.SIGTERM)
+        rest, errors = shop.communicate(timeout=PATIENCE_S)
+        assert shop.returncode == 0, errors
+        assert "an apple costs 3" in "".join(told) + rest
+    finally:
+        shop.kill()
+        shop.communicate()
 
 
 def test_the_worker_ends_in_order_when_it_is_asked_to(mqmesh_cluster):
     body = b'{"id": "1", "item": "apple"}'
     mqmesh_cluster.producer().send(Message("orders", body))
-    worker = subprocess.Popen(
-        [sys.executable, "-u", str(EXAMPLES / "orders_service.py")],
-        env=os.environ | {"MQMESH_NAMESRV": mqmesh_cluster.namesrv_addr},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    worker = started("orders_service.py", mqmesh_cluster)
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "billed order 1: apple\n"

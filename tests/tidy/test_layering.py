@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "coordination": {"base", "protocol", "transport"},
     "sdk": {"base", "batch", "protocol", "filtering", "security", "transport"},
     "aio": {"base", "protocol", "filtering", "security", "transport", "sdk"},
+    "faststream": {"sdk"},
     "roles": {
         "base",
         "batch",
@@ -124,6 +125,15 @@ INNER_ROOMS = {
             "consumer",
             "admin",
         },
+        "faststream": {
+            "aio",
+            "app",
+            "client",
+            "producer",
+            "consumer.fetching",
+            "consumer.listening",
+            "consumer",
+        },
     },
 }
 
@@ -143,6 +153,8 @@ CONFINED = {
     "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
     "click": "mqmesh.cli",
+    "faststream": "mqmesh.sdk.faststream",
+    "fast_depends": "mqmesh.sdk.faststream",
     "prometheus_client": "mqmesh.roles.exporter.page",
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",

@@ -78,8 +78,9 @@ def test_mypy_finds_wrong_names_and_types(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_program_of_one_page_type_checks_strictly() -> None:
-    programs = ["examples/orders_service.py", "examples/test_orders_service.py"]
+def test_programs_of_one_page_type_check_strictly() -> None:
+    names = "orders_service", "test_orders_service", "faststream_app", "test_faststream_app"
+    programs = [f"examples/{name}.py" for name in names]
     found = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", *programs],
         cwd=ROOT,

@@ -2,15 +2,13 @@
 
 import enum
 from collections.abc import Iterable
-from functools import partial
 
 import msgspec
 
 from mqmesh.batch.delayed_batch import DelayedMeta, due_times, read_delayed_meta
 from mqmesh.batch.record_batch import Attributes, check_stored
 from mqmesh.errors import CorruptBatch, InvalidArgument, MQMeshError, TopicNotFound
-from mqmesh.filtering.predicate import evaluate
-from mqmesh.filtering.sql92 import TAGS, parse_sql
+from mqmesh.filtering.predicate import fits_sql
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import (
     DLQ_PREFIX,
@@ -231,11 +229,7 @@ def _fits(copy: StoredMessage, subscription: Subscription) -> bool:
             tags = parse_tags(subscription.expression)
             return tags is None or copy.tag in tags
         if subscription.expression_type == ExpressionType.SQL92:
-            return evaluate(parse_sql(subscription.expression), partial(_lookup, copy)) is True
+            return fits_sql(subscription.expression, copy)
     except InvalidArgument:
         return True  # of a later version, perhaps
     return True
-
-
-def _lookup(copy: StoredMessage, name: str) -> str | None:
-    return copy.tag if name == TAGS else copy.property(name)

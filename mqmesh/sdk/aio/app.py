@@ -94,7 +94,9 @@ class App:
             handler = TypedHandler(function, dead_letter_on)
             if not handler.is_coroutine:
                 raise InvalidArgument("a handler must be a coroutine function (async def) here")
-            self._subscriptions.add(TypedSubscription(topic, group, expression, handler, options))
+            self._subscriptions.add(
+                TypedSubscription(topic, group, expression, handler.listen_async, options)
+            )
             return function
 
         return decorate
@@ -118,8 +120,7 @@ class App:
                 consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
                 self._started.append(consumer)
                 for one in subscriptions:
-                    listener = one.handler.listen_async
-                    await consumer.subscribe(one.topic, one.expression, listener=listener)
+                    await consumer.subscribe(one.topic, one.expression, listener=one.listener)
                 await consumer.start()
         except BaseException:
             await self.close()

@@ -126,7 +126,9 @@ class App:
             handler = TypedHandler(function, dead_letter_on)
             if handler.is_coroutine:
                 raise InvalidArgument("a coroutine function is handled by App of mqmesh.aio")
-            self._subscriptions.add(TypedSubscription(topic, group, expression, handler, options))
+            self._subscriptions.add(
+                TypedSubscription(topic, group, expression, handler.listen, options)
+            )
             return function
 
         return decorate
@@ -182,6 +184,6 @@ class App:
         for group, subscriptions in self._subscriptions.by_group().items():
             consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
             for one in subscriptions:
-                consumer.subscribe(one.topic, one.expression, listener=one.handler.listen)
+                consumer.subscribe(one.topic, one.expression, listener=one.listener)
             clients.append(consumer)
         return clients

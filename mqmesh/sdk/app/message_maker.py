@@ -9,16 +9,21 @@ from mqmesh.sdk.app.bodies import encoder_of
 T = TypeVar("T")
 
 
-class MessageFields(TypedDict, total=False):
-    """What a message has beside its topic and body; see ``Message``."""
+class OwnFields(TypedDict, total=False):
+    """What a message has beside its topic, body and properties; see ``Message``."""
 
     tag: str | None
     keys: Sequence[str]
-    properties: dict[str, str] | None
     flag: int
     sharding_key: str | None
     delay_level: int
     deliver_at_ms: int
+
+
+class MessageFields(OwnFields, total=False):
+    """What a message has beside its topic and body."""
+
+    properties: dict[str, str] | None
 
 
 class MessageMaker(Generic[T]):

@@ -68,14 +68,14 @@ class TypedSubscription(msgspec.Struct, frozen=True):
         topic: Topic.
         group: Consumer group.
         expression: Which of its messages.
-        handler: The function.
+        listener: Calls the function.
         options: Of the group's consumer.
     """
 
     topic: str
     group: str
     expression: Wanted
-    handler: TypedHandler
+    listener: Callable[[list[StoredMessage]], Any]
     options: PushConsumerKeywords
 
 
@@ -111,6 +111,12 @@ class Subscriptions:
                     f"{topic!r}"
                 )
         others.append(subscription)
+
+    def remove(self, group: str, topic: str) -> None:
+        """Takes a subscription away, if it is there."""
+        left = [one for one in self._groups.pop(group, []) if one.topic != topic]
+        if left:
+            self._groups[group] = left
 
     def by_group(self) -> dict[str, list[TypedSubscription]]:
         """All of them; a group's have the same options."""

@@ -161,7 +161,7 @@ def _handle(body: bytes):
 
 
 def subscription(topic="orders", group="billing", **options):
-    return TypedSubscription(topic, group, "*", TypedHandler(_handle, ()), options)
+    return TypedSubscription(topic, group, "*", TypedHandler(_handle, ()).listen, options)
 
 
 def test_a_group_has_one_consumer_for_its_topics():
@@ -181,7 +181,10 @@ def test_a_group_has_one_consumer_for_its_topics():
         (subscription("refunds", "a b"), "group"),
         (subscription("refunds", "audit", consume_thread_count=0), "consume_thread_count"),
         (subscription("refunds", "audit", consume_message_batch_max_size=2), "must be 1"),
-        (TypedSubscription("refunds", "audit", "a ||", TypedHandler(_handle, ()), {}), "tag"),
+        (
+            TypedSubscription("refunds", "audit", "a ||", TypedHandler(_handle, ()).listen, {}),
+            "tag",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_start(second, told):

@@ -1,0 +1,124 @@
+"""What FastStream sees of a message, and what its handler decides about it.
+
+FastStream's own facts about a message are properties of it, which filters can use:
+
+=================  =======================================================
+``content_type``   how the body is encoded: FastStream's ``application/json``
+``correlation_id`` the same from a message to those that are sent because of it
+``reply_to``       a topic that waits for the result of the handler
+=================  =======================================================
+"""
+
+from typing import Any, Final
+
+from faststream.message import AckStatus, StreamMessage, decode_message
+
+from mqmesh.errors import Reject
+from mqmesh.message import PROPERTY_REPLY_TO_CLIENT, RESERVED_PROPERTIES, Message, StoredMessage
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.producer.replies import is_request
+
+CONTENT_TYPE: Final = "content_type"
+CORRELATION_ID: Final = "correlation_id"
+REPLY_TO: Final = "reply_to"
+
+_NO_HEADERS: Final = RESERVED_PROPERTIES | {CONTENT_TYPE, CORRELATION_ID, REPLY_TO}
+
+
+class Delivery:
+    """A message on its way through a subscriber: FastStream's raw message.
+
+    Args:
+        message: As it was received; of a reply a plain ``Message``.
+
+    Attributes:
+        decision: What was decided; None for nothing.
+        error: What the handler raised.
+    """
+
+    __slots__ = ("decision", "error", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.decision: AckStatus | None = None
+        self.error: Exception | None = None
+
+    def result(self) -> ConsumeResult:
+        """What the consumer is told.
+
+        Raises:
+            Reject: The message shall be a dead letter.
+            Exception: What the handler raised; the message comes again.
+        """
+        if self.decision is AckStatus.ACKED:
+            return ConsumeResult.SUCCESS
+        error = self.error
+        if self.decision is AckStatus.REJECTED and not isinstance(error, Reject):
+            told = "the handler rejected the message" if error is None else _told(error)
+            raise Reject(told) from error
+        if error is not None:
+            raise error
+        return ConsumeResult.RECONSUME_LATER
+
+
+class MQMeshMessage(StreamMessage[Delivery]):
+    """A message in a handler: ``message: Annotated[MQMeshMessage, Context("message")]``."""
+
+    @property
+    def stored(self) -> StoredMessage:
+        """The message as consumers of mqmesh get it: tag, keys, queue, offset and all.
+
+        Raises:
+            TypeError: It is a reply, which is not stored.
+        """
+        message = self.raw_message.message
+        if not isinstance(message, StoredMessage):
+            raise TypeError("a reply is not stored")
+        return message
+
+    async def ack(self) -> None:
+        """The message is done."""
+        await super().ack()
+        self.raw_message.decision = self.committed
+
+    async def nack(self) -> None:
+        """The message shall come again later; with ``consume_orderly`` its queue waits for it."""
+        await super().nack()
+        self.raw_message.decision = self.committed
+
+    async def reject(self) -> None:
+        """The message shall be a dead letter at once."""
+        await super().reject()
+        self.raw_message.decision = self.committed
+
+
+async def parse(delivery: Delivery) -> MQMeshMessage:
+    """FastStream's view of a message."""
+    message = delivery.message
+    properties = message.properties or {}
+    waits = properties.get(PROPERTY_REPLY_TO_CLIENT, "") if is_request(message) else ""
+    return MQMeshMessage(
+        raw_message=delivery,
+        body=bytes(message.body),
+        headers={name: text for name, text in properties.items() if name not in _NO_HEADERS},
+        reply_to=waits or properties.get(REPLY_TO, ""),
+        content_type=properties.get(CONTENT_TYPE),
+        correlation_id=properties.get(CORRELATION_ID),
+        message_id=message.message_id if isinstance(message, StoredMessage) else None,
+    )
+
+
+async def decode(message: StreamMessage[Any]) -> Any:
+    """The value of a body.
+
+    Raises:
+        Reject: It is not what its ``content_type`` says: no retry mends it.
+    """
+    try:
+        return decode_message(message)
+    except ValueError as error:  # JSON's and Unicode's errors are such
+        raise Reject(f"the body is no {message.content_type}: {error}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,132 @@
+"""Publishers: what FastStream sends results and other values by, to one topic."""
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from faststream import PublishCommand, PublishType
+from faststream._internal.endpoint.publisher import PublisherSpecification, PublisherUsecase
+from faststream._internal.types import PublisherMiddleware
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import Message as MessageSchema
+from faststream.specification.schema import Operation, PublisherSpec
+
+from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.faststream.config import MQMeshBrokerConfig, PublisherSettings, PublisherTitles
+from mqmesh.sdk.faststream.message import MQMeshMessage
+from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
+from mqmesh.sdk.producer.send_result import SendResult
+
+
+class MQMeshPublisher(PublisherUsecase):
+    """Sends to a topic; made by ``MQMeshBroker.publisher``.
+
+    As a decorator of a handler it sends what the handler returns.
+
+    Args:
+        config: To which topic, with which headers.
+        specification: For AsyncAPI's document.
+    """
+
+    _outer_config: MQMeshBrokerConfig
+
+    def __init__(
+        self, config: PublisherSettings, specification: PublisherSpecification[Any, Any]
+    ) -> None:
+        super().__init__(config, specification)
+        self._settings = config
+
+    @property
+    def topic(self) -> str:
+        """With the routers' prefixes."""
+        return self._outer_config.prefix + self._settings.topic
+
+    async def publish(
+        self,
+        message: Any,
+        /,
+        *,
+        headers: dict[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str = "",
+        timeout_ms: int | None = None,
+        **fields: Unpack[OwnFields],
+    ) -> SendResult:
+        """As ``MQMeshBroker.publish``, to its topic."""
+        command = MQMeshPublishCommand(
+            message,
+            destination=self.topic,
+            headers={**self._settings.headers, **(headers or {})},
+            correlation_id=correlation_id or self._outer_config.id_generator(),
+            reply_to=reply_to,
+            timeout_ms=timeout_ms,
+            fields={**self._settings.fields, **fields},
+            _publish_type=PublishType.PUBLISH,
+        )
+        sent: SendResult = await self._basic_publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=()
+        )
+        return sent
+
+    async def request(
+        self,
+        message: Any,
+        /,
+        *,
+        headers: dict[str, str] | None = None,
+        correlation_id: str | None = None,
+        timeout_ms: int | None = None,
+        **fields: Unpack[OwnFields],
+    ) -> MQMeshMessage:
+        """As ``MQMeshBroker.request``, to its topic."""
+        command = MQMeshPublishCommand(
+            message,
+            destination=self.topic,
+            headers={**self._settings.headers, **(headers or {})},
+            correlation_id=correlation_id or self._outer_config.id_generator(),
+            timeout_ms=timeout_ms,
+            fields={**self._settings.fields, **fields},
+            _publish_type=PublishType.REQUEST,
+        )
+        reply: MQMeshMessage = await self._basic_request(
+            command, producer=self._outer_config.producer
+        )
+        return reply
+
+    async def _publish(
+        self, cmd: PublishCommand, *, _extra_middlewares: Iterable[PublisherMiddleware]
+    ) -> None:
+        # A handler's result; FastStream calls it.
+        command = MQMeshPublishCommand.from_cmd(cmd)
+        command.destination = self.topic
+        command.add_headers(self._settings.headers, override=False)
+        command.fields = {**self._settings.fields, **command.fields}
+        await self._basic_publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        )
+
+
+class PublisherPage(PublisherSpecification[MQMeshBrokerConfig, PublisherTitles]):
+    """A publisher in AsyncAPI's document."""
+
+    @property
+    def topic(self) -> str:
+        """With the routers' prefixes."""
+        return self._outer_config.prefix + self.config.topic
+
+    @property
+    def name(self) -> str:
+        """Its title."""
+        return self.config.title_ or f"{self.topic}:Publisher"
+
+    def get_schema(self) -> dict[str, PublisherSpec]:
+        """What it sends."""
+        payload = resolve_payloads(self.get_payloads(), "Publisher")
+        message = MessageSchema(title=f"{self.name}:Message", payload=payload)
+        return {
+            self.name: PublisherSpec(
+                address=self.topic,
+                description=self.config.description_,
+                operation=Operation(message=message, bindings=None),
+                bindings=None,
+            )
+        }

@@ -1,0 +1,209 @@
+"""What FastStream sends, and how."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+from fast_depends.library.serializer import SerializerProto
+from faststream import BatchPublishCommand, PublishCommand, PublishType, Response
+from faststream._internal.endpoint.utils import ParserComposition
+from faststream._internal.parser import CodecProto, DefaultCodec
+from faststream._internal.producer import ProducerProto
+from faststream._internal.types import CustomCallable
+
+from mqmesh.errors import ClientClosed, ClientNotOnline
+from mqmesh.message import Message
+from mqmesh.sdk.aio.producer import Producer
+from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.faststream.message import (
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    REPLY_TO,
+    Delivery,
+    decode,
+    parse,
+)
+from mqmesh.sdk.producer.send_result import SendResult
+
+_JSON = "application/json"
+_log = logging.getLogger(__name__)
+
+
+class MQMeshPublishCommand(BatchPublishCommand):
+    """What is to be sent; middlewares see it in ``publish_scope``.
+
+    Args:
+        body: First value.
+        bodies: Further ones, of a batch.
+        fields: What the messages have beside their bodies and headers.
+        timeout_ms: Until it is sent, or answered.
+        request: Message that this is the reply to.
+        options: ``destination`` is the topic; else as for FastStream's ``PublishCommand``.
+    """
+
+    def __init__(
+        self,
+        body: Any,
+        /,
+        *bodies: Any,
+        fields: OwnFields | None = None,
+        timeout_ms: int | None = None,
+        request: Message | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(body, *bodies, **options)
+        self.fields: OwnFields = fields or {}
+        self.timeout_ms = timeout_ms
+        self.request = request
+
+    @classmethod
+    def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "MQMeshPublishCommand":
+        """The same command as one of this class."""
+        if isinstance(cmd, MQMeshPublishCommand):
+            return cmd
+        body, others = cls._parse_bodies(cmd.body, batch=batch)
+        return cls(
+            body,
+            *others,
+            _publish_type=cmd.publish_type,
+            reply_to=cmd.reply_to,
+            destination=cmd.destination,
+            correlation_id=cmd.correlation_id,
+            headers=cmd.headers,
+        )
+
+
+class MQMeshResponse(Response):
+    """What a handler returns to have its result sent with a tag, keys, a delay …
+
+    Args:
+        body: The result.
+        headers: Properties of the message.
+        correlation_id: That of the message at hand by default.
+        fields: As for ``Message``.
+    """
+
+    def __init__(
+        self,
+        body: Any,
+        *,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+        **fields: Unpack[OwnFields],
+    ) -> None:
+        super().__init__(body, headers=headers, correlation_id=correlation_id)
+        self.fields = fields
+
+    def as_publish_command(self) -> MQMeshPublishCommand:
+        """What is sent."""
+        return MQMeshPublishCommand(
+            self.body,
+            fields=self.fields,
+            headers=self.headers,
+            correlation_id=self.correlation_id,
+            _publish_type=PublishType.PUBLISH,
+        )
+
+
+class MessageEncoder:
+    """Makes messages of commands.
+
+    Args:
+        serializer: Of values that are neither bytes nor text.
+        codec: The user's, instead of it.
+    """
+
+    def __init__(self, serializer: SerializerProto | None, codec: CodecProto | None) -> None:
+        self._serializer = serializer
+        self.codec: CodecProto = codec or DefaultCodec()
+
+    async def messages(self, command: MQMeshPublishCommand) -> list[Message]:
+        """A command's messages, in order; a command without a value has one.
+
+        Raises:
+            InvalidArgument: A value cannot be sent.
+        """
+        bodies = command.batch_bodies or (None,)
+        return [await self._message(command, body) for body in bodies]
+
+    async def _message(self, command: MQMeshPublishCommand, value: Any) -> Message:
+        # A body has at least one byte here, so nothing is sent as JSON's word for it.
+        body, kind = (b"null", _JSON) if value is None else await self._encode(value)
+        properties = {name: str(text) for name, text in command.headers.items()}
+        own = {
+            CONTENT_TYPE: kind,
+            CORRELATION_ID: command.correlation_id,
+            REPLY_TO: command.reply_to,
+        }
+        properties |= {name: text for name, text in own.items() if text}
+        return Message(command.destination, body, properties=properties, **command.fields)
+
+    async def _encode(self, value: Any) -> tuple[bytes, str | None]:
+        return await self.codec.encode(value, self._serializer)
+
+
+class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
+    """Sends what FastStream publishes.
+
+    Args:
+        make: Makes the producer, which belongs to the event loop that it is started in.
+        encoder: Makes the messages.
+        parser, decoder: The user's, for replies.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Producer],
+        encoder: MessageEncoder,
+        parser: CustomCallable | None = None,
+        decoder: CustomCallable | None = None,
+    ) -> None:
+        self._make = make
+        self._producer: Producer | None = None
+        self._encoder = encoder
+        self.codec = encoder.codec
+        self._parser = ParserComposition(parser, parse)
+        self._decoder = ParserComposition(decoder, decode)
+
+    async def start(self) -> Producer:
+        """Connects."""
+        self._producer = self._make()
+        await self._producer.start()
+        return self._producer
+
+    async def publish(self, cmd: MQMeshPublishCommand) -> SendResult | bool:
+        """Sends a message, or the reply to one.
+
+        Returns:
+            Where it is stored; of a reply whether anybody took it.
+        """
+        (message,) = await self._encoder.messages(cmd)
+        if cmd.request is None:
+            return await self._client.send(message, timeout_ms=cmd.timeout_ms)
+        return await self._reply(cmd.request, message)
+
+    async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult:
+        """Sends messages as one batch to one queue."""
+        messages: Sequence[Message] = await self._encoder.messages(cmd)
+        return await self._client.send_batch(messages, timeout_ms=cmd.timeout_ms)
+
+    async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
+        """Sends a message and awaits its reply."""
+        (message,) = await self._encoder.messages(cmd)
+        return Delivery(await self._client.request(message, cmd.timeout_ms))
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise ClientClosed("the broker was not started")
+        return self._producer
+
+    async def _reply(self, request: Message, reply: Message) -> bool:
+        try:
+            return await self._client.reply(
+                request, reply.body, tag=reply.tag, keys=reply.keys, properties=reply.properties
+            )
+        except ClientNotOnline as error:
+            # The work was done: to do it again would find nobody who waits, either.
+            _log.warning("a reply found nobody: %s", error)
+            return False

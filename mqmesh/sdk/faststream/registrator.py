@@ -1,0 +1,149 @@
+"""What a broker and a router of FastStream have in common: subscribers and publishers."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack, cast
+
+from fast_depends.dependencies import Dependant
+from faststream import AckPolicy
+from faststream._internal.broker.registrator import Registrator
+from faststream._internal.constants import EMPTY
+from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream._internal.parser import CodecProto
+from faststream._internal.types import CustomCallable
+
+from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.subscriptions import Errors
+from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.faststream.config import (
+    MQMeshBrokerConfig,
+    PublisherSettings,
+    PublisherTitles,
+    SubscriberSettings,
+    SubscriberTitles,
+)
+from mqmesh.sdk.faststream.message import Delivery
+from mqmesh.sdk.faststream.publisher import MQMeshPublisher, PublisherPage
+from mqmesh.sdk.faststream.subscriber import MQMeshSubscriber, SubscriberPage
+
+
+class Titles(TypedDict, total=False):
+    """How an endpoint stands in AsyncAPI's document."""
+
+    title: str | None
+    description: str | None
+    include_in_schema: bool
+
+
+class SubscriberKeywords(PushConsumerKeywords, Titles, total=False):
+    """Options of a group's consumer, and of FastStream's subscribers."""
+
+    ack_policy: AckPolicy
+    no_reply: bool
+    dependencies: Sequence[Dependant]
+    parser: CustomCallable | None
+    decoder: CustomCallable | None
+    codec: CodecProto | None
+    persistent: bool
+
+
+class PublisherKeywords(OwnFields, Titles, total=False):
+    """What a publisher's messages have, and options of FastStream's publishers."""
+
+    schema: Any
+    persistent: bool
+
+
+_TITLES = Titles.__optional_keys__
+_OWN = SubscriberKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
+_FIELDS = OwnFields.__optional_keys__
+
+
+class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
+    """Has subscribers and publishers."""
+
+    def subscriber(  # type: ignore[override]
+        self,
+        topic: str,
+        *,
+        group: str,
+        expression: Wanted = "*",
+        dead_letter_on: Errors = (),
+        **options: Unpack[SubscriberKeywords],
+    ) -> MQMeshSubscriber:
+        """Has a function handle the messages of a topic.
+
+        Args:
+            topic: Topic; it need not exist yet.
+            group: Consumer group. All of its subscribers share one consumer.
+            expression: As for ``PushConsumer.subscribe``: tags, SQL, a filter in Python.
+            dead_letter_on: Errors that make a dead letter at once; others are retried. A body
+                that the function's types refuse is one always.
+            options: Of the group's consumer, the same for all topics of a group
+                (``consume_thread_count``, ``consume_orderly`` …); and FastStream's ``ack_policy``,
+                ``no_reply``, ``dependencies``, ``parser``, ``decoder``, ``codec``, ``persistent``,
+                ``title``, ``description`` and ``include_in_schema``. What fails comes again by
+                default: ``AckPolicy.NACK_ON_ERROR``.
+        """
+        outer = cast(MQMeshBrokerConfig, self.config)
+        own: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
+        consumer = {name: value for name, value in options.items() if name not in _OWN}
+        calls = CallsCollection[Delivery]()
+        titles = SubscriberTitles(topic=topic, **_titles(own))
+        settings = SubscriberSettings(
+            topic=topic,
+            group=group,
+            expression=expression,
+            dead_letter_on=dead_letter_on,
+            options=cast(PushConsumerKeywords, consumer),
+            no_reply=own.get("no_reply", False),
+            _outer_config=outer,
+            _ack_policy=own.get("ack_policy", EMPTY),
+        )
+        made = MQMeshSubscriber(settings, SubscriberPage(outer, titles, calls), calls)
+        super().subscriber(made, persistent=own.get("persistent", True))
+        return made.add_call(
+            parser_=own.get("parser") or self._parser,
+            decoder_=own.get("decoder") or self._decoder,
+            codec_=own.get("codec"),
+            dependencies_=own.get("dependencies", ()),
+        )
+
+    def publisher(  # type: ignore[override]
+        self,
+        topic: str,
+        *,
+        headers: dict[str, str] | None = None,
+        **options: Unpack[PublisherKeywords],
+    ) -> MQMeshPublisher:
+        """Sends to a topic: by itself, or what a handler returns that it decorates.
+
+        Args:
+            topic: Topic.
+            headers: Properties of all its messages.
+            options: ``tag``, ``keys``, ``sharding_key``, ``delay_level`` … of all its messages;
+                and FastStream's ``schema``, ``persistent``, ``title``, ``description`` and
+                ``include_in_schema``.
+        """
+        outer = cast(MQMeshBrokerConfig, self.config)
+        fields = {name: value for name, value in options.items() if name in _FIELDS}
+        settings = PublisherSettings(
+            topic=topic,
+            headers=headers or {},
+            fields=cast(OwnFields, fields),
+            _outer_config=outer,
+        )
+        titles = PublisherTitles(
+            topic=topic, schema_=options.get("schema"), **_titles(dict(options))
+        )
+        made = MQMeshPublisher(settings, PublisherPage(outer, titles))
+        super().publisher(made, persistent=options.get("persistent", True))
+        return made
+
+
+def _titles(options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "title_": options.get("title"),
+        "description_": options.get("description"),
+        "include_in_schema": options.get("include_in_schema", True),
+    }

@@ -1,0 +1,162 @@
+"""FastStream's tests without a cluster: what is published goes straight to the handlers."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from faststream._internal.endpoint.utils import ParserComposition
+from faststream._internal.testing.broker import TestBroker, change_producer
+from faststream._internal.types import CustomCallable
+from faststream.exceptions import SubscriberNotFound
+
+from mqmesh.filtering.predicate import fits_sql
+from mqmesh.message import BatchInfo, Message, MessageQueue, StoredMessage
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.faststream.broker import MQMeshBroker
+from mqmesh.sdk.faststream.message import Delivery, decode, parse
+from mqmesh.sdk.faststream.publisher import MQMeshPublisher
+from mqmesh.sdk.faststream.publishing import MessageEncoder, MQMeshProducer, MQMeshPublishCommand
+from mqmesh.sdk.faststream.subscriber import MQMeshSubscriber
+from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+_BROKER_NAME = "in-memory"
+
+
+class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
+    """Calls handlers within ``publish``, without a cluster::
+
+        async with TestMQMeshBroker(broker) as tested:
+            await tested.publish(Order(id="1"), "orders")
+            bill.mock.assert_called_once_with({"id": "1"})
+
+    Each group that wants a message gets it, by tag and SQL; filters in Python take all here. What a
+    handler raises, ``publish`` raises; nothing is tried again. Delays are over at once.
+
+    Args:
+        brokers, with_real, connect_only: As for FastStream's other test brokers.
+    """
+
+    def create_publisher_fake_subscriber(
+        self, broker: MQMeshBroker, publisher: MQMeshPublisher
+    ) -> tuple[MQMeshSubscriber, bool]:
+        """Who gets what a publisher sends: a handler of the program, or one that only counts."""
+        for one in _subscribers(self.brokers):
+            if one.topic == publisher.topic:
+                return one, True
+        return broker.subscriber(publisher.topic, group="test", persistent=False), False
+
+    @contextmanager
+    def _patch_producer(self, broker: MQMeshBroker) -> Iterator[None]:
+        config = broker.config.broker_config
+        encoder = MessageEncoder(config.fd_config._serializer, config.broker_codec)
+        producer = ProducerInMemory(self.brokers, encoder, broker._parser, broker._decoder)
+        with change_producer(config, producer):
+            yield
+
+    async def _fake_connect(self, broker: MQMeshBroker, *args: Any, **kwargs: Any) -> None:
+        """There is nobody to connect to."""
+
+
+class ProducerInMemory(MQMeshProducer):
+    """Gives messages to handlers.
+
+    Args:
+        brokers: Whose.
+        encoder, parser, decoder: As for ``MQMeshProducer``.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[MQMeshBroker],
+        encoder: MessageEncoder,
+        parser: CustomCallable | None,
+        decoder: CustomCallable | None,
+    ) -> None:
+        self._brokers = brokers
+        self._encoder = encoder
+        self.codec = encoder.codec
+        self._parser = ParserComposition(parser, parse)
+        self._decoder = ParserComposition(decoder, decode)
+        self._sent = 0
+
+    async def publish(self, cmd: MQMeshPublishCommand) -> SendResult:
+        """Calls the handlers of a message, one after the other."""
+        return await self.publish_batch(cmd)
+
+    async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult:
+        """Calls the handlers of each message."""
+        messages = await self._encoder.messages(cmd)
+        first = self._sent
+        self._sent += len(messages)
+        for number, message in enumerate(messages, first):
+            stored = _stored(message, number)
+            for subscriber in self._wanting(stored):
+                await subscriber.process_message(Delivery(stored))
+        return SendResult(
+            status=SendStatus.SEND_OK,
+            message_queue=MessageQueue(cmd.destination, _BROKER_NAME, 0),
+            queue_offset=QueueOffset(first),
+            commitlog_offset=CommitLogOffset(first),
+            store_timestamp=TimestampMs(0),
+            producer_id=0,
+            sequence=first,
+            message_count=len(messages),
+        )
+
+    async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
+        """Calls the first handler, and returns what it returned."""
+        (message,) = await self._encoder.messages(cmd)
+        stored = _stored(message, self._sent)
+        self._sent += 1
+        for subscriber in self._wanting(stored):
+            result = await subscriber.process_message(Delivery(stored))
+            command = MQMeshPublishCommand.from_cmd(result.as_publish_command())
+            command.destination = cmd.destination
+            (reply,) = await self._encoder.messages(command)
+            return Delivery(reply)
+        raise SubscriberNotFound
+
+    def _wanting(self, message: StoredMessage) -> list[MQMeshSubscriber]:
+        return [
+            one
+            for one in _subscribers(self._brokers)
+            if one.calls and one.topic == message.topic and _fits(one.settings.expression, message)
+        ]
+
+
+def _subscribers(brokers: Sequence[MQMeshBroker]) -> list[MQMeshSubscriber]:
+    found = [one for broker in brokers for one in broker.subscribers]
+    return [one for one in found if isinstance(one, MQMeshSubscriber)]
+
+
+def _fits(expression: Wanted, message: StoredMessage) -> bool:
+    selector = as_selector(expression)
+    tags = selector.wanted_tags()
+    if selector.expression_type == ExpressionType.SQL92:
+        return fits_sql(selector.expression, message)
+    return tags is None or message.tag in tags
+
+
+def _stored(message: Message, number: int) -> StoredMessage:
+    info = BatchInfo(
+        topic=message.topic,
+        queue_id=0,
+        broker_name=_BROKER_NAME,
+        base_queue_offset=QueueOffset(number),
+        commitlog_offset=CommitLogOffset(number),
+        store_size=len(message.body),
+        born_timestamp=TimestampMs(0),
+        store_timestamp=TimestampMs(0),
+        born_host="",
+        store_host="",
+        producer_id=0,
+        first_sequence=number,
+        payload_crc=0,
+    )
+    stored = StoredMessage(*msgspec.structs.astuple(message))
+    stored.queue_offset, stored.batch = QueueOffset(number), info
+    return stored

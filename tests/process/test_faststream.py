@@ -1,0 +1,198 @@
+"""FastStream's broker beside a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import pydantic
+import pytest
+from faststream import Context, FastStream
+from faststream.exceptions import RejectMessage
+from harness.patience import PATIENCE_S, until
+
+from mqmesh import DeadLetterClient, Hooks, MessageSelector, StoredMessage
+from mqmesh.errors import InvalidArgument, RequestTimeout
+from mqmesh.faststream import MQMeshBroker, MQMeshMessage, MQMeshResponse
+from mqmesh.message import PROPERTY_LAST_FAILURE
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+
+
+class Order(pydantic.BaseModel):
+    id: int
+
+
+def run(app):
+    async def program():
+        async with asyncio.timeout(PATIENCE_S):
+            await app.run()
+
+    asyncio.run(program())
+
+
+def test_an_application_bills_orders_and_ends_in_order(mqmesh_cluster):
+    orders, bills = mqmesh_cluster.topic(queues=2), mqmesh_cluster.topic(queues=2)
+    group = mqmesh_cluster.group()
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr)
+    app = FastStream(broker, logger=None)
+    got: list[tuple[int, str | None, str, StoredMessage]] = []
+
+    @broker.subscriber(orders, group=group, expression="new")
+    @broker.publisher(bills)
+    async def bill(order: Order) -> MQMeshResponse:
+        return MQMeshResponse(Order(id=order.id * 2), tag="bill", keys=[f"bill-{order.id}"])
+
+    @broker.subscriber(bills, group=group, expression=MessageSelector.by_sql("TAGS = 'bill'"))
+    async def post(order: Order, message: Annotated[MQMeshMessage, Context("message")]) -> None:
+        got.append((order.id, message.stored.tag, message.correlation_id, message.stored))
+        if len(got) == 3:
+            app.exit()
+
+    @app.after_startup
+    async def send() -> None:
+        assert await broker.ping()
+        for number in range(3):
+            await broker.publish(Order(id=number), orders, tag="new", correlation_id=f"c{number}")
+            await broker.publish(b"no order", orders, tag="old")
+
+    run(app)
+    assert sorted(one[:3] for one in got) == [
+        (0, "bill", "c0"),
+        (2, "bill", "c1"),
+        (4, "bill", "c2"),
+    ]
+    assert {message.keys[0] for *_, message in got} == {"bill-0", "bill-1", "bill-2"}
+    with GroupAdmin(mqmesh_cluster.namesrv_addr) as admin:
+        assert admin.progress(group, bills).lag == 0, "what was done is committed"
+    assert asyncio.run(broker.ping()) is False
+
+
+def test_what_fails_is_sent_back_and_what_no_retry_mends_is_a_dead_letter(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+    again: list[bytes] = []
+
+    class Again(Hooks):
+        def after_consume(self, batch):
+            if batch.again and batch.error is None:
+                again.append(batch.messages[0].body)
+
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr, logger=None, hooks=[Again()])
+
+    @broker.subscriber(
+        topic, group=group, dead_letter_on=(LookupError,), persist_consumer_offset_interval_ms=100
+    )
+    async def handle(body: Order | str, message: Annotated[MQMeshMessage, Context("message")]):
+        if body == "later":
+            await message.nack()
+        if body == "unknown":
+            raise KeyError(body)
+        if body == "forbidden":
+            raise RejectMessage
+
+    async def program() -> None:
+        async with broker, asyncio.timeout(PATIENCE_S):
+            await broker.start()
+            for body in "unknown", "forbidden", [1], "later", "done":
+                await broker.publish(body, topic)
+            with GroupAdmin(mqmesh_cluster.namesrv_addr) as admin:
+                await asyncio.to_thread(until, lambda: admin.progress(group).lag == 0)
+
+    asyncio.run(program())
+    with DeadLetterClient(mqmesh_cluster.namesrv_addr) as letters:
+        reasons = until(lambda: _reasons(letters, group))
+    told = sorted(reason.partition(": ")[2].partition("\n")[0] for reason in reasons)
+    assert told == [
+        "KeyError: 'unknown'",
+        "ValidationError: 2 validation errors for handle",
+        "the handler rejected the message",
+    ]
+    assert again == [b"later"]
+
+
+def test_a_queue_in_order_waits_for_what_failed(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr)
+    app = FastStream(broker, logger=None)
+    got: list[int] = []
+
+    @broker.subscriber(topic, group=group, consume_orderly=True, suspend_current_queue_time_ms=10)
+    async def handle(number: int) -> None:
+        got.append(number)
+        if got == [0, 1]:
+            raise ValueError(number)
+        if number == 2:
+            app.exit()
+
+    @app.after_startup
+    async def send() -> None:
+        for number in range(3):
+            await broker.publish(number, topic, sharding_key="one")
+
+    run(app)
+    assert got == [0, 1, 1, 2]
+
+
+def test_requests_are_answered_and_hooks_are_called(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+    seen: list[str] = []
+
+    class Seen(Hooks):
+        def after_send(self, batch):
+            seen.append(f"sent {batch.topic == topic}")
+
+        def after_consume(self, batch):
+            seen.append(f"consumed {batch.error}")
+
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr, hooks=[Seen()])
+
+    @broker.subscriber(topic, group=group)
+    async def price(item: str) -> dict[str, str]:
+        return {item: "3 eur"}
+
+    async def program() -> object:
+        async with broker, asyncio.timeout(PATIENCE_S):
+            await broker.start()
+            reply = await broker.request("apple", topic, timeout_ms=30_000)
+            with pytest.raises(RequestTimeout):
+                await broker.publisher(mqmesh_cluster.topic()).request("apple", timeout_ms=1)
+            return await reply.decode()
+
+    assert asyncio.run(program()) == {"apple": "3 eur"}
+    assert {"sent True", "consumed None"} <= set(seen)
+
+
+def test_a_subscriber_may_come_and_go_while_the_broker_runs(mqmesh_cluster):
+    topics, group = [mqmesh_cluster.topic(queues=1) for _ in range(2)], mqmesh_cluster.group()
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr, logger=None)
+
+    async def program() -> None:
+        got: asyncio.Queue[str] = asyncio.Queue()
+        async with broker, asyncio.timeout(PATIENCE_S):
+            await broker.start()
+            subscribers = [broker.subscriber(topic, group=group) for topic in topics]
+            for subscriber in subscribers:
+                subscriber(got.put)
+                await subscriber.start()
+            for topic in topics:
+                await broker.publish(topic, topic)
+            assert {await got.get(), await got.get()} == set(topics)
+            await subscribers[0].stop()
+            with GroupAdmin(mqmesh_cluster.namesrv_addr) as admin:
+                await asyncio.to_thread(until, lambda: _topics(admin, group) == {topics[1]})
+            twin = broker.subscriber(topics[1], group=group)
+            twin(got.put)
+            with pytest.raises(InvalidArgument, match="two handlers"):
+                await twin.start()
+            await subscribers[1].stop()
+
+    asyncio.run(program())
+
+
+def _topics(admin: GroupAdmin, group: str) -> set[str]:
+    found = [one.topic for member in admin.connections(group) for one in member.data.subscriptions]
+    return set(found) - {f"%RETRY%{group}"}
+
+
+def _reasons(letters: DeadLetterClient, group: str) -> list[str]:
+    found = [one.message.properties[PROPERTY_LAST_FAILURE] for one in letters.scan(group)]
+    return found if len(found) == 3 else []

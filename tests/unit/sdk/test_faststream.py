@@ -1,0 +1,334 @@
+"""FastStream's broker without a cluster: what handlers get, what they decide, what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import pydantic
+import pytest
+from faststream import AckPolicy, BaseMiddleware, Context, FastStream, TestApp
+from faststream.exceptions import (
+    AckMessage,
+    FeatureNotSupportedException,
+    NackMessage,
+    RejectMessage,
+    SubscriberNotFound,
+)
+
+from mqmesh import ConsumeResult, Message, MessageSelector, Reject, StoredMessage
+from mqmesh.faststream import (
+    Delivery,
+    MQMeshBroker,
+    MQMeshMessage,
+    MQMeshResponse,
+    MQMeshRoute,
+    MQMeshRoutePublisher,
+    MQMeshRouter,
+    TestMQMeshBroker,
+)
+from mqmesh.message import BatchInfo
+from mqmesh.sdk.faststream.message import parse
+
+
+class Order(pydantic.BaseModel):
+    id: int
+
+
+@pytest.fixture
+def broker():
+    return MQMeshBroker("127.0.0.1:1")
+
+
+def with_broker(broker, run):
+    async def program():
+        async with TestMQMeshBroker(broker) as one:
+            return await run(one)
+
+    return asyncio.run(program())
+
+
+def test_a_handler_gets_what_was_published_and_its_result_is_published(broker):
+    @broker.subscriber("orders", group="billing")
+    @broker.publisher("bills", tag="bill")
+    async def bill(order: Order) -> dict[str, int]:
+        return {"billed": order.id}
+
+    @broker.subscriber("bills", group="post", expression="bill")
+    async def post(bill: dict[str, int], message: Annotated[MQMeshMessage, Context("message")]):
+        assert message.stored.tag == "bill"
+        seen.append(message.correlation_id)
+
+    async def run(one):
+        await one.publish(Order(id=7), "orders", correlation_id="c-1")
+
+    seen = []
+    with_broker(broker, run)
+    assert seen == ["c-1"]
+
+
+def test_mocks_say_what_was_handled_and_published(broker):
+    bills = broker.publisher("bills")
+
+    @broker.subscriber("orders", group="billing")
+    @bills
+    async def bill(order: Order) -> str:
+        return f"bill {order.id}"
+
+    async def run(one):
+        await one.publish({"id": 7}, "orders")
+        bill.mock.assert_called_once_with({"id": 7})
+        bills.mock.assert_called_once_with("bill 7")
+
+    with_broker(broker, run)
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("*", ["a", "b"]),
+        ("a || c", ["a"]),
+        (MessageSelector.by_sql("size > 5 AND TAGS = 'b'"), ["b"]),
+    ],
+)
+def test_each_group_gets_what_it_asked_for(broker, expression, wanted):
+    got = []
+
+    @broker.subscriber("orders", group="one", expression=expression)
+    async def one(message: Annotated[MQMeshMessage, Context("message")]) -> None:
+        got.append(message.stored.tag)
+
+    @broker.subscriber("orders", group="two")
+    async def two(body: str) -> None:
+        all_of_them.append(body)
+
+    async def run(sender):
+        for tag in "a", "b":
+            await sender.publish(tag, "orders", tag=tag, headers={"size": "7"})
+
+    all_of_them = []
+    with_broker(broker, run)
+    assert (got, all_of_them) == (wanted, ["a", "b"])
+
+
+def test_a_request_is_answered_with_what_the_handler_returns(broker):
+    @broker.subscriber("prices", group="shop")
+    async def price(item: str) -> MQMeshResponse:
+        return MQMeshResponse({"item": item, "price": 3}, headers={"currency": "eur"})
+
+    async def run(one):
+        reply = await one.request("apple", "prices")
+        assert await reply.decode() == {"item": "apple", "price": 3}
+        assert reply.headers == {"currency": "eur"}
+        again = await one.publisher("prices").request("pear")
+        assert (await again.decode())["item"] == "pear"
+        with pytest.raises(SubscriberNotFound):
+            await one.request("apple", "nobody")
+
+    with_broker(broker, run)
+
+
+def test_the_result_goes_to_the_topic_that_waits_for_it(broker):
+    @broker.subscriber("questions", group="g")
+    async def answer(question: str) -> str:
+        return question + "!"
+
+    @broker.subscriber("answers", group="g")
+    async def take(answer: str) -> None: ...
+
+    async def run(one):
+        await one.publish("why", "questions", reply_to="answers")
+        take.mock.assert_called_once_with("why!")
+
+    with_broker(broker, run)
+
+
+def test_a_batch_is_handled_message_by_message_and_nothing_is_null(broker):
+    @broker.subscriber("orders", group="g")
+    async def take(body: int | None) -> None: ...
+
+    async def run(one):
+        sent = await one.publish_batch(1, 2, None, topic="orders")
+        assert sent.message_count == len(set(sent.message_ids)) == 3
+        assert [call.args for call in take.mock.call_args_list] == [(1,), (2,), (None,)]
+
+    with_broker(broker, run)
+
+
+def test_routers_have_prefixes_and_middlewares_see_all(broker):
+    seen = []
+
+    class Sees(BaseMiddleware):
+        async def consume_scope(self, call_next, msg):
+            seen.append(("consume", msg.body))
+            return await call_next(msg)
+
+        async def publish_scope(self, call_next, cmd):
+            seen.append(("publish", cmd.destination))
+            return await call_next(cmd)
+
+    async def route(body: str) -> str:
+        return body + "!"
+
+    out = [MQMeshRoutePublisher("out")]
+    router = MQMeshRouter("eu.", [MQMeshRoute(route, "in", group="g", publishers=out)])
+    broker.include_router(router)
+    broker.add_middleware(Sees)
+
+    async def run(one):
+        await one.publish("a", "eu.in")
+
+    with_broker(broker, run)
+    assert seen == [
+        ("publish", "eu.in"),
+        ("consume", b"a"),
+        ("publish", "eu.out"),
+        ("consume", b"a!"),
+    ]
+
+
+def test_an_application_has_the_brokers_life_and_a_document(broker):
+    app = FastStream(broker)
+
+    @broker.subscriber("orders", group="billing", title="Orders", description="to be billed")
+    @broker.publisher("bills")
+    async def bill(order: Order) -> Order:
+        return order
+
+    async def program():
+        async with TestMQMeshBroker(broker), TestApp(app):
+            await broker.publish(Order(id=1), "orders")
+
+    asyncio.run(program())
+    document = app.schema.to_specification().to_jsonable()
+    assert document["servers"]["development"]["protocol"] == "mqmesh"
+    assert document["channels"]["Orders"]["address"] == "orders"
+    assert document["channels"]["Orders"]["description"] == "to be billed"
+    assert document["channels"]["bills:Publisher"]["address"] == "bills"
+    assert "Order" in document["components"]["schemas"]
+
+
+# ---- What becomes of a message ----------------------------------------------------------
+
+
+def outcome(broker, raised=None, decide=None, body=b"7", **options):
+    """What the consumer is told of a message whose handler raises or decides something."""
+
+    @broker.subscriber("orders", group="g", **options)
+    async def handle(body: int, message: Annotated[MQMeshMessage, Context("message")]) -> None:
+        if decide is not None:
+            await getattr(message, decide)()
+        if raised is not None:
+            raise raised
+
+    async def run(one):
+        (subscriber,) = one.subscribers
+        delivery = Delivery(stored(body))
+        await subscriber.consume(delivery)
+        return delivery.result()
+
+    return with_broker(broker, run)
+
+
+def stored(body):
+    info = BatchInfo("orders", 0, "b", 0, 0, 1, 0, 0, "", "", 1, 1, 0)
+    message = StoredMessage("orders", body, properties={"content_type": "application/json"})
+    message.batch = info
+    return message
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"raised": AckMessage()},
+        {"decide": "ack", "raised": KeyError("late")},
+        {"decide": "ack", "ack_policy": AckPolicy.MANUAL},
+        {"raised": KeyError("x"), "ack_policy": AckPolicy.ACK},
+        {"raised": KeyError("x"), "ack_policy": AckPolicy.ACK_FIRST},
+    ],
+)
+def test_it_is_done(broker, case):
+    assert outcome(broker, **case) is ConsumeResult.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"raised": NackMessage()},
+        {"decide": "nack"},
+        {"ack_policy": AckPolicy.MANUAL},
+    ],
+)
+def test_it_comes_again(broker, case):
+    assert outcome(broker, **case) is ConsumeResult.RECONSUME_LATER
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
+def test_it_comes_again_and_the_consumer_knows_why(broker, policy):
+    with pytest.raises(KeyError, match="x"):
+        outcome(broker, raised=KeyError("x"), ack_policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ({"raised": RejectMessage()}, "the handler rejected the message"),
+        ({"decide": "reject"}, "the handler rejected the message"),
+        ({"raised": Reject("too old")}, "too old"),
+        ({"raised": KeyError("x"), "dead_letter_on": (LookupError,)}, "KeyError: 'x'"),
+        ({"raised": KeyError("x"), "ack_policy": AckPolicy.REJECT_ON_ERROR}, "KeyError: 'x'"),
+        ({"body": b'"seven"'}, "ValidationError"),
+        ({"body": b"{"}, "the body is no application/json"),
+    ],
+)
+def test_it_is_a_dead_letter_at_once(broker, case, told):
+    with pytest.raises(Reject, match=told):
+        outcome(broker, **case)
+
+
+def test_what_a_handler_validates_by_itself_may_be_better_next_time(broker):
+    @broker.subscriber("orders", group="g")
+    async def handle(body: int) -> None:
+        Order.model_validate_json("<html>Bad gateway</html>")
+
+    async def run(one):
+        delivery = Delivery(stored(b"7"))
+        await one.subscribers[0].consume(delivery)
+        with pytest.raises(pydantic.ValidationError):
+            delivery.result()
+
+    with_broker(broker, run)
+
+
+def test_the_brokers_policy_is_that_of_its_handlers():
+    broker = MQMeshBroker("127.0.0.1:1", ack_policy=AckPolicy.ACK)
+    assert outcome(broker, raised=KeyError("x")) is ConsumeResult.SUCCESS
+
+
+# ---- What is refused --------------------------------------------------------------------
+
+
+def test_a_handlers_error_is_raised_to_who_tests_it(broker):
+    @broker.subscriber("orders", group="g")
+    async def handle(order: Order) -> None: ...
+
+    async def run(one):
+        with pytest.raises(pydantic.ValidationError):
+            await one.publish({"id": "seven"}, "orders")
+        with pytest.raises(TypeError, match="not stored"):
+            _ = (await parse(Delivery(Message("orders", b"1")))).stored
+
+    with_broker(broker, run)
+
+
+def test_messages_are_not_asked_for(broker):
+    subscriber = broker.subscriber("orders", group="g")
+    with pytest.raises(FeatureNotSupportedException, match="PullConsumer"):
+        asyncio.run(subscriber.get_one())
+    with pytest.raises(FeatureNotSupportedException, match="PullConsumer"):
+        subscriber.__aiter__()
+
+
+def test_who_is_not_connected_has_no_answer(broker):
+    assert asyncio.run(broker.ping()) is False
