@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "up": ("processes.cluster", "up"),
     "status": ("processes.cluster", "status"),
     "down": ("processes.cluster", "down"),
+    "restart": ("processes.cluster", "restart"),
     "cluster": ("admin.clusters", "cluster"),
     "context": ("context", "context"),
     "topic": ("admin.topic", "topic"),

@@ -20,6 +20,7 @@ from mqmesh.roles.supervisor.run_file import (
     DataFolderLock,
     RoleEntry,
     end_orphans,
+    put_down,
     read_record,
     remove_record,
     stop_supervisor,
@@ -43,6 +44,8 @@ MAX_HEALTH_BYTES: Final = 10_000
 PINGS_AT_ONCE: Final = 16
 REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
+START_TIMEOUT_MS: Final = 60_000
+"""Of one process: a broker reads its store first."""
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -195,17 +198,32 @@ def status(
 
 
 @click.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @config_options
 @_data_dir_option
 @json_option
 def down(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
+    names: tuple[str, ...],
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    data_dir: str | None,
+    as_json: bool,
 ) -> int:
     """Stop a running cluster, and wait until it has stopped.
 
     Nothing running is no error. After a crash of `mqmesh up` itself it clears up.
+
+    With names, as `mqmesh status` tells them, only these processes stop, until
+    `mqmesh restart`. A master hands its lead over first.
+
+    \b
+    Examples:
+      mqmesh down
+      mqmesh down broker-a-r2
     """
     folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
+    if names:
+        return _tell_moved(put_down(folder, names, up=False, timeout_ms=DOWN_TIMEOUT_MS), as_json)
     record = read_record(folder)
     stopped = stop_supervisor(folder, DOWN_TIMEOUT_MS)
     orphans: list[str] = []
@@ -220,6 +238,43 @@ def down(
         click.echo(f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}")
     else:
         click.echo(f"no cluster is running on {folder}")
+    return ExitCode.OK
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@config_options
+@_data_dir_option
+@json_option
+def restart(
+    names: tuple[str, ...],
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    data_dir: str | None,
+    as_json: bool,
+) -> int:
+    """Stop processes of a running cluster one after the other, and start each again.
+
+    Names are those of `mqmesh status`. A master hands its lead over first.
+
+    \b
+    Examples:
+      mqmesh restart broker-a-r2
+    """
+    folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
+    moved = []
+    for name in names:
+        put_down(folder, [name], up=False, timeout_ms=DOWN_TIMEOUT_MS)
+        moved += put_down(folder, [name], up=True, timeout_ms=START_TIMEOUT_MS)
+    return _tell_moved(moved, as_json)
+
+
+def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
+    if as_json:
+        print_json([{"name": one.name, "state": one.state, "pid": one.pid} for one in entries])
+    else:
+        for one in entries:
+            click.echo(f"{one.name} is {one.state}")
     return ExitCode.OK
 
 

@@ -147,6 +147,27 @@ def test_down_stops_it_from_outside(up):
     assert json.loads(again.out[0])["stopped"] is False
 
 
+def test_one_process_goes_down_alone_and_is_started_again(up):
+    cluster = up()
+    cluster.wait_ready()
+    where = ("--data-dir", str(cluster.folder))
+    before = cluster.pids()
+    again = run_command("restart", "namesrv-2", *where)
+    assert (again.code, again.out) == (0, ["namesrv-2 is running"])
+    after = cluster.pids()
+    assert {name for name in NAMES if after[name] != before[name]} == {"namesrv-2"}
+    down = run_command("down", "namesrv-2", *where, "--json")
+    assert json.loads(down.out[0]) == [{"name": "namesrv-2", "state": "stopped", "pid": 0}]
+    code, status = cluster.status()
+    assert code == 1
+    assert {role["name"]: role["state"] for role in status["roles"]} == {
+        name: "stopped" if name == "namesrv-2" else "running" for name in NAMES
+    }
+    unknown = run_command("down", "namesrv-3", *where)
+    assert unknown.code == 2
+    assert "no process is named namesrv-3; there are broker-a, namesrv-1" in unknown.err[0]
+
+
 def test_roles_end_when_their_supervisor_is_killed_and_it_can_be_started_again(up):
     cluster = up()
     cluster.wait_ready()

@@ -10,7 +10,8 @@ import time
 import pytest
 from harness.commands import wait_until_gone
 
-from mqmesh.roles.supervisor.run_file import read_record
+from mqmesh.roles.supervisor import supervisor
+from mqmesh.roles.supervisor.run_file import LOOK_AGAIN, read_record, write_down
 from mqmesh.roles.supervisor.supervisor import RoleSpec, Supervisor
 
 READY = (
@@ -54,6 +55,10 @@ class Scene:
 
     def texts(self, name="mqmesh"):
         return [line.text for line in self.lines if line.name == name]
+
+    def wants_down(self, *names):
+        write_down(self.folder, names)
+        os.kill(os.getpid(), LOOK_AGAIN)
 
     def stop(self, number=signal.SIGTERM):
         os.kill(os.getpid(), number)
@@ -213,3 +218,34 @@ def test_nothing_is_left_when_the_supervisor_itself_fails(scene):
         scene.run(STUBBORN, is_complete=fail)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_one_process_is_stopped_alone_and_started_again(scene):
+    states = []
+
+    def is_down():
+        states.extend(one.state for one in read_record(scene.folder).roles)
+        scene.on_line("toy toy-0 is ready", scene.stop)
+        scene.wants_down()
+
+    scene.on_line("cluster is ready", lambda: scene.wants_down("toy-0"))
+    scene.on_line("toy-0 is down until `mqmesh restart toy-0`", is_down)
+    assert scene.run(SERVE, SERVE) == 0
+    assert len(states) == 2
+    assert states[1] == "running"
+    texts = scene.texts()
+    assert not any("killed" in text or "toy-1 is stopped" in text for text in texts)
+
+
+def test_one_that_does_not_stop_alone_is_killed(scene, monkeypatch):
+    monkeypatch.setattr(supervisor, "STOP_ALONE_MS", 50)
+    scene.on_line("cluster is ready", lambda: scene.wants_down("toy-0"))
+    scene.on_line("toy-0 is down", scene.stop)
+    assert scene.run(STUBBORN, SERVE) == 0
+    assert "toy-0 has not stopped in time; killing it" in scene.texts()
+
+
+def test_a_start_of_the_cluster_starts_everything(scene):
+    write_down(scene.folder, ["toy-0"])
+    scene.on_line("cluster is ready", scene.stop)
+    assert scene.run(SERVE, SERVE) == 0

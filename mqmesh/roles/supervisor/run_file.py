@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 LOCK_NAME: Final = "mqmesh.lock"
 RUN_NAME: Final = "mqmesh.run.json"
+DOWN_NAME: Final = "mqmesh.down.json"
+LOOK_AGAIN: Final = signal.SIGUSR1
+"""Has the supervisor read ``DOWN_NAME``: names of processes that are to be down, the others up."""
 ORPHAN_GRACE_MS: Final = 1_500
 LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
@@ -38,7 +41,8 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of the instance.
         pid: Process id, 0 while there is none.
         endpoint: Where it listens, "" while that is unknown.
-        state: ``starting``, ``running``, ``waiting`` (for its next start) or ``stopping``.
+        state: ``starting``, ``running``, ``waiting`` (for its next start), ``stopping`` or
+            ``stopped``, which one alone is until somebody wants it up again.
         started_ms: Wall-clock time of its last start, in ms.
         restarts: How often it was started again.
         exits: How often it ended without being asked to, by reason: ``killed by SIGKILL``, …
@@ -169,6 +173,70 @@ def read_record(folder: Path) -> RunRecord | None:
 def remove_record(folder: Path) -> None:
     """Removes the record, if there is one."""
     (folder / RUN_NAME).unlink(missing_ok=True)
+
+
+def read_down(folder: Path) -> frozenset[str]:
+    """Names of processes that are to be down while the rest of the cluster runs."""
+    try:
+        return msgspec.json.decode((folder / DOWN_NAME).read_bytes(), type=frozenset[str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return frozenset()
+
+
+def write_down(folder: Path, names: Collection[str]) -> None:
+    """Replaces these names.
+
+    Raises:
+        OSError: They could not be written; the former ones stay.
+    """
+    if not names:
+        (folder / DOWN_NAME).unlink(missing_ok=True)
+        return
+    new = folder / (DOWN_NAME + ".new")
+    with open(new, "wb", opener=open_private) as file:
+        file.write(msgspec.json.encode(sorted(names)) + b"\n")
+    new.replace(folder / DOWN_NAME)
+
+
+def put_down(folder: Path, names: Collection[str], *, up: bool, timeout_ms: int) -> list[RoleEntry]:
+    """Has the supervisor of a data folder stop or start processes, and waits until it has.
+
+    Args:
+        folder: Data folder.
+        names: Of the processes.
+        up: They are to serve, not to be down.
+        timeout_ms: To wait.
+
+    Returns:
+        What became of them.
+
+    Raises:
+        ConfigError: Nothing is running, or there are no such processes.
+        TimeoutError: It has not done so after ``timeout_ms``.
+        PermissionError: It belongs to somebody else.
+    """
+    pid, record = supervisor_pid(folder), read_record(folder)
+    if not pid or record is None:
+        raise ConfigError(f"no cluster is running on {folder}; `mqmesh up` starts one")
+    known = {entry.name for entry in record.roles}
+    if missing := sorted(set(names) - known):
+        raise ConfigError(
+            f"no process is named {', '.join(missing)}; there are {', '.join(sorted(known))}"
+        )
+    down = read_down(folder)
+    write_down(folder, down - set(names) if up else down | set(names))
+    os.kill(pid, LOOK_AGAIN)
+    wanted = "running" if up else "stopped"
+    deadline = time.monotonic() + timeout_ms / 1_000
+    while True:
+        record = read_record(folder)
+        found = [one for one in record.roles if one.name in names] if record is not None else []
+        if all(one.state == wanted for one in found):
+            return found
+        if time.monotonic() >= deadline:
+            states = ", ".join(f"{one.name} is {one.state}" for one in found)
+            raise TimeoutError(f"after {timeout_ms / 1_000:g} s {states}")
+        time.sleep(LOCK_PAUSE_S)
 
 
 def stop_supervisor(folder: Path, timeout_ms: int) -> bool:

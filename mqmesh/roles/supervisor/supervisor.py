@@ -32,11 +32,21 @@ from mqmesh.roles.supervisor.restart_policy import (
     StopPlan,
     describe_exit,
 )
-from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, remove_record, write_record
+from mqmesh.roles.supervisor.run_file import (
+    LOOK_AGAIN,
+    RoleEntry,
+    RunRecord,
+    read_down,
+    remove_record,
+    write_down,
+    write_record,
+)
 
 MAX_WAIT_MS: Final = 1_000
 SLOW_START_MS: Final = 10_000
 """A process that is not ready after this is mentioned, once a start."""
+STOP_ALONE_MS: Final = 5_000
+"""A process that is stopped alone has so long: a master hands its lead over first."""
 COMPLETE_TIMEOUT_MS: Final = 5_000
 COMPLETE_PAUSE_MS: Final = 20
 OWN_NAME: Final = "mqmesh"
@@ -77,6 +87,8 @@ class _Child:
         self.started_ms = 0
         self.started_wall_ms = 0
         self.start_due_ms = 0
+        self.kill_due_ms: int | None = None
+        self.is_wanted = True
         self.starts = 0
         self.exits: Counter[str] = Counter()
         self.is_slow = False
@@ -155,6 +167,7 @@ class Supervisor:
         self._began_wall_ms = self._clock.wall_ms()
         restore = self._catch_signals()
         try:
+            write_down(self._folder, ())
             for child in self._children:
                 self._start(child)
             while self._stop_plan is None or self._alive():
@@ -202,14 +215,23 @@ class Supervisor:
             return min(self._stop_plan.wait_ms(now_ms), MAX_WAIT_MS)
         if self._all_serve_since_ms is not None and not self._was_ready:
             return COMPLETE_PAUSE_MS
-        due = [child.start_due_ms - now_ms for child in self._children if not child.process]
+        due = [
+            child.start_due_ms - now_ms
+            for child in self._children
+            if child.is_wanted and not child.process
+        ]
+        due += [one.kill_due_ms - now_ms for one in self._children if one.kill_due_ms is not None]
         return max(0, min([*due, MAX_WAIT_MS]))
 
     def _look_after(self, child: _Child, now_ms: int) -> None:
         if child.process is None:
-            if self._stop_plan is None and child.start_due_ms <= now_ms:
+            if self._stop_plan is None and child.is_wanted and child.start_due_ms <= now_ms:
                 self._start(child)
             return
+        if child.kill_due_ms is not None and now_ms >= child.kill_due_ms:
+            child.kill_due_ms = None
+            self._say("WARNING", f"{child.spec.name} has not stopped in time; killing it")
+            self._send(child, signal.SIGKILL)
         if _has_ended(child.process):
             self._on_exit(child, child.process.wait(), now_ms)
         elif child.state == "starting" and not child.is_slow:
@@ -286,6 +308,15 @@ class Supervisor:
             child.state = "stopped"
             return
         name = child.spec.name
+        if not child.is_wanted:
+            child.state, child.kill_due_ms = "stopped", None
+            self._say("INFO", f"{name} is down until `mqmesh restart {name}`")
+            self._record()
+            return
+        if child.kill_due_ms is not None:
+            # It was stopped, and is wanted again by now.
+            child.kill_due_ms, child.state, child.start_due_ms = None, "waiting", now_ms
+            return
         reason = describe_exit(exit_code)
         child.exits[reason] += 1
         decision = child.policy.on_exit(exit_code, now_ms)
@@ -309,6 +340,21 @@ class Supervisor:
                 f"see {self._log_path(name)}",
             )
         child.last_error = ""
+        self._record()
+
+    def _look_who_is_wanted(self) -> None:
+        """Stops and starts what somebody wants down or up again, alone."""
+        down, now_ms = read_down(self._folder), self._clock.monotonic_ms()
+        for child in self._children:
+            was_wanted, child.is_wanted = child.is_wanted, child.spec.name not in down
+            if was_wanted and not child.is_wanted:
+                self._say("INFO", f"{child.spec.name} is stopped: somebody wants it down")
+                child.state = "stopped" if child.process is None else "stopping"
+                if child.process is not None and child.kill_due_ms is None:
+                    child.kill_due_ms = now_ms + STOP_ALONE_MS
+                    self._send(child, signal.SIGTERM)
+            elif child.is_wanted and not was_wanted and child.process is None:
+                child.state, child.start_due_ms = "waiting", now_ms
         self._record()
 
     def _release(self, child: _Child) -> None:
@@ -335,7 +381,7 @@ class Supervisor:
         def note(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
 
-        former = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, note)}
+        former = {one: signal.signal(one, note) for one in (signal.SIGCHLD, LOOK_AGAIN)}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Who ignores SIGHUP wants to outlive the terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -353,7 +399,9 @@ class Supervisor:
     def _take_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
-            if number == signal.SIGCHLD:
+            if number == LOOK_AGAIN and self._stop_plan is None:
+                self._look_who_is_wanted()
+            if number in (signal.SIGCHLD, LOOK_AGAIN):
                 continue
             if self._stop_plan is None:
                 self._stop(f"{signal.Signals(number).name}: stopping")
