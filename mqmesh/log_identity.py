@@ -1,5 +1,6 @@
 """Whose log somebody has, and which part of it: what two replicas compare first."""
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -45,3 +46,51 @@ class LogIdentity(msgspec.Struct, array_like=True, frozen=True):
     log_start: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
     log_end: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
     epochs: Annotated[list[EpochStart], msgspec.Meta(max_length=10_000)]
+
+
+class CommonEnd(msgspec.Struct, frozen=True):
+    """How far two logs are the same.
+
+    Attributes:
+        epoch: The newest one that both have.
+        end_offset: Commit-log offset; before it they have the same records.
+    """
+
+    epoch: int
+    end_offset: int
+
+
+def common_end(
+    ours: Sequence[EpochStart],
+    our_end: int,
+    theirs: Sequence[EpochStart],
+    their_end: int,
+    *,
+    below: int = MAX_EPOCH + 1,
+) -> CommonEnd | None:
+    """Where the histories of two logs part.
+
+    Of an epoch only one leader wrote records, so both logs have the same ones of it, the one
+    perhaps fewer than the other. So they are the same up to the shorter end of the newest epoch
+    that began at the same place in both.
+
+    Args:
+        ours: Epochs of one log, ascending.
+        our_end: Commit-log offset where it ends.
+        theirs: Of the other log.
+        their_end: Where that ends.
+        below: Look among epochs before this one: the records before the end of a later one
+            were found to differ after all.
+
+    Returns:
+        None if they have nothing in common.
+    """
+    their_ends = dict(zip(theirs, _ends(theirs, their_end), strict=True))
+    for start, end in reversed(list(zip(ours, _ends(ours, our_end), strict=True))):
+        if start.epoch < below and start in their_ends:
+            return CommonEnd(start.epoch, min(end, their_ends[start]))
+    return None
+
+
+def _ends(starts: Sequence[EpochStart], log_end: int) -> list[int]:
+    return [start.start_offset for start in starts[1:]] + [log_end] * bool(starts)

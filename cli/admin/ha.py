@@ -1,15 +1,24 @@
 """`mqmesh ha …`: replicas of broker groups."""
 
+from typing import Final
+
 import click
 import msgspec
 
-from mqmesh.protocol.replication import ChangeVotersResponse
+from mqmesh.log_identity import CommonEnd
+from mqmesh.protocol.replication import ChangeVotersResponse, LogEpochs
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.ha_admin import HaAdmin, ReplicaReport
+from mqmesh.sdk.admin.log_comparison import LogComparison, LogDifference, parting
+from mqmesh.storage.interface import RecoveryProgress
+from mqmesh.units import MIB
 
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..render import print_json, print_table, progress_bar
 from .broker import figures_as_json
+
+MOST_DIFFERENCES: Final = 10
+"""After so many a comparison ends."""
 
 
 @click.group()
@@ -26,6 +35,8 @@ def ha() -> None:
       mqmesh ha add broker-a 4
       mqmesh ha remove broker-a 3
       mqmesh ha pause broker-a
+      mqmesh ha epochs broker-a
+      mqmesh ha verify broker-a
     """
 
 
@@ -212,6 +223,116 @@ def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
 def resume(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
     """Have another replica of BROKER elected again when its master is missed."""
     return _pause(broker, epoch, namesrv, paused=False, as_json=as_json)
+
+
+@ha.command()
+@click.argument("broker")
+@click.option("--last", default=20, help="So many epochs, the newest ones.", show_default=True)
+@namesrv_option
+@json_option
+def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
+    """Show which epoch begins where in the log of each replica of BROKER, and where logs part.
+
+    In an epoch one master writes. Logs with another history than the first one are cut where they
+    part when they follow it. Exit code 1 when one has.
+    """
+    with HaAdmin(namesrv) as admin:
+        logs = admin.epochs(broker)
+    first = next(iter(logs.values()), None)
+    ends = {one.broker_id: parting(first, one) for one in logs.values() if first is not None}
+    parted = [one.broker_id for one in logs.values() if _is_parted(first, one)]
+    if as_json:
+        print_json([_log_as_map(one, ends[one.broker_id]) for one in logs.values()])
+    else:
+        numbers = sorted({each.epoch for one in logs.values() for each in one.epochs})[-last:]
+        starts = [{each.epoch: each.start_offset for each in one.epochs} for one in logs.values()]
+        rows = [(number, *(one.get(number, "-") for one in starts)) for number in numbers]
+        ends_row = ("log end", *(one.log_end for one in logs.values()))
+        heads = [f"REPLICA {one.broker_id}" for one in logs.values()]
+        print_table(("EPOCH", *heads), [*rows, ends_row])
+        for broker_id in parted:
+            end = ends[broker_id]
+            where = "nothing in common" if end is None else f"one history up to {end.end_offset}"
+            click.echo(f"replicas {heads[0].partition(' ')[2]} and {broker_id} have {where}")
+    return ExitCode.FAILED if parted else ExitCode.OK
+
+
+@ha.command()
+@click.argument("broker")
+@click.option(
+    "--rate",
+    default=64,
+    type=click.IntRange(1, 10_000),
+    help="MiB that each replica reads a second, at most.",
+    show_default=True,
+)
+@namesrv_option
+@json_option
+def verify(broker: str, rate: int, namesrv: str, as_json: bool) -> int:
+    """Compare the logs of all replicas of BROKER, as far as they must be the same.
+
+    Each reads its log from the disk, a MiB at a time, and tells checksums. Exit code 1 when there
+    is a difference; it ends after ten of them.
+    """
+    differences, told = [], None
+    with HaAdmin(namesrv) as admin, progress_bar() as on_progress:
+        for told in admin.compare_logs(broker, bytes_per_s=rate * MIB):
+            done, size = told.compared - told.start, told.end - told.start
+            on_progress(RecoveryProgress("comparing", done, size))
+            if told.difference is not None:
+                differences.append(told.difference)
+                if len(differences) >= MOST_DIFFERENCES:
+                    break
+    if as_json:
+        print_json({"broker_name": broker, **_comparison_as_map(told, differences)})
+        return ExitCode.FAILED if differences else ExitCode.OK
+    for one in differences:
+        who = ", ".join(map(str, one.broker_ids))
+        why = "".join(f"; replica {number}: {text}" for number, text in one.problems.items())
+        click.echo(f"at {one.start} to {one.end}: replicas {who} differ{why}")
+    if told is None:
+        click.echo("the logs have nothing to compare yet")
+    elif not differences:
+        ids = ", ".join(map(str, told.broker_ids))
+        click.echo(f"replicas {ids} have the same bytes from {told.start} to {told.compared}")
+    return ExitCode.FAILED if differences else ExitCode.OK
+
+
+def _is_parted(first: LogEpochs | None, other: LogEpochs) -> bool:
+    if first is None:
+        return False
+    end = parting(first, other)
+    return end is None or end.end_offset < min(first.log_end, other.log_end)
+
+
+def _log_as_map(log: LogEpochs, end: CommonEnd | None) -> dict[str, object]:
+    return {
+        "broker_id": log.broker_id,
+        "log_start": log.log_start,
+        "log_end": log.log_end,
+        "confirmed": log.confirmed,
+        "epochs": [{"epoch": one.epoch, "start": one.start_offset} for one in log.epochs],
+        "common_end": None if end is None else end.end_offset,
+    }
+
+
+def _comparison_as_map(
+    told: LogComparison | None, differences: list[LogDifference]
+) -> dict[str, object]:
+    return {
+        "start": 0 if told is None else told.start,
+        "compared": 0 if told is None else told.compared,
+        "broker_ids": [] if told is None else told.broker_ids,
+        "differences": [
+            {
+                "start": one.start,
+                "end": one.end,
+                "broker_ids": one.broker_ids,
+                "problems": {str(number): text for number, text in one.problems.items()},
+            }
+            for one in differences
+        ],
+    }
 
 
 def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool, as_json: bool) -> int:

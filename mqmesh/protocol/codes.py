@@ -108,6 +108,8 @@ class RequestCode(enum.IntEnum):
     INIT_GROUP = 1_062
     CHANGE_VOTERS = 1_063
     PAUSE_FAILOVER = 1_064
+    GET_EPOCHS = 1_065
+    CHECKSUM_LOG = 1_066
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

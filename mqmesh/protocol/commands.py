@@ -330,6 +330,10 @@ _ROWS: Final = (
          replication.ChangeVotersRequest, replication.ChangeVotersResponse),
     _row(C.PAUSE_FAILOVER, BROKER, ADMIN, "", "",
          replication.PauseFailoverRequest, replication.PauseFailoverResponse),
+    _row(C.GET_EPOCHS, BROKER, VIEW, "", "",
+         replication.EpochsRequest, replication.LogEpochs),
+    _row(C.CHECKSUM_LOG, BROKER, VIEW, "", "",
+         replication.ChecksumLogRequest, replication.ChecksumLogResponse),
     _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
          replication.HaStatusRequest, replication.HaStatus),
     # Index process.

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.log_identity import LogIdentity
+from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.protocol.pulling import Zone
 from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET
@@ -160,6 +160,63 @@ class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     start: Offset
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)]
+
+
+class EpochsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_EPOCHS, answered with ``LogEpochs``."""
+
+
+class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_EPOCHS: whose log a replica has, and who wrote which part of it.
+
+    Attributes:
+        broker_id: Of the replica.
+        store_id: Of the log.
+        log_start: Commit-log offset of its oldest record.
+        log_end: Of the next one.
+        confirmed: What no failover takes back ends here, as far as the replica knows; 0 where
+            nobody elects.
+        epochs: Ascending.
+    """
+
+    broker_id: int
+    store_id: int
+    log_start: Offset
+    log_end: Offset
+    confirmed: Offset
+    epochs: list[EpochStart]
+
+
+class ChecksumLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CHECKSUM_LOG: what are the checksums of a stretch of a replica's log?
+
+    Attributes:
+        store_id: Of the log.
+        start: Commit-log offset of the first record.
+        stop: No record that ends behind it counts.
+        size: Bytes; one record counts whatever its size.
+    """
+
+    store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    start: Offset
+    stop: Offset
+    size: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)]
+
+
+class ChecksumLogResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to CHECKSUM_LOG: whole records of one segment and one epoch, or none.
+
+    Attributes:
+        broker_id: Of the replica.
+        end: Commit-log offset behind them; ``start`` if there are none.
+        digest: BLAKE2b of their bytes, 16 bytes; none if there are no records.
+        problem: Why the records there cannot be read; "" if they can.
+    """
+
+    broker_id: int
+    end: Offset
+    digest: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    problem: str = ""
 
 
 class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -505,7 +505,7 @@ class ReplicableLog(Protocol):
         """
 
     def epochs(self) -> Sequence[EpochStart]:
-        """All epochs of the log, ascending; see ``mqmesh.storage.log.epochs.common_end``."""
+        """All epochs of the log, ascending; see ``mqmesh.log_identity.common_end``."""
 
     def log_end(self) -> CommitLogOffset:
         """Where the next record will begin."""

@@ -13,12 +13,11 @@ from harness.log_copies import end_of, log_of, replicate, state_of
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StorageError, StoreClosed
-from mqmesh.log_identity import EpochStart
+from mqmesh.log_identity import CommonEnd, EpochStart, common_end
 from mqmesh.storage.commitlog.cut_files import KEPT_MS, remove_old_cuts
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, LogChunk, PutStatus
 from mqmesh.storage.log.commitlog import CommitLog
-from mqmesh.storage.log.epochs import CommonEnd, common_end
 from mqmesh.storage.log.marker import MarkerKind, decode_marker
 from mqmesh.storage.log.tail_cut import TailCut
 from mqmesh.storage.queues.consume_queues import ConsumeQueues

@@ -3,40 +3,72 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
+import pytest
 from harness.failovers import GROUP, ElectedGroup
 from harness.patience import until
 
 from mqmesh import Message, Producer
+from mqmesh.cli import main
 from mqmesh.roles.process import ExitCode
 
 
-def mqmesh(group: ElectedGroup, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "mqmesh.cli", "ha", *arguments]
-    command += ["--namesrv", group.namesrv.endpoint]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+class Line:
+    """The command line: exit code and output of `mqmesh ha …`."""
+
+    def __init__(self, group: ElectedGroup, capsys: pytest.CaptureFixture[str]) -> None:
+        self._group, self._capsys = group, capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        code = main.main(["ha", *arguments, "--namesrv", self._group.namesrv.endpoint])
+        told = self._capsys.readouterr()
+        return code, told.out + told.err
 
 
-def test_a_replica_comes_and_another_goes_under_an_administrators_hands(short_tmp_path: Path):
+def damage(folder: Path, position: int) -> None:
+    """Changes a bit of a log, as a disk does."""
+    with next((folder / "commitlog").iterdir()).open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_replica_comes_and_another_goes_under_an_administrators_hands(short_tmp_path, capsys):
     group = ElectedGroup(short_tmp_path)
+    line = Line(group, capsys)
     try:
         with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
             for number in range(20):
                 producer.send(Message("t", b"%d" % number))
-        assert json.loads(mqmesh(group, "pause", GROUP, "--json").stdout)["paused"] is True
-        group.start(4, ha__total_replicas="4")
-        added = json.loads(mqmesh(group, "add", GROUP, "4", "--json").stdout)
+        assert json.loads(line("pause", GROUP, "--json")[1])["paused"] is True
+        given = next(one for one in (1, 2, 3) if one != group.master())
+        group.replicas[given].stop()
+        shutil.copytree(short_tmp_path / f"r{given}", short_tmp_path / "r4")
+        group.start(given)
+        group.start(4, ha__total_replicas="4")  # it begins with another one's store
+        added = json.loads(line("add", GROUP, "4", "--json")[1])
         assert added["voters"] == [1, 2, 3, 4]
         until(lambda: group.in_sync() == [1, 2, 3, 4])
         gone = next(one for one in (1, 2, 3) if one != group.master())
-        removed = mqmesh(group, "remove", GROUP, str(gone))
-        assert removed.returncode == ExitCode.OK, removed.stderr
+        code, told = line("remove", GROUP, str(gone))
+        assert (code, "belong to broker-a" in told) == (ExitCode.OK, True)
         until(lambda: gone not in group.in_sync())
-        late = mqmesh(group, "remove", GROUP, "4", "--epoch", str(added["epoch"] + 7))
-        assert (late.returncode, "by now, not" in late.stderr) == (ExitCode.FAILED, True)
-        assert mqmesh(group, "resume", GROUP).returncode == ExitCode.OK
+        code, told = line("remove", GROUP, "4", "--epoch", str(added["epoch"] + 7))
+        assert (code, "by now, not" in told) == (ExitCode.FAILED, True)
+        assert line("resume", GROUP)[0] == ExitCode.OK
+        code, told = line("verify", GROUP, "--json")
+        same = json.loads(told)
+        assert (code, same["differences"]) == (ExitCode.OK, [])
+        assert sorted(same["broker_ids"]) == sorted({1, 2, 3, 4} - {gone})
+        assert same["compared"] > same["start"]
+        logs = json.loads(line("epochs", GROUP, "--json")[1])
+        of_group = [one["epochs"] for one in logs if one["broker_id"] != gone]
+        assert all(one == of_group[0] for one in of_group)
+        damage(short_tmp_path / "r4", same["start"] + 100)
+        code, told = line("verify", GROUP)
+        assert (code, "replicas 4 differ" in told) == (ExitCode.FAILED, True)
     finally:
         group.close()

@@ -346,11 +346,12 @@ class BrokerServer:
         document = load_document(self._root / REPLICA_STATE)
         boot_id, place = read_boot_id().hex(), file_place(self._root / REPLICA_PLACE)
         chance = self._transport.random
-        drawn = chance.getrandbits(DRAWN_BITS)
+        drawn, identity = chance.getrandbits(DRAWN_BITS), f"{chance.getrandbits(64):016x}"
         if document is not None:
             syncs = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
             before = decode_replica_state(document)
-            state = before.started(boot_id, place, syncs=syncs, drawn=drawn)
+            own = before.adopted(self._config.broker_id, place, identity=identity)
+            state = own.started(boot_id, place, syncs=syncs, drawn=drawn)
             if state.incarnation != before.incarnation:
                 _log.warning(
                     "this replica counts as a new member until it is in sync: %s",
@@ -362,7 +363,7 @@ class BrokerServer:
             state = first_state(
                 replicable(self._store).identity().store_id,
                 self._config.broker_id,
-                identity=f"{chance.getrandbits(64):016x}",
+                identity=identity,
                 boot_id=boot_id,
                 place=place,
                 drawn=drawn,

@@ -1,5 +1,7 @@
 """Asks the replicas of broker groups how they are, and makes a follower the master."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -15,6 +17,7 @@ from mqmesh.protocol.replication import (
     HaStatus,
     HaStatusRequest,
     InitGroupRequest,
+    LogEpochs,
     PauseFailoverRequest,
     PauseFailoverResponse,
     PromoteReplicaRequest,
@@ -24,8 +27,12 @@ from mqmesh.protocol.replication import (
 )
 from mqmesh.protocol.route import BrokerData
 from mqmesh.sdk.admin.admin import MASTER_ID, AdminClient
+from mqmesh.sdk.admin.log_comparison import LogComparison, compare_logs, read_epochs
 from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.units import MIB
 
+OUTSIDE: Final = "OUTSIDE"
+"""Role of a replica that does not belong to its group."""
 HA_FIGURES: Final = "ha_"
 """What the names of figures of replication begin with."""
 
@@ -234,6 +241,51 @@ class HaAdmin(AdminClient):
         header = encode_header(PauseFailoverRequest(paused, epoch))
         answer = self._any_replica(group, RequestCode.PAUSE_FAILOVER, header)
         return decode_header(PauseFailoverResponse, answer.header)
+
+    def epochs(self, broker_name: str) -> dict[int, LogEpochs]:
+        """Which epoch of the log begins where, by replica; of those that answer.
+
+        Args:
+            broker_name: Broker group.
+
+        Raises:
+            NoRoute: No such group is known.
+            TransportError: No name server answers.
+        """
+        (group,) = self._groups(broker_name)
+        found = {}
+        for _, address in sorted(group.addresses.items()):
+            with suppress(MQMeshError):
+                one = read_epochs(self._request, endpoint_of(address.tcp))
+                found[one.broker_id] = one
+        return found
+
+    def compare_logs(
+        self, broker_name: str, *, bytes_per_s: int = 64 * MIB
+    ) -> Iterator[LogComparison]:
+        """Compares the logs of a group's replicas, as far as they must be the same.
+
+        Those that do not belong to the group, and those that nobody knows, are left out: see
+        ``broker_ids``.
+
+        Args:
+            broker_name: Broker group.
+            bytes_per_s: So much each replica reads at most, 1 or more.
+
+        Yields:
+            Once for each MiB, and for each difference.
+
+        Raises:
+            NoRoute: No such group is known.
+            InvalidArgument: There is nobody to compare with, or they have nothing in common.
+            BrokerError, TransportError: A replica refuses, or does not answer for 10 s.
+        """
+        reports = self.ha_status(broker_name)
+        inside = [one for one in reports if one.status is None or one.status.role != OUTSIDE]
+        endpoints = {str(one.broker_id): endpoint_of(one.endpoint) for one in inside}
+        yield from compare_logs(
+            self._request, endpoints, self._transport.pause, bytes_per_s=max(bytes_per_s, 1)
+        )
 
     def _change_voters(self, broker_name: str, asked: ChangeVotersRequest) -> ChangeVotersResponse:
         header = encode_header(asked)

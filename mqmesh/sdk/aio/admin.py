@@ -197,6 +197,8 @@ class HaAdmin(AdminClient):
     add_replica = awaited(BlockingHaAdmin.add_replica)
     remove_replica = awaited(BlockingHaAdmin.remove_replica)
     pause_failover = awaited(BlockingHaAdmin.pause_failover)
+    epochs = awaited(BlockingHaAdmin.epochs)
+    compare_logs = stepped(BlockingHaAdmin.compare_logs)
 
 
 class NamesrvAdmin(AdminClient):

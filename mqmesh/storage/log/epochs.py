@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, DiskFull
-from mqmesh.log_identity import MAX_EPOCH, EpochStart
+from mqmesh.log_identity import EpochStart
 from mqmesh.storage.files.atomic_file import load_document, save_document, take_room
 from mqmesh.units import KIB
 
@@ -33,54 +33,6 @@ RETRY_MS: Final = 1_000
 """How often is looked whether there is room again."""
 _ROOM_BYTES: Final = 4 * KIB
 """For further epochs; taken while there is some, since one may begin when the disk is full."""
-
-
-class CommonEnd(msgspec.Struct, frozen=True):
-    """How far two logs are the same.
-
-    Attributes:
-        epoch: The newest one that both have.
-        end_offset: Commit-log offset; before it they have the same records.
-    """
-
-    epoch: int
-    end_offset: int
-
-
-def common_end(
-    ours: Sequence[EpochStart],
-    our_end: int,
-    theirs: Sequence[EpochStart],
-    their_end: int,
-    *,
-    below: int = MAX_EPOCH + 1,
-) -> CommonEnd | None:
-    """Where the histories of two logs part.
-
-    Of an epoch only one leader wrote records, so both logs have the same ones of it, the one
-    perhaps fewer than the other. So they are the same up to the shorter end of the newest epoch
-    that began at the same place in both.
-
-    Args:
-        ours: Epochs of one log, ascending.
-        our_end: Commit-log offset where it ends.
-        theirs: Of the other log.
-        their_end: Where that ends.
-        below: Look among epochs before this one: the records before the end of a later one
-            were found to differ after all.
-
-    Returns:
-        None if they have nothing in common.
-    """
-    their_ends = dict(zip(theirs, _ends(theirs, their_end), strict=True))
-    for start, end in reversed(list(zip(ours, _ends(ours, our_end), strict=True))):
-        if start.epoch < below and start in their_ends:
-            return CommonEnd(start.epoch, min(end, their_ends[start]))
-    return None
-
-
-def _ends(starts: Sequence[EpochStart], log_end: int) -> list[int]:
-    return [start.start_offset for start in starts[1:]] + [log_end] * bool(starts)
 
 
 def decode_epochs(document: bytes) -> list[EpochStart]:

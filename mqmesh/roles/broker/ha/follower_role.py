@@ -20,6 +20,7 @@ from mqmesh.roles.broker.all_features import FOLLOWER_FEATURES
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.pulls.pull import fail_pulls, wake_pulls
+from mqmesh.roles.broker.features.replicas.log_checks import COMMANDS as LOG_CHECKS
 from mqmesh.roles.broker.ha.damage_repair import DamageRepair
 from mqmesh.roles.broker.ha.follower_reads import FollowerReads
 from mqmesh.roles.broker.ha.ha_config import HaMode
@@ -191,7 +192,12 @@ class FollowerRole(BrokerRole):
         if not self._is_read:
             fail_pulls(context, self._not_master(self._who()))
         self._serve(context, FOLLOWER_FEATURES if self._is_read else ())
-        given.shell.dispatch.open({RequestCode.PROMOTE_REPLICA: self._on_promote})
+        given.shell.dispatch.open(
+            {
+                RequestCode.PROMOTE_REPLICA: self._on_promote,
+                **{code: partial(handler, context) for code, handler in LOG_CHECKS.items()},
+            }
+        )
 
     def _who(self) -> str:
         if self._outside:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.coordination.interface import MOST_REPLICAS, MemberIncarnation
-from mqmesh.errors import BrokerNotAvailable, CorruptRecord
+from mqmesh.errors import BrokerNotAvailable, ConfigError, CorruptRecord
 from mqmesh.log_identity import MAX_EPOCH
 
 NAME: Final = "replica-state"
@@ -84,6 +84,27 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
         has_lost = place != self.place or not syncs
         now = self.renewed(drawn) if has_lost else self
         return msgspec.structs.replace(now, boot_id=boot_id, place=place)
+
+    def adopted(self, replica_id: int, place: str, *, identity: str) -> "ReplicaState":
+        """The state of a replica whose store this is; the same one if it always was.
+
+        Args:
+            replica_id: Of the replica, by its settings.
+            place: Of its store. In another one it is a copy, which anybody may begin with.
+            identity: A new one, for a replica that begins with a copy of another one's store.
+
+        Raises:
+            ConfigError: It is another one's store, and no copy.
+        """
+        if replica_id == self.replica_id:
+            return self
+        if place == self.place:
+            raise ConfigError(
+                f"this is the store of replica {self.replica_id}, and broker_id is {replica_id}. "
+                f"Begin with a copy of it (store_path_root_dir), or remove {NAME} from it if there "
+                f"shall be no replica {self.replica_id} any more"
+            )
+        return msgspec.structs.replace(self, replica_id=replica_id, identity=identity)
 
     def renewed(self, drawn: int) -> "ReplicaState":
         """The state of a replica that has lost records, with a random number of ``DRAWN_BITS``."""

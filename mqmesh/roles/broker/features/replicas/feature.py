@@ -6,7 +6,7 @@ from mqmesh.figures import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, Feature
-from mqmesh.roles.broker.features.replicas import replicas
+from mqmesh.roles.broker.features.replicas import log_checks, replicas
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
 from mqmesh.storage.interface import FlushDiskType
 
@@ -45,6 +45,7 @@ REPLICAS: Final = Feature(
         RequestCode.ACK_REPLICATION: replicas.ack_replication,
         RequestCode.READ_LOG: replicas.read_log,
         RequestCode.GET_HA_STATUS: replicas.get_ha_status,
+        **log_checks.COMMANDS,
         RequestCode.PROMOTE_REPLICA: replicas.refuse_promotion,
         RequestCode.FENCE: replicas.refuse_election,
         RequestCode.STAND_FOR_ELECTION: replicas.refuse_election,

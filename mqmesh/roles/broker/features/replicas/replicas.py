@@ -6,7 +6,7 @@ from typing import Final
 
 from mqmesh.coordination.interface import MemberIncarnation
 from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange, StaleEpoch
-from mqmesh.log_identity import LogIdentity
+from mqmesh.log_identity import LogIdentity, common_end
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, Request, encode_header, reply_with
 from mqmesh.protocol.replication import (
@@ -30,7 +30,6 @@ from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import FlushDiskType, replicable
-from mqmesh.storage.log.epochs import common_end
 from mqmesh.units import CommitLogOffset
 
 SIGN_OF_LIFE_MS: Final = 500

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqmesh.coordination.interface import MemberIncarnation
-from mqmesh.errors import BrokerNotAvailable, CorruptRecord
+from mqmesh.errors import BrokerNotAvailable, ConfigError, CorruptRecord
 from mqmesh.roles.broker.ha.replica_state import (
     DRAWN_BITS,
     ReplicaState,
@@ -97,3 +97,18 @@ def test_another_document_is_refused(change):
 def test_no_document_at_all_is_refused(document):
     with pytest.raises(CorruptRecord):
         decode_replica_state(document)
+
+
+def test_a_copy_of_another_ones_store_begins_a_replica_of_its_own():
+    one = STATE.promise(9)
+    assert one.adopted(one.replica_id, "elsewhere", identity="x") is one
+    other = one.adopted(5, "elsewhere", identity="x").started(
+        "b", "elsewhere", syncs=True, drawn=77
+    )
+    assert (other.replica_id, other.identity, other.member) == (5, "x", MemberIncarnation(5, 78))
+    assert other.promised_epoch == 9
+
+
+def test_another_ones_store_itself_is_refused():
+    with pytest.raises(ConfigError, match=r"the store of replica 2, and broker_id is 5.*remove"):
+        STATE.adopted(5, STATE.place, identity="x")
