@@ -37,6 +37,7 @@ def load_config(
     table: str | None = None,
     overrides: Sequence[str] = (),
     *,
+    prepare: Callable[[dict[str, Any]], None] | None = None,
     fill: Callable[[dict[str, Any]], None] | None = None,
 ) -> _T:
     """Loads a configuration.
@@ -47,6 +48,7 @@ def load_config(
         table: Dotted name of the table in the file, None for the whole file.
         overrides: ``key=value`` each, with a dotted key; a later one wins. The value is TOML;
             what is none, and everything for a text field, is taken as it stands.
+        prepare: Adds what rules of the struct ask for. It gets data as they were said, of any type.
         fill: Adds what follows from other settings; it gets data that fits the struct, and
             sees what was said and what was not.
 
@@ -54,7 +56,7 @@ def load_config(
         ConfigError: One line that says what to mend.
     """
     data = {} if path is None else _select(read_toml(path), table, path)
-    return _build(kind, data, "defaults" if path is None else str(path), overrides, fill)
+    return _build(kind, data, "defaults" if path is None else str(path), overrides, prepare, fill)
 
 
 def parse_config(
@@ -63,6 +65,7 @@ def parse_config(
     source: str,
     overrides: Sequence[str] = (),
     *,
+    prepare: Callable[[dict[str, Any]], None] | None = None,
     fill: Callable[[dict[str, Any]], None] | None = None,
 ) -> _T:
     """Loads a configuration from the text of a TOML file.
@@ -71,12 +74,12 @@ def parse_config(
         kind: Struct to fill.
         text: TOML.
         source: What to call it in an error.
-        overrides, fill: As for ``load_config``.
+        overrides, prepare, fill: As for ``load_config``.
 
     Raises:
         ConfigError: One line that says what to mend.
     """
-    return _build(kind, _parse(text, source), source, overrides, fill)
+    return _build(kind, _parse(text, source), source, overrides, prepare, fill)
 
 
 def convert_values(kind: type[_T], values: dict[str, Any], source: str) -> _T:
@@ -182,11 +185,14 @@ def _build(
     data: dict[str, Any],
     source: str,
     overrides: Sequence[str],
-    fill: Callable[[dict[str, Any]], None] | None,
+    prepare: Callable[[dict[str, Any]], None] | None = None,
+    fill: Callable[[dict[str, Any]], None] | None = None,
 ) -> _T:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     overridden = {_apply(data, info, override) for override in overrides}
+    if prepare is not None:
+        prepare(data)
     config = _convert(kind, info, data, source, overridden)
     if fill is None:
         return config

@@ -1,7 +1,7 @@
 """What a cluster file says: which roles there are, and the settings of each."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -142,9 +142,9 @@ def load_cluster(
         )
     if path is None:
         text = DEFAULT_CLUSTER + (_default_replicas(replicas) if replicas is not None else "")
-        config = parse_config(ClusterConfig, text, source, overrides, fill=_fill)
+        config = parse_config(ClusterConfig, text, source, overrides, prepare=_share, fill=_fill)
     else:
-        config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
+        config = load_config(ClusterConfig, path, None, overrides, prepare=_share, fill=_fill)
     names = [name for _, name, *_ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -237,9 +237,6 @@ def _fill(data: dict[str, Any]) -> None:
     if shared.get("mode") == HaMode.AUTO.value:
         made = msgspec.convert(coordinator, CoordinatorConfig)
         shared = {"coordinator": f"embedded://{_where(made)}"} | shared
-    secure = _security_of(data, folder)
-    for one in (*namesrvs, coordinator):
-        secure(one, NAMESRV)
     for one in data.setdefault("broker", []):
         if shared:
             one["ha"] = shared | one.get("ha", {})
@@ -247,7 +244,10 @@ def _fill(data: dict[str, Any]) -> None:
     for one in data["broker"]:
         name = one.setdefault("broker_name", BrokerConfig().broker_name)
         mode = HaMode(one.get("ha", {}).get("mode", HaMode.OFF))
-        secure(one, broker_user(name, one.get("broker_id", MASTER_ID), mode))
+        user = broker_user(name, one.get("broker_id", MASTER_ID), mode)
+        keys = one.get("security", {})
+        if keys.get("key_file") == str(key_file(folder, name)):  # by _share, not by the file
+            one["security"] = keys | {"key_file": str(key_file(folder, user))}
         one.setdefault("store_path_root_dir", str(folder / quote(name, safe="")))
         if addresses:
             one.setdefault("namesrv_addr", addresses)
@@ -255,19 +255,36 @@ def _fill(data: dict[str, Any]) -> None:
             one.setdefault("filter_server_enable", True)
 
 
-def _security_of(data: dict[str, Any], folder: Path) -> Callable[[dict[str, Any], str], None]:
-    """What gives a role its keys: file of the user that it is, and the list of all."""
-    enable = data.get("security", {}).get("enable", False)
+def _share(data: dict[str, Any]) -> None:
+    """Gives each role what is said once for all: how brokers replicate, and where its keys are.
 
-    def secure(role: dict[str, Any], user: str) -> None:
-        if enable:
+    Before anything is checked, since rules of a role ask for it. What is of a wrong type is left to
+    that check.
+    """
+    brokers, namesrvs = (_tables(data.get(kind)) for kind in ("broker", "namesrv"))
+    for one in brokers:
+        shared, own = data.get("ha"), one.get("ha", {})
+        # Without an id it may stand for several replicas, each of which is checked by itself.
+        if "broker_id" in one and isinstance(shared, dict) and isinstance(own, dict):
+            one["ha"] = shared | own
+    if not _tables([data.get("security")]) or data["security"].get("enable") is not True:
+        return
+    folder = Path(str(data.get("data_dir", DEFAULT_DATA_DIR))).absolute()
+    default = BrokerConfig().broker_name
+    users = [(one, str(one.get("broker_name", default))) for one in brokers]
+    users += [(one, NAMESRV) for one in _tables([*namesrvs, data.setdefault("coordinator", {})])]
+    for role, user in users:
+        if isinstance(said := role.get("security", {}), dict):
             role["security"] = {
                 "enable": True,
                 "key_file": str(key_file(folder, user)),
                 "access_list_file": str(folder / SECURITY / ACCESS_LIST),
-            } | role.get("security", {})
+            } | said
 
-    return secure
+
+def _tables(found: Any) -> list[dict[str, Any]]:
+    """Those of a list that are tables."""
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

@@ -52,6 +52,23 @@ def test_the_cluster_file_is_the_cluster_without_a_file(project_root):
     assert load_cluster(project_root / "conf" / "cluster.toml") == load_cluster(None)
 
 
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        ("2m.toml", 2),
+        ("2m-2s-async.toml", 4),
+        ("2m-2s-sync.toml", 4),
+        ("3r-auto.toml", 3),
+        ("3r-auto-machine1.toml", 1),
+    ],
+)
+def test_a_layout_of_replicas_is_what_its_name_says(project_root, name, processes):
+    config = load_cluster(project_root / "conf" / "ha" / name)
+    assert len(config.broker) == processes
+    if "auto" in name:
+        assert {one.ha.total_replicas for one in config.broker} == {3}
+
+
 def _leaves(values, prefix):
     for key, value in values.items():
         if isinstance(value, dict) and value:
