@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import threading
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, Final, Protocol
 
-from mqmesh.errors import InvalidArgument
+from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.sdk.client.interrupt import SIGNALS, Interrupt
 
 LOOK_S: Final = 1.0
@@ -59,7 +60,8 @@ def run(*clients: Runnable) -> None:
     with Interrupt() as interrupt, ExitStack() as stack:
         for client in clients:
             stack.callback(client.close)
-            client.start()
+            with _unless_closed_meanwhile(client):
+                client.start()
         while not interrupt.wait(LOOK_S) and not all(client.closed for client in clients):
             pass
 
@@ -79,7 +81,8 @@ async def run_async(*clients: AsyncRunnable) -> None:
         async with AsyncExitStack() as stack:
             for client in clients:
                 stack.push_async_callback(client.close)
-                await client.start()
+                with _unless_closed_meanwhile(client):
+                    await client.start()
             while not asked.is_set() and not all(client.closed for client in clients):
                 try:
                     async with asyncio.timeout(LOOK_S):
@@ -89,6 +92,17 @@ async def run_async(*clients: AsyncRunnable) -> None:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _unless_closed_meanwhile(client: Runnable | AsyncRunnable) -> Iterator[None]:
+    """A client that somebody closes while it starts has ended, as one that is closed later."""
+    was_closed = client.closed
+    try:
+        yield
+    except ClientClosed:
+        if was_closed or not client.closed:
+            raise
 
 
 def _check(clients: tuple[Any, ...]) -> None:
