@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from harness.debian_package import debian_program
+from harness.machines import Machines
 from mqmesh.coordination.etcd.http_line import HttpLine
 from mqmesh.errors import RemoteProtocolError, TransportError
 
@@ -57,17 +58,27 @@ class EtcdCluster:
         folder: Of their data and logs.
         count: How many.
         options: Of etcd.
+        machines: Where each gets one of its own, ``e1`` and so on; None: all are here.
 
     Attributes:
         addresses: For clients, by member.
     """
 
-    def __init__(self, folder: Path, count: int = 1, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int = 1,
+        options: tuple[str, ...] = (),
+        machines: Machines | None = None,
+    ) -> None:
         self._folder = folder
         self._options = options
+        names = [f"e{number + 1}" for number in range(count)]
+        hosts = [machines.add(name) if machines else "127.0.0.1" for name in names]
+        self._before = [machines.inside(name) if machines else () for name in names]
         ports = free_ports(2 * count)
-        self.addresses = [f"127.0.0.1:{port}" for port in ports[:count]]
-        self._peers = [f"http://127.0.0.1:{port}" for port in ports[count:]]
+        self.addresses = list(map("{}:{}".format, hosts, ports[:count]))
+        self._peers = list(map("http://{}:{}".format, hosts, ports[count:]))
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for number in range(count):
@@ -118,6 +129,7 @@ class EtcdCluster:
         with (self._folder / f"etcd-{number}.log").open("ab") as log:
             return subprocess.Popen(
                 [
+                    *self._before[number],
                     etcd_program(),
                     f"--name=m{number}",
                     f"--data-dir={self._folder / f'etcd-{number}'}",

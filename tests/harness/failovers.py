@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,13 +23,15 @@ from typing import Final
 import msgspec
 
 from harness.chaos import say, show
+from harness.etcd_processes import QUICK, EtcdCluster
 from harness.machines import HERE, Machines, enter
 from harness.patience import until
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.ha_admin import HaAdmin
-from mqmesh.testing.processes import RoleProcess
+from mqmesh.testing.processes import PROGRAM, RoleProcess
 
 GROUP: Final = "broker-a"
 TOPIC: Final = "t"
@@ -43,6 +45,7 @@ FAULTS: Final = {
     "late": "his followers hear nothing of him for a second, then his machine is gone",
 }
 NEEDS_MACHINES: Final = ("link", "late")
+UP_PORT: Final = 10911
 LATE_S: Final = 1.0
 OPEN: Final = {"allow_insecure_bind": "true"}
 ASK_LAG: Final = """
@@ -59,6 +62,69 @@ SLOW_S: Final = 2.0
 """A pause that is longer is told at once."""
 
 
+class SupervisedReplica:
+    """A replica that a `mqmesh up` runs, as on a machine of its own; it serves once this returns.
+
+    Args:
+        endpoint: Where it is to listen.
+        settings: Of the broker.
+        folder: For the cluster file and what the supervisor keeps.
+        before: What the command begins with.
+
+    Attributes:
+        endpoint: As given.
+        pid: Of the supervisor, whom all that is done to this object is done to.
+    """
+
+    def __init__(
+        self, endpoint: str, settings: Mapping[str, str], folder: Path, before: Sequence[str]
+    ) -> None:
+        self.endpoint = endpoint
+        folder.mkdir(exist_ok=True)
+        self._log = folder / "up.log"
+        (folder / "cluster.toml").write_text("schedule = false\n[[broker]]\n")
+        command = [*before, sys.executable, *PROGRAM, "up", "-c", str(folder / "cluster.toml")]
+        command += ["--set", f"data_dir={folder}"]
+        for key, value in settings.items():
+            command += ["--set", f"broker.0.{key}={value}"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.pid = self._process.pid
+        until(self._serves)
+
+    @property
+    def running(self) -> bool:
+        """True until the supervisor has ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends the supervisor alone: its processes hear of that, and end by themselves."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """As `mqmesh down`."""
+        self._process.terminate()
+        self._process.wait()
+
+    def suspend(self) -> None:
+        """Lets the supervisor hang until ``resume``."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Ends ``suspend``."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _serves(self) -> bool:
+        if not self.running:
+            raise RuntimeError(f"`mqmesh up` ended: {self._log.read_text()[-2_000:]}")
+        with suppress(MQMeshError), AdminClient(self.endpoint, timeout_ms=1_000) as admin:
+            return admin.ping(self.endpoint).state == "running"
+        return False
+
+
 class ElectedGroup:
     """A coordinator, a name server, and the replicas of one group.
 
@@ -67,11 +133,14 @@ class ElectedGroup:
         machines: Where each gets one of its own, ``r1`` and so on, and ``coordinator``; the name
             server is where this program is. None: all are there, on the loopback.
         before: What the command of the process of a name begins with.
+        etcd: Their coordinator is one of three members, on machines ``e1`` and so on.
+        supervised: Each replica is run by a `mqmesh up` of its machine.
         settings: Of all replicas, as after ``--set``; two underscores for a dot.
 
     Attributes:
         replicas: Their processes, by id.
         machines: As given.
+        etcd: The members; None where the coordinator is mqmesh's own.
     """
 
     def __init__(
@@ -81,19 +150,26 @@ class ElectedGroup:
         count: int = 3,
         machines: Machines | None = None,
         before: Callable[[str], Sequence[str]] = lambda name: (),
+        etcd: bool = False,
+        supervised: bool = False,
         **settings: str,
     ) -> None:
         self.folder, self.machines, self._before = folder, machines, before
+        self._supervised = supervised
         self._settings = {name.replace("__", "."): value for name, value in settings.items()}
         self._ids = range(1, count + 1)
-        names = ["coordinator", *(f"r{one}" for one in self._ids)]
+        names = [*(() if etcd else ("coordinator",)), *(f"r{one}" for one in self._ids)]
         self._hosts = {name: machines.add(name) for name in names} if machines is not None else {}
         here = {} if machines is None else {"listen_host": HERE, **OPEN}
         self.coordinator: RoleProcess
-        self.start_coordinator("0")
+        self.etcd: EtcdCluster | None = None
+        if etcd:
+            self.etcd = EtcdCluster(folder, 3, QUICK, machines)
+        else:
+            self.start_coordinator("0")
         namesrv = {"listen_port": "0", **here}
         self.namesrv = RoleProcess("namesrv", namesrv, folder / "namesrv.log")
-        self.replicas: dict[int, RoleProcess] = {}
+        self.replicas: dict[int, RoleProcess | SupervisedReplica] = {}
         self._endpoints: dict[int, str] = {}
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(self.start, self._ids))
@@ -111,25 +187,24 @@ class ElectedGroup:
     def start(self, replica_id: int, **settings: str) -> None:
         """Starts a replica, or starts it again at its old address; settings as of the group."""
         name = f"r{replica_id}"
-        process = self._run(
-            "broker",
-            name,
-            {
-                "broker_id": str(replica_id),
-                "listen_port": self._endpoints.get(replica_id, ":0").rpartition(":")[2],
-                "namesrv_addr": f'["{self.namesrv.endpoint}"]',
-                "store_path_root_dir": str(self.folder / name),
-                "ha.mode": "auto",
-                "ha.ack_replicas": "all",
-                "ha.total_replicas": str(len(self._ids)),
-                "ha.min_in_sync_replicas": "2",
-                "ha.coordinator": f"embedded://{self.coordinator.endpoint}",
-                # Machines of a test share their disks, and so would take Unix sockets.
-                "enable_ipc": str(self.machines is None).lower(),
-                **self._settings,
-                **{name.replace("__", "."): value for name, value in settings.items()},
-            },
-        )
+        where = self._endpoints.get(replica_id, f":{UP_PORT if self._supervised else 0}")
+        coordinator = self.etcd.url if self.etcd else f"embedded://{self.coordinator.endpoint}"
+        values = {
+            "broker_id": str(replica_id),
+            "listen_port": where.rpartition(":")[2],
+            "namesrv_addr": f'["{self.namesrv.endpoint}"]',
+            "store_path_root_dir": str(self.folder / name),
+            "ha.mode": "auto",
+            "ha.ack_replicas": "all",
+            "ha.total_replicas": str(len(self._ids)),
+            "ha.min_in_sync_replicas": "2",
+            "ha.coordinator": coordinator,
+            # Machines of a test share their disks, and so would take Unix sockets.
+            "enable_ipc": str(self.machines is None).lower(),
+            **self._settings,
+            **{name.replace("__", "."): value for name, value in settings.items()},
+        }
+        process = (self._up if self._supervised else self._run_broker)(name, values)
         self.replicas[replica_id] = process
         self._endpoints[replica_id] = process.endpoint
 
@@ -170,6 +245,19 @@ class ElectedGroup:
 
             yield ask
 
+    def _run_broker(self, name: str, settings: dict[str, str]) -> RoleProcess:
+        return self._run("broker", name, settings)
+
+    def _up(self, name: str, settings: dict[str, str]) -> SupervisedReplica:
+        assert self.machines is not None, "all of them would listen at one port"
+        host = self._hosts[name]
+        return SupervisedReplica(
+            f"{host}:{UP_PORT}",
+            {**settings, "listen_host": host, **OPEN},
+            self.folder / f"up-{name}",
+            (*self.machines.inside(name), *self._before(name)),
+        )
+
     def _run(self, role: str, name: str, settings: dict[str, str]) -> RoleProcess:
         """Starts a process on the machine of a name."""
         return RoleProcess(
@@ -182,8 +270,12 @@ class ElectedGroup:
     def close(self) -> None:
         """Ends all."""
         self.admin.close()
-        for process in (*self.replicas.values(), self.namesrv, self.coordinator):
+        for process in (*self.replicas.values(), self.namesrv):
             process.stop()
+        if self.etcd is not None:
+            self.etcd.close()
+        else:
+            self.coordinator.stop()
 
 
 class Load:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from harness.chaos import say
+from harness.etcd_processes import EtcdCluster
 from harness.failovers import ElectedGroup, Load, Reader, stored, wait_acked
 from harness.machines import Machines, enter
 from harness.patience import until
@@ -39,7 +40,18 @@ DISK_BYTES: Final = 512 * MIB
 SEGMENT_BYTES: Final = 8 * MIB
 MODES: Final = ("none", "one", "quorum", "all")
 FLUSHES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
-VICTIMS: Final = ("master", "slave", "coordinator", "master+coordinator", "two")
+VICTIMS: Final = (
+    "master",
+    "slave",
+    "coordinator",
+    "master+coordinator",
+    "etcd",
+    "master+etcd",
+    "two",
+)
+"""``etcd``: the group's coordinator is a cluster of three, and its leader is the victim."""
+SUPERVISOR: Final = "supervisor"
+"""The `mqmesh up` of the master's machine."""
 EVERYWHERE: Final = ("kill", "stop-1", "stop-3", "stop-10", "gone", "cut", "cut-in", "cut-out")
 """Faults that may happen to anybody."""
 OF_REPLICAS: Final = ("from-replicas", "from-coordinator")
@@ -80,6 +92,7 @@ def all_cells() -> list[Cell]:
     """All that make sense."""
     victims = [
         *itertools.product(VICTIMS, EVERYWHERE),
+        *itertools.product((SUPERVISOR,), ("kill", "stop-3", "stop-10")),
         *itertools.product(("master", "slave", "two"), OF_REPLICAS),
         *itertools.product(("master", "slave"), OF_ONE),
         *itertools.product(("master",), OF_MASTERS),
@@ -190,11 +203,16 @@ class Harm:
             "slave": [slave],
             "coordinator": [],
             "master+coordinator": [master],
+            "etcd": [],
+            "master+etcd": [master],
+            SUPERVISOR: [master],
             "two": [master, slave],
         }[cell.victim]
         self._has_coordinator = "coordinator" in cell.victim
+        self._members = [group.etcd.leader()] if group.etcd is not None else []
         self._names = [f"r{one}" for one in self.replicas]
         self._names += ["coordinator"] * self._has_coordinator
+        self._names += [f"e{number + 1}" for number in self._members]
         self._cuts: list[tuple[str, str]] = []
         self.pause = threading.Event().wait
 
@@ -224,11 +242,18 @@ class Harm:
         else:
             self._cut()
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         processes = [self._group.replicas[one] for one in self.replicas]
         processes += [self._group.coordinator] * self._has_coordinator
         for process in processes:
             os.kill(process.pid, number)
+        for member in self._members:
+            self._etcd.signal(member, number)
+
+    @property
+    def _etcd(self) -> EtcdCluster:
+        assert self._group.etcd is not None
+        return self._group.etcd
 
     def _stop_unanswered(self, master: int) -> None:
         others = [f"r{one}" for one in self._group.replicas if one != master]
@@ -295,6 +320,8 @@ class Harm:
                 copies[one] = shutil.copytree(folder, self._group.folder / f"copy-{one}")
         if self._has_coordinator:
             self._group.coordinator.kill()
+        for member in self._members:
+            self._etcd.kill(member)
         if self._fault == "backup":
             self._start()
             until(lambda: len(self._group.in_sync()) > 2)
@@ -316,6 +343,8 @@ class Harm:
     def _start(self) -> None:
         if self._has_coordinator:
             self._group.start_coordinator()
+        for member in self._members:
+            self._etcd.restart(member)
         for one in self.replicas:
             self._group.start(one)
 
@@ -351,11 +380,13 @@ class Harm:
 
     def _cut(self) -> None:
         replicas = [f"r{one}" for one in self._group.replicas]
-        everybody = [*replicas, "coordinator", ""]
+        members = [f"e{number}" for number in (1, 2, 3)]
+        coordinators = members if self._members else ["coordinator"]
+        everybody = [*replicas, *coordinators, ""]
         if self._fault == "ring":
             self._cuts = list(zip(replicas, [*replicas[1:], replicas[0]], strict=True))
         else:
-            others = {"from-replicas": replicas, "from-coordinator": ["coordinator"]}
+            others = {"from-replicas": replicas, "from-coordinator": coordinators}
             for victim in self._names:
                 for other in others.get(self._fault, everybody):
                     if other not in self._names:
@@ -386,6 +417,8 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
         folder,
         machines=machines,
         before=hosts.before,
+        etcd="etcd" in cell.victim,
+        supervised=cell.victim == SUPERVISOR,
         ha__ack_replicas=cell.mode,
         ha__min_in_sync_replicas="2" if cell.mode == "all" else "1",
         storage__flush_disk_type=cell.flush,
