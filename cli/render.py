@@ -89,6 +89,11 @@ def duration(ms: int) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600} h"
 
 
+def rate(per_second: float) -> str:
+    """So many a second: whole numbers from 10 on."""
+    return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
+
+
 @contextmanager
 def progress_bar() -> Iterator[OnProgress]:
     """Draws a bar if standard error is a terminal."""

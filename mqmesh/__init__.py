@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.delays import DelayClient as DelayClient
     from mqmesh.sdk.admin.group_admin import GroupAdmin as GroupAdmin
     from mqmesh.sdk.admin.ha_admin import HaAdmin as HaAdmin
+    from mqmesh.sdk.admin.members import MemberClient as MemberClient
     from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as NamesrvAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
@@ -81,6 +82,7 @@ _MODULE_OF = {
     "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
     "HaAdmin": "mqmesh.sdk.admin.ha_admin",
+    "MemberClient": "mqmesh.sdk.admin.members",
     "NamesrvAdmin": "mqmesh.sdk.admin.namesrv_admin",
     "ProbeClient": "mqmesh.sdk.probes",
     "Hooks": "mqmesh.sdk.hooks",
@@ -136,6 +138,7 @@ __all__ = [
     "GroupAdmin",
     "GroupConfig",
     "HaAdmin",
+    "MemberClient",
     "NamesrvAdmin",
     "ProbeClient",
     "Hooks",

@@ -330,6 +330,11 @@ class StoredMessage(Message, array_like=True, gc=False):
         text = self.property(PROPERTY_RECONSUME_TIMES, "")
         return int(text) if text and len(text) < 10 and text.isdecimal() else 0
 
+    @property
+    def is_handed_over(self) -> bool:
+        """An administrator handed it to this consumer; offsets and retries know nothing of it."""
+        return self.property(PROPERTY_HANDED_OVER) is not None
+
     def to_message(self) -> Message:
         """A plain message of the same content, ready to be sent, without reserved properties."""
         return without_reserved(as_plain(self))
@@ -347,6 +352,8 @@ PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Why the message was sent back last: type and text of an exception, or what was answered."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Of a dead letter that was resent: its offset message id in the dead-letter queue."""
+PROPERTY_HANDED_OVER: Final = "HANDED_OVER"
+"""An administrator handed the message to this consumer (`mqmesh query hand-to`)."""
 RESERVED_PROPERTIES: Final = frozenset(
     {
         PROPERTY_RECONSUME_TIMES,
@@ -356,6 +363,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         PROPERTY_TTL,
         PROPERTY_LAST_FAILURE,
         PROPERTY_RESENT_FROM_DLQ,
+        PROPERTY_HANDED_OVER,
     }
 )
 """What mqmesh tells of a message; users may read it, and not set it."""

@@ -18,8 +18,9 @@ from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option
-from ..render import duration, print_json, print_table
+from ..render import duration, print_json, print_table, rate
 from .group_offsets import clone_offset, reset_offset, skip
+from .running import running
 
 TOPICS_SHOWN = 3
 
@@ -36,6 +37,7 @@ def group() -> None:
       mqmesh group show billing
       mqmesh group progress billing
       mqmesh group connections billing
+      mqmesh group running billing
       mqmesh group reset-offset billing --topic orders --to-time 2h --dry-run
     """
 
@@ -43,6 +45,7 @@ def group() -> None:
 group.add_command(reset_offset)
 group.add_command(clone_offset)
 group.add_command(skip)
+group.add_command(running)
 
 
 @group.command("list")
@@ -78,7 +81,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
                 (row["message_model"] or "-").lower(),
                 row["members"],
                 row["lag"],
-                _rate(row["consume_tps"]),
+                rate(row["consume_tps"]),
                 row["retrying"],
                 row["dead"],
                 _topics(row["topics"]),
@@ -285,7 +288,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
     waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
     click.echo(
         f"lag {found.lag:,} messages{waiting}; {found.in_flight:,} in flight; "
-        f"{_rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
+        f"{rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
         f"{found.dead:,} dead letters; {found.members:,} members"
     )
     _warn(found.members, found.differing, found.message_model)
@@ -521,10 +524,6 @@ def _subscriptions(data: ConsumerData) -> str:
 
 def _state(connected: bool) -> Text:
     return Text("connected", style="green") if connected else Text("lost", style="yellow")
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
 
 
 def _tell(text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -15,14 +16,16 @@ from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
+from mqmesh.protocol.asking import HandedResult
 from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
 from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.members import MemberClient
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
-from ..render import print_json, timestamp
+from ..render import duration, print_json, timestamp
 from .consume import as_dict, parse_time
 from .track import track
 
@@ -54,6 +57,7 @@ def query() -> None:
       mqmesh query by-id 0C6A9F0E5D3B7A12000000000000002A
       mqmesh query by-offset --topic orders --queue 3 --offset 42
       mqmesh query track 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh query hand-to 0C6A9F0E5D3B7A12000000000000002A --group billing --client ID
     """
 
 
@@ -161,6 +165,42 @@ def by_offset(
     with QueryClient(namesrv) as client:
         message = client.by_offset(topic, queue_id, offset, broker_name=broker)
     return _show(QueryResult([message]), as_json)
+
+
+@query.command("hand-to")
+@click.argument("message_id")
+@click.option("-g", "--group", required=True, help="Consumer group.")
+@click.option("-c", "--client", "client_id", required=True, help="Member of the group.")
+@namesrv_option
+@json_option
+def hand_to(message_id: str, group: str, client_id: str, namesrv: str, as_json: bool) -> int:
+    """Have one member of a group consume a message now, and tell what came of it.
+
+    Its listener is called at once, beside what it consumes otherwise. No offset moves and
+    nothing is retried; the listener can see it (message.is_handed_over). MESSAGE_ID is a message
+    id or an offset id. Members of groups that broadcast or consume in order take none. Exit code
+    1 if the message was not consumed within 10 s.
+
+    \b
+    Examples:
+      mqmesh group connections billing      shows the members
+      mqmesh query hand-to 0C6A9F0E5D3B7A12000000000000002A --group billing --client ID
+    """
+    with MemberClient(namesrv) as client:
+        found = client.hand_to(message_id, group, client_id)
+    if as_json:
+        print_json(
+            {
+                "message_id": message_id,
+                "group": group,
+                "client_id": client_id,
+                **msgspec.structs.asdict(found),
+            }
+        )
+    else:
+        text = f": {one_line(found.text)}" if found.text else ""
+        click.echo(f"{found.result} in {duration(found.took_ms)} by {client_id}{text}")
+    return ExitCode.OK if found.result == HandedResult.SUCCESS else ExitCode.FAILED
 
 
 def time_option(option: str, text: str | None, now_ms: int, default: int) -> int:

@@ -69,6 +69,13 @@ class RequestCode(enum.IntEnum):
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     CLONE_GROUP_OFFSET = 314
 
+    # Broker: one consumer, for administrators; see ``protocol/asking.py``.
+    GET_CONSUMER_RUNNING_INFO = 307
+    CONSUME_MESSAGE_DIRECTLY = 309
+    ASK_CLIENT = 1_090
+    """From the broker to the consumer."""
+    ANSWER_OF_CLIENT = 1_091
+
     # Broker: its filter servers.
     REGISTER_FILTER_SERVER = 301
     """From a filter server, again and again while it is there."""

@@ -14,10 +14,10 @@ import msgspec
 
 from mqmesh.protocol import (
     admin,
+    asking,
     coordination,
     filters,
     groups,
-    locking,
     membership,
     messaging,
     pulling,
@@ -246,8 +246,8 @@ _ROWS: Final = (
     _row(C.NOTIFY_CONSUMER_IDS_CHANGED, CLIENT, INTERNAL, "", "group",
          membership.ConsumerIdsChanged, oneway=True),
     _row(C.LOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group",
-         locking.LockBatchRequest, locking.LockBatchResponse),
-    _row(C.UNLOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group", locking.UnlockBatchRequest),
+         membership.LockBatchRequest, membership.LockBatchResponse),
+    _row(C.UNLOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group", membership.UnlockBatchRequest),
     # Replies to requests.
     _row(C.SEND_REPLY_MESSAGE, BROKER, NONE, "", "",
          replies.SendReplyRequest, replies.SendReplyResponse),
@@ -300,6 +300,13 @@ _ROWS: Final = (
          groups.CloneOffsetRequest, groups.OffsetChanges),
     _row(C.RESET_CONSUMER_CLIENT_OFFSET, CLIENT, INTERNAL, "queues[].topic", "group",
          groups.ConsumerOffsetReset, oneway=True),
+    # One consumer, for administrators.
+    _row(C.GET_CONSUMER_RUNNING_INFO, BROKER, ADMIN, "", "group",
+         asking.RunningInfoRequest, asking.RunningInfo),
+    _row(C.CONSUME_MESSAGE_DIRECTLY, BROKER, ADMIN, LOOKED_UP, "group",
+         asking.HandToRequest, asking.HandedOver),
+    _row(C.ASK_CLIENT, CLIENT, INTERNAL, "", "", asking.AskClient, oneway=True),
+    _row(C.ANSWER_OF_CLIENT, BROKER, NONE, "", "", asking.ClientAnswer, oneway=True),
     # Topics and the broker, for administrators.
     _row(C.UPDATE_AND_CREATE_TOPIC, BROKER, ADMIN, "config.topic", "",
          admin.UpdateTopicRequest, route.TopicConfig),

@@ -7,7 +7,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_group, is_system_topic
-from mqmesh.protocol.membership import ConsumerData
+from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
 
@@ -138,6 +138,7 @@ class ConsumerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False)
         silent_ms: Since its last heartbeat.
         data: What it said of the group.
         difference: How it subscribes differently from the group; empty if it does not.
+        stats: What it did in the group of late, as of its last heartbeat.
     """
 
     client_id: str
@@ -147,6 +148,7 @@ class ConsumerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False)
     silent_ms: int
     data: ConsumerData
     difference: str = ""
+    stats: list[TopicConsumption] = []
 
 
 class ConsumerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False):

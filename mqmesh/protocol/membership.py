@@ -1,12 +1,17 @@
-"""Words between clients and brokers about who belongs to which group."""
+"""Words between clients and brokers about who belongs to which group, and who may read a queue."""
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, ExpressionType, QueueId
 from mqmesh.protocol.route import Name
+
+LOCK_HELD_BY_OTHER: Final = 0
+"""Instead of a token: another member has the queue; ask again."""
+LOCK_PENDING: Final = -1
+"""Instead of a token: the broker just came back and waits for former holders; ask again."""
 
 
 class MessageModel(enum.StrEnum):
@@ -43,6 +48,34 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=1_024)]
 
 
+class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a consumer did with the messages of a topic; rates are of the last half minute.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        ok_per_s: Messages that listeners have done, a second.
+        failed_per_s: Messages whose listener failed, a second.
+        failed_last_hour: How many these were in the last hour.
+        handling_ms: Average time of a listener's call.
+        pulled_per_s: Messages that came, a second.
+        pull_wait_ms: Average time from a pull to its answer, of those that brought some.
+        cached_messages: Pulled and not done; of a pull consumer, not polled.
+        cached_bytes: About how many bytes these have, as stored.
+    """
+
+    group: Name
+    topic: Name
+    ok_per_s: float = 0.0
+    failed_per_s: float = 0.0
+    failed_last_hour: int = 0
+    handling_ms: float = 0.0
+    pulled_per_s: float = 0.0
+    pull_wait_ms: float = 0.0
+    cached_messages: int = 0
+    cached_bytes: int = 0
+
+
 class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """HEART_BEAT: each 30 s to every broker in use, and at once when it changes.
 
@@ -52,6 +85,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consumers: Groups that it consumes in.
         language: For the administrator's eyes.
         version: mqmesh version of the client.
+        stats: What its consumers did of late.
     """
 
     client_id: Name
@@ -59,6 +93,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consumers: Annotated[list[ConsumerData], msgspec.Meta(max_length=256)] = []
     language: Annotated[str, msgspec.Meta(max_length=32)] = "PYTHON"
     version: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    stats: Annotated[list[TopicConsumption], msgspec.Meta(max_length=1_024)] = []
 
 
 class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -119,3 +154,59 @@ class ConsumerIdsChanged(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
     group: Name
     generation: int = 0
+
+
+class LockEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A queue to lock, or what became of that.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: Message queue.
+        token: In a request: of the lock that the member believes it holds, 0 for none. In an
+            answer: above 0 the lock's, which stays the same as long as nobody else had the
+            queue; else ``LOCK_HELD_BY_OTHER`` or ``LOCK_PENDING``.
+    """
+
+    topic: Name
+    queue_id: QueueId
+    token: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = 0
+
+
+class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """LOCK_BATCH_MQ: a member wants queues for itself alone, or goes on wanting them.
+
+    Attributes:
+        group: Consumer group.
+        client_id: The member.
+        queues: Which.
+    """
+
+    group: Name
+    client_id: Name
+    queues: Annotated[list[LockEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+class LockBatchResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to LOCK_BATCH_MQ.
+
+    Attributes:
+        lease_ms: The locks end so long after the request, unless it is repeated.
+        queues: As asked, in the same order.
+    """
+
+    lease_ms: int
+    queues: Annotated[list[LockEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+class UnlockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UNLOCK_BATCH_MQ: a member has done with queues; answered with an empty header.
+
+    Attributes:
+        group: Consumer group.
+        client_id: The member.
+        queues: Which; their tokens do not matter.
+    """
+
+    group: Name
+    client_id: Name
+    queues: Annotated[list[LockEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]

@@ -45,7 +45,6 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
-from mqmesh.protocol.locking import LockBatchRequest, LockBatchResponse, LockEntry
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,
@@ -53,6 +52,9 @@ from mqmesh.protocol.membership import (
     ConsumerListRequest,
     HeartbeatRequest,
     HeartbeatResponse,
+    LockBatchRequest,
+    LockBatchResponse,
+    LockEntry,
     Subscription,
     UnregisterClientRequest,
 )

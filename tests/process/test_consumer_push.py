@@ -16,8 +16,13 @@ from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
-from mqmesh.protocol.locking import LockEntry, UnlockBatchRequest
-from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    HeartbeatRequest,
+    LockEntry,
+    Subscription,
+    UnlockBatchRequest,
+)
 from mqmesh.protocol.pulling import QueryConsumerOffsetRequest, QueueOffsetEntry
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import ClientOptions

@@ -111,7 +111,8 @@ INNER_ROOMS = {
         "transactions": {"client", "producer"},
         "consumer.fetching": {"client"},
         "consumer.listening": {"client", "consumer.fetching"},
-        "consumer": {"client", "consumer.fetching", "consumer.listening"},
+        "consumer.telling": {"client", "consumer.fetching", "consumer.listening"},
+        "consumer": {"client", "consumer.fetching", "consumer.listening", "consumer.telling"},
         "admin": {"client", "consumer"},
         "connector": {"client", "admin", "consumer.fetching"},
         "app": {"client", "producer", "consumer.fetching", "consumer.listening", "consumer"},
@@ -200,6 +201,7 @@ MAKES_ITS_OWN = {
     "mqmesh.sdk.client.options": "asks for the name of this machine",
     "mqmesh.sdk.client.run": "asks whether this is the main thread, for signals",
     "mqmesh.sdk.consumer.listening.worker_threads": "threads of listeners; simulated: workers.py",
+    "mqmesh.sdk.consumer.telling.stacks": "tells where this process's threads stand",
     "mqmesh.sdk.transactions.listener_pool": "threads of listeners; simulated: workers.py",
 }
 """Files of the SDK that use threads without the transport, and why."""

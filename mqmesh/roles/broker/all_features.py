@@ -5,6 +5,7 @@ from typing import Final
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin.feature import ADMIN
+from mqmesh.roles.broker.features.asking.feature import ASKING
 from mqmesh.roles.broker.features.delays.feature import DELAYS
 from mqmesh.roles.broker.features.groups.feature import GROUPS
 from mqmesh.roles.broker.features.pulls.feature import PULLS
@@ -24,6 +25,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     SENDS,  # sends of a turn wake pulls
     PULLS,
     REPLIES,
+    ASKING,
     GROUPS,
     RETRIES,
     DELAYS,  # told of what the turn stored

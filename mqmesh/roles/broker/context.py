@@ -1,6 +1,7 @@
 """The context of a broker's handlers: what they may use."""
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,9 @@ from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
+
+QUESTION_TIMEOUT_MS: Final = 12_000
+"""A consumer that has not answered a question by then will not; it has itself 10 s for most."""
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -106,6 +110,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         index: Way to the index process, None if there is none.
         schedule: The schedule service, and who waits for it.
         replies: Replies to requests that are under way.
+        questions: Of administrators to consumers, under way.
         retries: What is remembered of failed messages.
         group_table: Settings of consumer groups.
         pulls: What groups were handed out.
@@ -141,6 +146,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     index: IndexerLink | None = None
     schedule: ScheduleDesk
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
+    questions: ReplyTable = msgspec.field(default_factory=lambda: ReplyTable(QUESTION_TIMEOUT_MS))
     retries: Retries
     group_table: GroupTable
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)

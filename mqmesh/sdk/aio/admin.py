@@ -13,6 +13,7 @@ from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetter
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
 from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
+from mqmesh.sdk.admin.members import MemberClient as BlockingMemberClient
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as BlockingNamesrvAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
@@ -159,6 +160,15 @@ class TrackClient(QueryClient, GroupAdmin):
     _kind = BlockingTrackClient
 
     track = awaited(BlockingTrackClient.track)
+
+
+class MemberClient(QueryClient, GroupAdmin):
+    """Single members of groups, from coroutines; as ``mqmesh.MemberClient``."""
+
+    _kind = BlockingMemberClient
+
+    running_info = awaited(BlockingMemberClient.running_info)
+    hand_to = awaited(BlockingMemberClient.hand_to)
 
 
 class DeadLetterClient(QueryClient):

@@ -75,6 +75,7 @@ class PullConsumer:
         """Connects, and waits until the first queues are there."""
         self._loop = asyncio.get_running_loop()
         self._inner.on_arrival = self._wake
+        self._inner.introspection.loop = self._loop
         await asyncio.to_thread(self._inner.start)
 
     async def close(self, *, unfinished: bool = False) -> None:
@@ -280,6 +281,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
         """Says where the listeners run."""
         assert isinstance(self._workers, WorkerTasks)
         self._workers.attach(loop)
+        self.introspection.loop = loop
 
     def subscribe_coroutine(self, topic: str, expression: Wanted, listener: AsyncListener) -> None:
         """As ``subscribe``."""

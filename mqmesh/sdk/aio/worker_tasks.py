@@ -94,15 +94,14 @@ class WorkerTasks(Workers):
 
     async def _work(self) -> None:
         while (turn := self._next()) is not None:
-            loop = asyncio.get_running_loop()
-            began_s = loop.time()
             try:
                 await self._run(turn)
             except BaseException:
                 self._service.give_up(turn)
                 raise
             finally:
-                self._service.busy_ns += int((loop.time() - began_s) * 1e9)
+                with self._service.changed:
+                    self._service.end(turn)
 
     async def _run(self, turn: Turn) -> None:
         listener, calls = turn.work.listener, turn.calls

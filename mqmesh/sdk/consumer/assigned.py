@@ -14,7 +14,11 @@ class Assigned(Start, Generic[S], eq=False):
     Attributes:
         sink: Where its messages go; None until it is known where to begin.
         loop: Its pulls.
+        committed_offset: What was committed last, -1 for nothing yet.
+        committed_ms: When that was, monotonic.
     """
 
     sink: S | None = None
     loop: PullLoop | None = None
+    committed_offset: int = -1
+    committed_ms: int = 0

@@ -26,6 +26,7 @@ from mqmesh.protocol.membership import (
     HeartbeatResponse,
     MessageModel,
     Subscription,
+    TopicConsumption,
 )
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
@@ -33,7 +34,7 @@ from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.assigned import Assigned, S
 from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wanted, as_selector
-from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop, PullMeter
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
 from mqmesh.sdk.consumer.filter_link import FilterLinks
 from mqmesh.sdk.consumer.local_offsets import LocalOffsets
@@ -45,6 +46,7 @@ from mqmesh.sdk.consumer.queue_leases import QueueLeases
 from mqmesh.sdk.consumer.queue_starts import QueueStarts, Start
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.start_positions import Position, StartPositions
+from mqmesh.sdk.consumer.telling.questions import Answerer, Questions
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
@@ -69,6 +71,11 @@ class ConsumerEngine(Generic[S]):
         make_sink: Makes the place for the messages of a queue that begins at an offset.
         transport: The world; ZeroMQ by default.
         on_end: Called last in the client loop; nothing is sent any more.
+
+    Attributes:
+        meters: What pulls brought, by topic.
+        stats: Tells what was done of late, for heartbeats.
+        answerers: Who answers questions of administrators, by request code.
     """
 
     def __init__(
@@ -124,6 +131,10 @@ class ConsumerEngine(Generic[S]):
             is_wanted=self._is_wanted,
             begin=self._begin_queue,
         )
+        self.meters: dict[str, PullMeter] = {}
+        self.stats: Callable[[], list[TopicConsumption]] = list
+        self.answerers: dict[int, Answerer] = {}
+        self._questions = Questions(self.client, self.answerers)
         self._make_sink = make_sink
         self._subscriptions: dict[str, Subscription] = {}
         self._manual = False
@@ -252,6 +263,10 @@ class ConsumerEngine(Generic[S]):
                 self._follow(topic)
         self._take(new, 0)
 
+    def subscriptions(self) -> list[Subscription]:
+        """What it takes part in."""
+        return list(self._subscriptions.values())
+
     def sinks(self) -> dict[MessageQueue, S]:
         """What is pulled at present, and where it goes."""
         return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
@@ -271,7 +286,20 @@ class ConsumerEngine(Generic[S]):
             one = self.assigned.get(queue)
             if one is not None and one.sink is not None:
                 offsets[queue] = one.sink.commit_offset()
-        self.offsets.commit(offsets, on_done)
+
+        def done(error: MQMeshError | None) -> None:
+            if error is None:
+                self._note_committed(offsets)
+            on_done(error)
+
+        self.offsets.commit(offsets, done)
+
+    def _note_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        now_ms = self.client.loop.clock.monotonic_ms()
+        for queue, offset in offsets.items():
+            one = self.assigned.get(queue)
+            if one is not None and one.committed_offset != offset:
+                one.committed_offset, one.committed_ms = offset, now_ms
 
     def _reachable(self) -> list[MessageQueue]:
         if self.options.message_model == MessageModel.BROADCASTING:
@@ -339,7 +367,9 @@ class ConsumerEngine(Generic[S]):
                     list(self._subscriptions.values()),
                 )
             ]
-        return HeartbeatRequest(self.client.client_id, consumers=consumers, version=VERSION)
+        return HeartbeatRequest(
+            self.client.client_id, consumers=consumers, version=VERSION, stats=self.stats()
+        )
 
     def _routes_changed(self, topics: set[str]) -> None:
         routes = self.client.routes
@@ -439,6 +469,8 @@ class ConsumerEngine(Generic[S]):
                 moved = decode_header(ConsumerOffsetReset, command.header)
                 if moved.group == self.group:
                     self._follow_reset(broker_name, moved)
+            elif command.code == RequestCode.ASK_CLIENT:
+                self._questions.on_ask(broker_name, command)
         except RemoteProtocolError as error:
             _log.warning("broker %s: %s", broker_name, error)
 
@@ -556,6 +588,7 @@ class ConsumerEngine(Generic[S]):
         text, kind = wanted.expression, wanted.expression_type
         selector = MessageSelector(expression=text, expression_type=kind)
         address = self.client.routes.address(queue.broker_name)
+        now_ms = self.client.loop.clock.monotonic_ms
         state.loop = PullLoop(
             queue,
             self.group,
@@ -575,6 +608,7 @@ class ConsumerEngine(Generic[S]):
             replicas=None if self.filters.uses(queue) else self.client.replicas,
             on_stale=partial(self._stale, state),
             on_reset=lambda: self.offsets.forget(queue),
+            meter=self.meters.setdefault(queue.topic, PullMeter(now_ms)),
         )
         state.loop.resume()
         if not position.committed:

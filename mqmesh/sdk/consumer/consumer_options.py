@@ -35,6 +35,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         pull_threshold_size_for_queue: The same in MiB.
         start_timeout_ms: How long ``start`` waits for the first queues.
         offsets_dir: Folder of offset files, for BROADCASTING.
+        admin_introspection: Administrators may see this consumer's settings, its messages at hand
+            and where its threads stand (`mqmesh group running`).
     """
 
     message_model: MessageModel = MessageModel.CLUSTERING
@@ -49,6 +51,7 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pull_threshold_size_for_queue: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 100
     start_timeout_ms: Ms = 3_000
     offsets_dir: str = "~/.mqmesh/offsets"
+    admin_introspection: bool = True
 
     def pull_settings(self) -> PullSettings:
         """How queues are pulled."""
@@ -139,6 +142,7 @@ class ConsumerKeywords(TypedDict, total=False):
     pull_threshold_size_for_queue: int
     start_timeout_ms: int
     offsets_dir: str
+    admin_introspection: bool
 
 
 class PushConsumerKeywords(ConsumerKeywords, total=False):

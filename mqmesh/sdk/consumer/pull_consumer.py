@@ -34,6 +34,7 @@ from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.polled_queues import PolledQueues
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.consumer.running_info import Introspection
 from mqmesh.sdk.hooks import ConsumeContext, Hooks, make_hook_calls
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
@@ -114,6 +115,7 @@ class PullConsumer:
             self._engine.counters,
             self._check_running,
         )
+        self.introspection = Introspection("pull", self._engine)
         self._figures = FigureBoard()
         self._figures.add(PULL_FIGURES, lambda: self._engine)
         self._mode = ""
@@ -142,6 +144,7 @@ class PullConsumer:
                 self.close()
                 raise
             self._state = "running"
+            self.introspection.begin()
             try:
                 self._engine.start()
             except (AuthenticationFailed, BrokerError):

@@ -15,6 +15,9 @@ from mqmesh.errors import (
 )
 from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
+from mqmesh.protocol.asking import HandToRequest
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.client.run import run
@@ -39,12 +42,15 @@ from mqmesh.sdk.consumer.listening.consume_service import (
 )
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, QueueWork, Waiting
 from mqmesh.sdk.consumer.listening.group_retry import GroupRetry, Retry
+from mqmesh.sdk.consumer.listening.handed_over import HandOver, handed_message
 from mqmesh.sdk.consumer.listening.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.consumer.running_info import Introspection
+from mqmesh.sdk.consumer.telling.questions import OnAnswer
 from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
@@ -52,8 +58,6 @@ from mqmesh.transport.interface import Transport
 WATCH_INTERVAL_MS: Final = 1_000
 SENT_BACK_S: Final = 0.5
 """How long a consumer that closes waits for brokers to take what was sent back."""
-TOLD: Final = -1
-"""In place of the time since when a message is with the listener."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +85,7 @@ class PushSink(QueueSink):
         self._process = ProcessQueue(start, options.flow_limits())
         self._work = make_work()
         self._since_ms: dict[int, int] = {}
+        self._told: set[int] = set()
 
     @property
     def next_offset(self) -> int:
@@ -104,6 +109,7 @@ class PushSink(QueueSink):
         self._service.follow(self._work, before)
         self._process = ProcessQueue(offset, self._options.flow_limits())
         self._since_ms.clear()
+        self._told.clear()
 
     def commit_offset(self) -> int:
         """All before this queue offset is done."""
@@ -142,11 +148,17 @@ class PushSink(QueueSink):
             left = Waiting(self._work.begun_offset)
         begun = self._process.open_before(left.first, left.again)
         self._since_ms = {offset: self._since_ms.get(offset, now_ms) for offset, _ in begun}
-        timeout_ms = self._options.consume_timeout_ms
-        late = [one for one in begun if 0 <= self._since_ms[one[0]] <= now_ms - timeout_ms]
-        for offset, _ in late:
-            self._since_ms[offset] = TOLD
+        self._told &= self._since_ms.keys()
+        until_ms = now_ms - self._options.consume_timeout_ms
+        late = [
+            one for one in begun if self._since_ms[one[0]] <= until_ms and one[0] not in self._told
+        ]
+        self._told.update(offset for offset, _ in late)
         return late
+
+    def begun_ms(self, offset: int) -> int | None:
+        """Since when a message is with the listener, monotonic; None for less than a second."""
+        return self._since_ms.get(offset)
 
 
 class PushConsumer:
@@ -220,6 +232,8 @@ class PushConsumer:
         self._workers = self._make_workers(self._service)
         if isinstance(self._service, OrderlyService) and self._is_clustering:
             self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
+        self.introspection = Introspection("push", self._engine, self._service)
+        self._engine.answerers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._take_handed
         self._figures = FigureBoard()
         self._figures.add(PULL_FIGURES, lambda: self._engine)
         self._figures.add(LISTENER_FIGURES, lambda: self._service)
@@ -254,6 +268,7 @@ class PushConsumer:
                 # Messages of the group that failed come back there.
                 self._engine.subscribe(retry_topic(self.group), "*")
             self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
+            self.introspection.begin()
             try:
                 self._engine.start()
             except (AuthenticationFailed, BrokerError):
@@ -423,14 +438,16 @@ class PushConsumer:
 
     def _make_service(self) -> ConsumeService:
         changed = self._engine.client.transport.condition()
+        now_ns = self._engine.client.loop.clock.monotonic_ns
         if self.options.consume_orderly:
             return OrderlyService(
                 changed,
+                now_ns,
                 self.options.suspend_current_queue_time_ms,
                 self._call_later,
                 to_dead_letters(self._back),
             )
-        return ConcurrentService(changed, self._retry.on_failed)
+        return ConcurrentService(changed, now_ns, self._retry.on_failed)
 
     def _make_workers(self, service: ConsumeService) -> Workers:
         name, most = f"mqmesh-{self.group}", self.options.consume_thread_count
@@ -478,9 +495,7 @@ class PushConsumer:
             listener, batch_size = self._listen_again, 1
         else:
             listener = self._listeners[queue.topic]
-        if self._hooks is not None:
-            clock = self._engine.client.loop.clock
-            listener = self._hooked(listener, self._hooks, clock.wall_ms)
+        listener = self._with_hooks(listener)
 
         def progress() -> None:
             one = self._engine.assigned.get(queue)
@@ -495,13 +510,36 @@ class PushConsumer:
 
         def work() -> QueueWork:
             if not self.options.consume_orderly:
-                return QueueWork(listener, batch_size, progress, broken)
+                return QueueWork(listener, batch_size, progress, broken, topic=queue.topic)
             leases = self._engine.leases
             lease = Always() if leases is None else leases.lease(queue)
             limit = self.options.max_reconsume_times if self._is_clustering else NO_LIMIT
-            return OrderlyQueue(listener, batch_size, progress, broken, lease, limit)
+            return OrderlyQueue(
+                listener, batch_size, progress, broken, lease, limit, topic=queue.topic
+            )
 
         return PushSink(start, self.options, self._service, work)
+
+    def _take_handed(
+        self, broker_name: str, question: bytes, body: memoryview, on_answer: OnAnswer
+    ) -> None:
+        """An administrator hands a message to this member."""
+        asked = decode_header(HandToRequest, memoryview(question))
+        if not isinstance(self._service, ConcurrentService):
+            raise InvalidArgument(
+                f"group {self.group} consumes in order: no message may overtake another one"
+            )
+        address = self._engine.client.routes.address(broker_name)
+        host = "" if address is None else address.tcp
+        message = handed_message(body, asked.ordinal, broker_name=broker_name, store_host=host)
+        listener = self._with_hooks(self._listener_of(message.topic))
+        loop = self._engine.client.loop
+        HandOver(self._service, loop, on_answer).begin(listener, message)
+
+    def _with_hooks(self, listener: AnyListener) -> AnyListener:
+        if self._hooks is None:
+            return listener
+        return self._hooked(listener, self._hooks, self._engine.client.loop.clock.wall_ms)
 
     def _submit_again(
         self, work: QueueWork, messages: list[StoredMessage], span: StateSpan, attempt: int

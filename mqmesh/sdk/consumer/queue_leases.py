@@ -18,7 +18,7 @@ from mqmesh.errors import MQMeshError, RemoteProtocolError
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.locking import (
+from mqmesh.protocol.membership import (
     LOCK_PENDING,
     LockBatchRequest,
     LockBatchResponse,

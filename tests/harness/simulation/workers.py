@@ -66,7 +66,7 @@ class SimulatedWorkers(Workers):
 
     def _call(self, turn: Turn, messages: list[StoredMessage] | None) -> None:
         if messages is None:
-            self._look()
+            self._done(turn)
             return
         result: object
         self._on_call(messages[0], turn.work)
@@ -81,9 +81,13 @@ class SimulatedWorkers(Workers):
         try:
             messages = turn.calls.send(result)
         except StopIteration:
-            self._look()
+            self._done(turn)
         else:
             self._call(turn, messages)
+
+    def _done(self, turn: Turn) -> None:
+        self._service.end(turn)
+        self._look()
 
 
 class SimulatedPool(ListenerPool):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mqmesh.cli import main
+from mqmesh.cli import main, render
 from mqmesh.cli.admin import group, group_offsets
 from mqmesh.cli.messages import track
 from mqmesh.message import BatchInfo, StoredMessage
@@ -63,7 +63,7 @@ def test_few_topics_are_shown(topics, shown):
     ("rate", "shown"), [(0.0, "0"), (0.25, "0.2"), (9.96, "10.0"), (12_345.6, "12,346")]
 )
 def test_rates(rate, shown):
-    assert group._rate(rate) == shown
+    assert render.rate(rate) == shown
 
 
 def test_progress_for_programs_has_everything():

@@ -18,8 +18,13 @@ from mqmesh.protocol.commands import (
     served_by,
 )
 from mqmesh.protocol.groups import CloneOffsetRequest
-from mqmesh.protocol.locking import LockBatchRequest, LockEntry
-from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    HeartbeatRequest,
+    LockBatchRequest,
+    LockEntry,
+    Subscription,
+)
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import PullRequest
 

@@ -46,7 +46,7 @@ class Case:
         self.failed: list[tuple[list[int], object]] = []
         self.timers = []
         self.progress = 0
-        self.service = ConcurrentService(threading.Condition(), self._on_failed)
+        self.service = ConcurrentService(threading.Condition(), time.monotonic_ns, self._on_failed)
         self.workers = SparingThreads(
             self.service, "test", threads, clock or SystemClock(), self._call_later
         )
@@ -444,3 +444,64 @@ def test_it_is_known_what_no_worker_has_begun(make_case):
     release.set()
     case.until_done(307)
     assert case.service.waiting() == {}
+
+
+def test_tallies_count_what_was_begun_what_failed_and_what_is_at_hand():
+    go_on, entered = threading.Event(), threading.Event()
+
+    def listen(found):
+        if found[0].queue_offset == 2:
+            raise ValueError
+        if found[0].queue_offset == 4:
+            entered.set()
+            assert go_on.wait(PATIENCE_S)
+
+    case = Case(threads=1, listener=listen)
+    case.work.topic = "t"
+    case.submit(0, 6)
+    assert entered.wait(PATIENCE_S)
+    assert [one.queue_offset for one in case.service.with_listeners] == [4]
+    tally = case.service.tallies()["t"]
+    assert (tally.calls, tally.messages, tally.failed) == (5, 5, 1)
+    assert tally.busy_ns > 0, "though the turn is not over"
+    go_on.set()
+    case.until_done(5)
+    case.until_idle(1)
+    tally = case.service.tallies()["t"]
+    assert (tally.calls, tally.messages, tally.failed) == (6, 6, 1)
+    assert case.service.with_listeners == []
+    assert case.close(PATIENCE_S)
+
+
+def test_tallies_count_messages_of_calls_that_get_several():
+    case = Case(threads=1, batch_size=4)
+    case.work.topic = "t"
+    case.submit(0, 10)
+    case.until_done(10)
+    case.until_idle(1)
+    tally = case.service.tallies()["t"]
+    assert (tally.calls, tally.messages) == (3, 10)
+    assert case.close(PATIENCE_S)
+
+
+def test_what_is_handed_over_goes_before_all_that_waits_and_can_be_taken_back():
+    go_on, entered = threading.Event(), threading.Event()
+
+    def listen(found):
+        entered.set()
+        assert go_on.wait(PATIENCE_S)
+
+    case = Case(threads=1, listener=listen)
+    case.submit(0, 3)
+    assert entered.wait(PATIENCE_S)
+    results, (handed, other) = [], FakeBatch(100, 2).decode()
+    case.service.hand_over(lambda found: found[0].queue_offset, handed, results.append)
+    take_back = case.service.hand_over(lambda found: 0, other, results.append)
+    assert take_back()
+    assert not take_back()
+    assert case.span.states.count(DONE) == 0
+    go_on.set()
+    case.until_done(3)
+    case.until_idle(1)
+    assert results == [100]
+    assert case.close(PATIENCE_S)

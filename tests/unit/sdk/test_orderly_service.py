@@ -91,7 +91,9 @@ class Case:
         self.most_running = 0
         self.tokens: set[int] = set()
         self.spans: dict[str, StateSpan] = {}
-        self.service = OrderlyService(threading.Condition(), 1_000, self._later, self._letter)
+        self.service = OrderlyService(
+            threading.Condition(), time.monotonic_ns, 1_000, self._later, self._letter
+        )
         self.workers = WorkerThreads(self.service, "test", threads, SystemClock())
 
     def close(self, timeout_s):
@@ -460,7 +462,9 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
             queue.name = name
             return queue
 
-        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        service = OrderlyService(
+            threading.Condition(), time.monotonic_ns, 10, later, lambda *args: None
+        )
         workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         for queue in (work("a"), work("b")):
@@ -496,7 +500,7 @@ def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any
             buried.set()
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always(), 2)
-        service = OrderlyService(threading.Condition(), 10, later, letter)
+        service = OrderlyService(threading.Condition(), time.monotonic_ns, 10, later, letter)
         workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 1)], StateSpan(0, bytearray(1), 0))
@@ -525,10 +529,14 @@ def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
             loop.call_soon_threadsafe(callback)
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always())
-        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        service = OrderlyService(
+            threading.Condition(), time.monotonic_ns, 10, later, lambda *args: None
+        )
         workers = WorkerTasks(service, 8, threading.Event())
         assert workers.close(0)  # nothing was attached, so nothing runs
-        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        service = OrderlyService(
+            threading.Condition(), time.monotonic_ns, 10, later, lambda *args: None
+        )
         workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 5)], StateSpan(0, bytearray(10), 0))
@@ -555,7 +563,9 @@ class NoWorkers:
 
 def test_halted_queues_go_on_in_the_order_in_which_they_halted():
     # In any other order, addresses in memory would decide what a simulated seed does.
-    service = OrderlyService(threading.Condition(), 1_000, lambda *_: None, lambda *_: None)
+    service = OrderlyService(
+        threading.Condition(), time.monotonic_ns, 1_000, lambda *_: None, lambda *_: None
+    )
     service.attach(NoWorkers())
     permit = Permit()
     halted = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 
 import pytest
 from harness.simulated_network import SimulatedNetwork
@@ -31,7 +32,7 @@ class FakeService(ConcurrentService):
     """Keeps what it is given."""
 
     def __init__(self):
-        super().__init__(threading.Condition(), lambda *_: None)
+        super().__init__(threading.Condition(), time.monotonic_ns, lambda *_: None)
         self.submitted = []
 
     def submit(self, work, batches, span):

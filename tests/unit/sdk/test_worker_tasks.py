@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -35,7 +36,9 @@ def test_what_comes_while_the_last_task_ends_is_handed_out(tasks):
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = StateSpan(0, bytearray(50), 0)
-        service = ConcurrentService(threading.Condition(), lambda *arguments: None)
+        service = ConcurrentService(
+            threading.Condition(), time.monotonic_ns, lambda *arguments: None
+        )
         workers = WorkerTasks(service, tasks, threading.Event())
         workers.attach(asyncio.get_running_loop())
         send(0)
@@ -66,7 +69,7 @@ def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_o
         messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(n)) for n in range(3)]
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = StateSpan(0, bytearray(3), 0)
-        service = ConcurrentService(threading.Condition(), on_failed)
+        service = ConcurrentService(threading.Condition(), time.monotonic_ns, on_failed)
         workers = WorkerTasks(service, 1, threading.Event())
         workers.attach(asyncio.get_running_loop())
         service.submit_again(work, messages, span, 0)
@@ -88,7 +91,9 @@ def test_a_listener_that_returns_nothing_has_done_its_messages():
 
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = StateSpan(0, bytearray(3), 0)
-        service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
+        service = ConcurrentService(
+            threading.Condition(), time.monotonic_ns, lambda *arguments: failed.append(1)
+        )
         workers = WorkerTasks(service, 2, threading.Event())
         workers.attach(asyncio.get_running_loop())
         messages = [StoredMessage("t", b"x", queue_offset=at) for at in range(3)]
@@ -114,7 +119,9 @@ def test_a_task_that_is_cancelled_itself_ends():
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = StateSpan(0, bytearray(1), 0)
-        service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
+        service = ConcurrentService(
+            threading.Condition(), time.monotonic_ns, lambda *arguments: failed.append(1)
+        )
         workers = WorkerTasks(service, 1, threading.Event())
         workers.attach(asyncio.get_running_loop())
         service.submit_again(work, [StoredMessage("t", b"x")], span, 0)

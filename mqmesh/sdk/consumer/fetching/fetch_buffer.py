@@ -103,6 +103,10 @@ class FetchBuffer(QueueSink):
         """Messages that no poll has returned, and about how many bytes they have."""
         return self._count, self._size_bytes
 
+    def polled(self) -> int:
+        """Messages that polls returned and that are not acknowledged."""
+        return max(self.position - self.acked, 0)
+
     def drop(self) -> None:
         """Gives up what is held."""
         with self._changed:

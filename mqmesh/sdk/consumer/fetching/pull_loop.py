@@ -95,6 +95,14 @@ class QueueSink(Sink, Protocol):
         """Calls back when ``is_idle`` is true, after ``drop``."""
         callback()
 
+    def polled(self) -> int:
+        """Messages that polls returned and that are not acknowledged."""
+        return 0
+
+    def begun_ms(self, offset: int) -> int | None:
+        """Since when a message is with a listener, monotonic; None for less than a second."""
+        return None
+
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How queues are pulled.
@@ -132,6 +140,22 @@ class PullCounters(msgspec.Struct):
     replica_pulls: int = 0
 
 
+class PullMeter(msgspec.Struct):
+    """What the pulls of a topic brought.
+
+    Attributes:
+        now_ms: Monotonic clock.
+        messages: That came.
+        pulls: Answers that brought some.
+        waited_ms: From these pulls to their answers, all together.
+    """
+
+    now_ms: Callable[[], int] = int
+    messages: int = 0
+    pulls: int = 0
+    waited_ms: int = 0
+
+
 class PullNetwork(Protocol):
     """What a pull loop needs of the client's engine."""
 
@@ -164,6 +188,7 @@ class PullLoop:
         on_stale: Told when the queue was given to another member; the loop has ended then.
         on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
             lost messages, before the sink is moved.
+        meter: Of the topic.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -172,6 +197,7 @@ class PullLoop:
         dropped: The loop has ended.
         max_offset: End of the queue as of the last answer, -1 before the first.
         generation: What pulls carry.
+        answered_ms: When the last answer came, 0 for never.
     """
 
     def __init__(
@@ -190,6 +216,7 @@ class PullLoop:
         replicas: ReplicaNetwork | None = None,
         on_stale: Callable[[StaleGeneration], None] | None = None,
         on_reset: Callable[[], None] | None = None,
+        meter: PullMeter | None = None,
     ) -> None:
         self.queue = queue
         self.waiting_for_room = False
@@ -198,6 +225,9 @@ class PullLoop:
         self.dropped = False
         self.max_offset = -1
         self.generation = generation
+        self.answered_ms = 0
+        self._meter = meter or PullMeter()
+        self._asked_ms = 0
         self._epochs = {} if epochs is None else epochs
         self._replicas = replicas
         self._choice = None if replicas is None else ReplicaChoice(replicas.clock)
@@ -227,6 +257,7 @@ class PullLoop:
             return
         self.waiting_for_room = False
         self._busy = True
+        self._asked_ms = self._meter.now_ms()
         turn = self._turn
         settings = self._settings
         header = encode_header(
@@ -316,6 +347,7 @@ class PullLoop:
         if self.dropped or turn != self._turn:
             return
         self._counters.pulls += 1
+        self.answered_ms = self._meter.now_ms()
         try:
             if isinstance(outcome, MQMeshError):
                 raise outcome
@@ -377,6 +409,8 @@ class PullLoop:
             self._believe(answer.min_queue_offset)
             return
         if answer.status == PullStatus.FOUND:
+            self._meter.pulls += 1
+            self._meter.waited_ms += self.answered_ms - self._asked_ms
             self._take_batches(bodies, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
             if not self._source.filtered:
@@ -413,6 +447,7 @@ class PullLoop:
                             batches.append(batch)
                         next_offset = header.next_queue_offset
                         self._counters.messages += batch.count
+                        self._meter.messages += batch.count
                     position += header.total_size
                     size += header.total_size
             if self._source.filtered:

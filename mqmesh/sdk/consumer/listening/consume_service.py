@@ -14,16 +14,20 @@ The lock ``changed`` guards what waits. It is the last that a thread takes: unde
 called that could wait.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consumer.listening.consume_work import (
+    AnyListener,
     OnFailed,
     Portion,
     QueueWork,
@@ -53,6 +57,22 @@ class Turn(NamedTuple):
     calls: Calls
 
 
+class Tally(msgspec.Struct):
+    """What listeners did with the messages of a topic.
+
+    Attributes:
+        calls: That were begun.
+        messages: That were in these.
+        failed: Of them, those whose call failed.
+        busy_ns: How long workers were with the listener, all together.
+    """
+
+    calls: int = 0
+    messages: int = 0
+    failed: int = 0
+    busy_ns: int = 0
+
+
 class Workers(Protocol):
     """Those who take turns of one service and call listeners."""
 
@@ -75,6 +95,7 @@ class ConsumeService(ABC):
 
     Args:
         changed: Guards what waits, and tells workers of it.
+        now_ns: Monotonic clock.
 
     Attributes:
         changed: See there.
@@ -83,12 +104,15 @@ class ConsumeService(ABC):
         busy_ns: How long workers were with listeners, all together, in turns that have ended.
     """
 
-    def __init__(self, changed: Condition) -> None:
+    def __init__(self, changed: Condition, now_ns: Callable[[], int]) -> None:
         self.changed = changed
         self.closed = False
         self.failures = 0
         self.busy_ns = 0
         self._workers: Workers | None = None
+        self._now_ns = now_ns
+        self._turns: dict[Turn, int] = {}
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
 
     @property
     @abstractmethod
@@ -133,12 +157,48 @@ class ConsumeService(ABC):
     def close(self) -> None:
         """Hands out nothing more; from any thread."""
 
-    @abstractmethod
     def take(self) -> Turn | None:
         """The next turn of a worker, who holds the lock; None when there is none.
 
-        Whoever takes it goes on to its end, or gives it up.
+        Whoever takes it goes on to its end, or gives it up, and then calls ``end``.
         """
+        turn = self._next_turn()
+        if turn is not None:
+            self._turns[turn] = self._now_ns()
+        return turn
+
+    def end(self, turn: Turn) -> int:
+        """A worker, who holds the lock, has done with a turn; returns how many ns it took."""
+        spent_ns = self._now_ns() - self._turns.pop(turn)
+        self.busy_ns += spent_ns
+        self._tallies[turn.work.topic].busy_ns += spent_ns
+        return spent_ns
+
+    @property
+    def with_listeners(self) -> list[StoredMessage]:
+        """Messages that are with listeners now; from any thread."""
+        with self.changed:
+            turns = list(self._turns)
+        own = [turn for turn in turns if turn.work.topic]  # what was handed over is in no queue
+        return [message for turn in own for message in _at_hand(seen(turn))]
+
+    def tallies(self) -> dict[str, Tally]:
+        """What listeners did so far, by topic, turns under way included; from any thread."""
+        with self.changed:
+            found = {topic: msgspec.structs.replace(one) for topic, one in self._tallies.items()}
+            for turn, began_ns in self._turns.items():
+                one = found.setdefault(turn.work.topic, Tally())
+                one.busy_ns += self._now_ns() - began_ns
+            self._add_begun(found)
+        return found
+
+    @abstractmethod
+    def _next_turn(self) -> Turn | None:
+        """See ``take``; under the lock."""
+
+    @abstractmethod
+    def _add_begun(self, tallies: dict[str, Tally]) -> None:
+        """Adds what was begun and does not stand in ``_tallies`` yet; under the lock."""
 
     @abstractmethod
     def give_up(self, turn: Turn) -> None:
@@ -153,14 +213,15 @@ class ConcurrentService(ConsumeService):
     """Messages of a queue go to several workers side by side.
 
     Args:
-        changed: As for ``ConsumeService``.
+        changed, now_ns: As for ``ConsumeService``.
         on_failed: Takes over the messages of a failed call; called by a worker.
     """
 
-    def __init__(self, changed: Condition, on_failed: OnFailed) -> None:
-        super().__init__(changed)
+    def __init__(self, changed: Condition, now_ns: Callable[[], int], on_failed: OnFailed) -> None:
+        super().__init__(changed, now_ns)
         self._on_failed = on_failed
         self._ready: deque[Portion] = deque()
+        self._handed: deque[Turn] = deque()
         self._calls_retired = 0
 
     @property
@@ -183,6 +244,38 @@ class ConcurrentService(ConsumeService):
             attempt: How often they have failed.
         """
         self._add(work, [Portion(work, messages, span, attempt)])
+
+    def hand_over(
+        self, listener: AnyListener, message: StoredMessage, on_done: Callable[[object], None]
+    ) -> Callable[[], bool]:
+        """Has one message consumed before all that waits; nothing else comes of it.
+
+        Args:
+            listener: Whom it is for.
+            message: The message.
+            on_done: Told by a worker what the listener returned or raised.
+
+        Returns:
+            Takes it back; True if no worker has begun it, and none will.
+        """
+
+        def calls() -> Calls:
+            on_done((yield [message]))
+
+        turn = Turn(QueueWork(listener, 1, lambda: None, lambda *_: None), calls())
+
+        def take_back() -> bool:
+            with self.changed:
+                waits = turn in self._handed
+                if waits:
+                    self._handed.remove(turn)
+            return waits
+
+        with self.changed:
+            if not self.closed:
+                self._wake(1)
+                self._handed.append(turn)
+        return take_back
 
     def revoke(self, work: QueueWork) -> None:
         with self.changed:
@@ -209,11 +302,14 @@ class ConcurrentService(ConsumeService):
             self.closed = True
             for portion in self._ready:
                 portion.revoke()
-                self._calls_retired += portion.call_count
+                self._retire(portion)
             self._ready.clear()
+            self._handed.clear()
             self.changed.notify_all()
 
-    def take(self) -> Turn | None:
+    def _next_turn(self) -> Turn | None:
+        if self._handed:
+            return self._handed.popleft()
         self._retire_used_up()
         if not self._ready:
             return None
@@ -229,7 +325,7 @@ class ConcurrentService(ConsumeService):
         self._retire_used_up()
         # Workers take from the first portion only.
         begun = self._ready[0].calls_begun if self._ready else 0
-        return bool(self._ready), self._calls_retired + begun
+        return bool(self._ready or self._handed), self._calls_retired + begun
 
     # ---- Under the lock ----------------------------------------------------------------
 
@@ -242,7 +338,20 @@ class ConcurrentService(ConsumeService):
 
     def _retire_used_up(self) -> None:
         while self._ready and self._ready[0].used_up:
-            self._calls_retired += self._ready.popleft().call_count
+            self._retire(self._ready.popleft())
+
+    def _retire(self, portion: Portion) -> None:
+        self._calls_retired += portion.call_count
+        tally = self._tallies[portion.work.topic]
+        tally.calls += portion.call_count
+        tally.messages += portion.messages_begun
+
+    def _add_begun(self, tallies: dict[str, Tally]) -> None:
+        if self._ready:
+            portion = self._ready[0]
+            tally = tallies.setdefault(portion.work.topic, Tally())
+            tally.calls += portion.calls_begun
+            tally.messages += portion.messages_begun
 
     # ---- With a worker -----------------------------------------------------------------
 
@@ -274,5 +383,23 @@ class ConcurrentService(ConsumeService):
         messages = park(portion.span, messages)
         if not messages or portion.work.revoked:
             return  # somebody else has them
-        self.failures += 1
+        with self.changed:
+            self.failures += 1
+            self._tallies[portion.work.topic].failed += len(messages)
         self._on_failed(portion, messages, cause)
+
+
+def seen(turn: Turn) -> dict[str, Any]:
+    """What a turn is at: its variables, which a worker may be changing right now.
+
+    So nothing has to be noted down for each message, millions of times for each look.
+    """
+    return inspect.getgeneratorlocals(turn.calls)
+
+
+def _at_hand(variables: dict[str, Any]) -> list[StoredMessage]:
+    """What the listener was called with last."""
+    messages = variables.get("messages")
+    if messages is not None:
+        return list(messages)
+    return [variables["message"]] if "message" in variables else []

@@ -37,12 +37,21 @@ class QueueWork:
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
         in_order: What stands behind such a batch must not be called either.
+        topic: Physical topic of the queue.
 
     Attributes:
         revoked: The queue was given away; what was not begun will not be.
     """
 
-    __slots__ = ("batch_size", "in_order", "listener", "on_broken", "on_progress", "revoked")
+    __slots__ = (
+        "batch_size",
+        "in_order",
+        "listener",
+        "on_broken",
+        "on_progress",
+        "revoked",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -52,7 +61,9 @@ class QueueWork:
         on_broken: OnBroken,
         *,
         in_order: bool = False,
+        topic: str = "",
     ) -> None:
+        self.topic = topic
         self.listener = listener
         self.in_order = in_order
         self.batch_size = batch_size
@@ -81,7 +92,7 @@ class Portion:
         call_count: How many there are in all; before ``open`` about so many.
     """
 
-    __slots__ = ("_items", "_source", "attempt", "call_count", "calls", "span", "work")
+    __slots__ = ("_items", "_messages", "_source", "attempt", "call_count", "calls", "span", "work")
 
     def __init__(
         self,
@@ -95,6 +106,7 @@ class Portion:
         self._items: list[StoredMessage] | list[list[StoredMessage]] = []
         self.calls: Iterator[StoredMessage | list[StoredMessage]] = iter(self._items)
         self.call_count = -(-count // work.batch_size)
+        self._messages = count
         self.work = work
         self.span = span
         self.attempt = attempt
@@ -108,6 +120,11 @@ class Portion:
     def calls_begun(self) -> int:
         """About how many calls were begun."""
         return 0 if self._source is not None else self.call_count - length_hint(self.calls)
+
+    @property
+    def messages_begun(self) -> int:
+        """About how many messages were in these calls."""
+        return min(self.calls_begun * self.work.batch_size, self._messages)
 
     def waiting(self) -> list[int]:
         """Queue offsets of what was not begun; of a first try the first one stands for all."""
@@ -152,12 +169,12 @@ class Portion:
             self._items = messages
         else:
             self._items = [messages[at : at + size] for at in range(0, len(messages), size)]
-        self.call_count = len(self._items)
+        self._messages, self.call_count = len(messages), len(self._items)
         self.calls = iter(self._items)
 
     def revoke(self) -> None:
         """What was not begun will not be; from any thread."""
-        self.call_count = self.calls_begun
+        self._messages, self.call_count = self.messages_begun, self.calls_begun
         self._source = None
         self._items.clear()  # a list's iterator ends where its list does
 

@@ -88,6 +88,7 @@ class OrderlyQueue(QueueWork):
         lease: Asked before each call.
         max_reconsume_times: A message that failed so often and fails again becomes a dead
             letter; ``NO_LIMIT`` for never.
+        topic: Physical topic of the queue.
 
     Attributes:
         state: See ``QueueState``; under the service's lock.
@@ -117,12 +118,14 @@ class OrderlyQueue(QueueWork):
         on_broken: OnBroken,
         lease: MayBegin,
         max_reconsume_times: int = NO_LIMIT,
+        *,
+        topic: str = "",
     ) -> None:
         def broken(batch: PulledBatch, span: StateSpan, error: CorruptBatch) -> None:
             self._broken = True
             on_broken(batch, span, error)
 
-        super().__init__(listener, batch_size, on_progress, broken, in_order=True)
+        super().__init__(listener, batch_size, on_progress, broken, in_order=True, topic=topic)
         self.lease = lease
         self.state = QueueState.IDLE
         self.portions: deque[Portion] = deque()

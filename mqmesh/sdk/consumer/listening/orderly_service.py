@@ -14,7 +14,13 @@ from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
-from mqmesh.sdk.consumer.listening.consume_service import Calls, ConsumeService, Turn
+from mqmesh.sdk.consumer.listening.consume_service import (
+    Calls,
+    ConsumeService,
+    Tally,
+    Turn,
+    seen,
+)
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, make_portions
 from mqmesh.sdk.consumer.listening.orderly_queue import BUSY, Failure, OrderlyQueue, QueueState
 from mqmesh.transport.interface import Condition
@@ -47,7 +53,7 @@ class OrderlyService(ConsumeService):
     """Each queue is with one worker at a time, message by message.
 
     Args:
-        changed: As for ``ConsumeService``.
+        changed, now_ns: As for ``ConsumeService``.
         suspend_ms: How long a queue waits after a failure.
         call_later: Calls in the client loop after so many ms; from any thread.
         to_dead_letters: Takes messages that failed too often.
@@ -56,11 +62,12 @@ class OrderlyService(ConsumeService):
     def __init__(
         self,
         changed: Condition,
+        now_ns: Callable[[], int],
         suspend_ms: int,
         call_later: Callable[[int, Callable[[], None]], object],
         to_dead_letters: ToDeadLetters,
     ) -> None:
-        super().__init__(changed)
+        super().__init__(changed, now_ns)
         self._suspend_ms = suspend_ms
         self._call_later = call_later
         self._to_dead_letters = to_dead_letters
@@ -114,7 +121,7 @@ class OrderlyService(ConsumeService):
             self._ready.clear()
             self.changed.notify_all()
 
-    def take(self) -> Turn | None:
+    def _next_turn(self) -> Turn | None:
         if not self._ready:
             return None
         work = self._ready.popleft()
@@ -123,7 +130,7 @@ class OrderlyService(ConsumeService):
 
     def give_up(self, turn: Turn) -> None:
         assert isinstance(turn.work, OrderlyQueue)
-        self._settle(turn.work, None, None, 1)
+        self._settle(turn.work, None, None, (1, len(turn.work.current or ())))
 
     def look(self) -> None:
         """Queues whose locks can be relied on again go on; in the client loop."""
@@ -133,6 +140,13 @@ class OrderlyService(ConsumeService):
             self._resume(work, QueueState.HALTED)
 
     # ---- Under the lock ----------------------------------------------------------------
+
+    def _add_begun(self, tallies: dict[str, Tally]) -> None:
+        for turn in self._turns:
+            at = seen(turn)
+            tally = tallies.setdefault(turn.work.topic, Tally())
+            tally.calls += at.get("begun", 0)
+            tally.messages += at.get("count", 0)
 
     def _make_ready(self, work: OrderlyQueue) -> None:
         work.state = QueueState.READY
@@ -153,21 +167,21 @@ class OrderlyService(ConsumeService):
     def _calls(self, work: OrderlyQueue) -> Calls:
         failure: Failure | None = None
         cause: Cause | None = None
-        begun = 0
+        begun = count = 0
         while begun < CALLS_PER_TURN:
             messages = work.next_call()
             if messages is None or self.closed:
                 break
             begun += 1
+            count += len(messages)
             result = yield messages.copy()
             # Asked here, too: most calls succeed, and this is on the way of each message.
             done = result is None or result is _SUCCESS
             if not done and (cause := why_again(result)) is not None:
-                self.failures += 1
                 failure = work.fail(cause)
                 break
             work.succeed()
-        self._settle(work, failure, cause, begun)
+        self._settle(work, failure, cause, (begun, count))
 
     # ---- From any thread ---------------------------------------------------------------
 
@@ -182,12 +196,23 @@ class OrderlyService(ConsumeService):
                 self._make_ready(work)
 
     def _settle(
-        self, work: OrderlyQueue, failure: Failure | None, cause: Cause | None, begun: int
+        self,
+        work: OrderlyQueue,
+        failure: Failure | None,
+        cause: Cause | None,
+        begun: tuple[int, int],
     ) -> None:
-        """A worker has done with a queue for now, after so many calls."""
+        """A worker has done with a queue for now, after so many calls and messages."""
         dead: list[StoredMessage] | None = None
         with self.changed:
-            self._calls_begun += begun
+            calls, messages = begun
+            self._calls_begun += calls
+            tally = self._tallies[work.topic]
+            tally.calls += calls
+            tally.messages += messages
+            if failure is not None and work.current is not None:
+                self.failures += 1
+                tally.failed += len(work.current)
             if failure is Failure.DEAD_LETTER and work.current is not None:
                 work.state = QueueState.LEAVING_MESSAGE
                 dead = work.current

@@ -65,16 +65,14 @@ class WorkerThreads(Workers):
         return not any(thread.is_alive() for thread in others)
 
     def _work(self) -> None:
-        spent_ns = 0
-        while (turn := self._next(spent_ns)) is not None:
-            began_ns = self._now_ns()
+        turn: Turn | None = None
+        while (turn := self._next(turn)) is not None:
             run_turn(turn)
-            spent_ns = self._now_ns() - began_ns
-            self._quick = spent_ns < QUICK_TURN_NS
 
-    def _next(self, spent_ns: int) -> Turn | None:
+    def _next(self, done: Turn | None) -> Turn | None:
         with self._changed:
-            self._service.busy_ns += spent_ns
+            if done is not None:
+                self._quick = self._service.end(done) < QUICK_TURN_NS
             while (turn := self._service.take()) is None and not self._service.closed:
                 self._idle += 1
                 self._changed.wait()

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers, sampled_from
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.locking import LOCK_HELD_BY_OTHER, LOCK_PENDING
+from mqmesh.protocol.membership import LOCK_HELD_BY_OTHER, LOCK_PENDING
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 
 LEASE_MS, GRACE_MS = 60_000, 3_000

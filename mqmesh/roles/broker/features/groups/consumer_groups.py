@@ -20,6 +20,7 @@ from mqmesh.protocol.membership import (
     HeartbeatRequest,
     Membership,
     MessageModel,
+    TopicConsumption,
 )
 from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION, QueueClaims
@@ -39,12 +40,14 @@ class GroupClient(msgspec.Struct):
         heartbeat: What it said last.
         last_seen_ms: When it said so, monotonic.
         lost_at_ms: When its connection broke; None while it stands.
+        stats: What its consumers did of late, as it said last.
     """
 
     peer: bytes
     heartbeat: HeartbeatRequest
     last_seen_ms: int
     lost_at_ms: int | None = None
+    stats: list[TopicConsumption] = []
 
 
 class Group(msgspec.Struct):
@@ -235,6 +238,10 @@ class ConsumerGroups:
             SystemBusy: There are too many clients.
         """
         client_id = heartbeat.client_id
+        # What it is seldom changes, what it did always: that is kept beside.
+        own = {(c.group, s.topic) for c in heartbeat.consumers for s in c.subscriptions}
+        stats = [one for one in heartbeat.stats if (one.group, one.topic) in own]
+        heartbeat = msgspec.structs.replace(heartbeat, stats=[])
         known = self._clients.get(client_id)
         if known is None:
             if len(self._clients) >= self._most_clients:
@@ -242,7 +249,7 @@ class ConsumerGroups:
                     f"{self._most_clients} clients are registered, no more may (max_clients)",
                     retry_after_ms=self._busy_retry_after_ms,
                 )
-            self._clients[client_id] = GroupClient(peer, heartbeat, now_ms)
+            self._clients[client_id] = GroupClient(peer, heartbeat, now_ms, stats=stats)
             _log.info("client %s is there", client_id)
         else:
             if known.peer != peer:
@@ -251,6 +258,7 @@ class ConsumerGroups:
                 self._returned[client_id] = None
             self._lost.pop(client_id, None)
             known.peer, known.last_seen_ms, known.lost_at_ms = peer, now_ms, None
+            known.stats = stats
         self._clients_of_peer.setdefault(peer, set()).add(client_id)
         if known is not None and known.heartbeat == heartbeat:
             return

@@ -117,6 +117,7 @@ def get_consumer_connections(
                 *_connection(client, now_ms),
                 group.members[client_id],
                 group.check.difference(client_id),
+                [one for one in client.stats if one.group == query.group],
             )
         )
     return reply_with(ConsumerConnections(members, group.generation))

@@ -3,7 +3,7 @@
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.groups import check_client_group
-from mqmesh.protocol.locking import (
+from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
     LockBatchRequest,
     LockBatchResponse,

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.locking import LOCK_HELD_BY_OTHER, LOCK_PENDING
+from mqmesh.protocol.membership import LOCK_HELD_BY_OTHER, LOCK_PENDING
 
 TICK_MS: Final = 10_000
 """Locks that ended long ago are forgotten so often."""

@@ -26,9 +26,14 @@ class OpenReply(msgspec.Struct, frozen=True):
 
 
 class ReplyTable:
-    """Replies under way, known by a number each."""
+    """Replies under way, known by a number each; questions to clients likewise.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_ms: How long each waits for its acknowledgement.
+    """
+
+    def __init__(self, timeout_ms: int = ACKNOWLEDGE_TIMEOUT_MS) -> None:
+        self._timeout_ms = timeout_ms
         # All wait equally long, so they stand in the order of their deadlines.
         self._open: dict[int, OpenReply] = {}
         self._tokens: dict[bytes, set[int]] = {}
@@ -53,10 +58,10 @@ class ReplyTable:
             SystemBusy: There are ``most`` already.
         """
         if len(self._open) >= most:
-            raise SystemBusy(f"{most} replies are under way, no more may (max_open_replies)")
+            raise SystemBusy(f"{most} are under way to clients, no more may (max_open_replies)")
         self._last_token += 1
         token = self._last_token
-        self._open[token] = OpenReply(request, peer, now_ms + ACKNOWLEDGE_TIMEOUT_MS)
+        self._open[token] = OpenReply(request, peer, now_ms + self._timeout_ms)
         self._tokens.setdefault(peer, set()).add(token)
         return token
 

@@ -6,17 +6,15 @@ import pytest
 
 from mqmesh.errors import InvalidArgument, StaleGeneration
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.locking import (
+from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
+    ConsumerData,
+    HeartbeatRequest,
+    HeartbeatResponse,
     LockBatchRequest,
     LockBatchResponse,
     LockEntry,
     UnlockBatchRequest,
-)
-from mqmesh.protocol.membership import (
-    ConsumerData,
-    HeartbeatRequest,
-    HeartbeatResponse,
     UnregisterClientRequest,
 )
 from mqmesh.protocol.pulling import (

@@ -129,6 +129,7 @@ def test_each_command_that_finds_topics_out_is_looked_at_here():
         "VIEW_HALF_MESSAGE",
         "END_HALF_MESSAGE",
         "CANCEL_DELAYED",  # test_schedule_session.py
+        "CONSUME_MESSAGE_DIRECTLY",  # test_asking.py
     } == FOUND_OUT
 
 

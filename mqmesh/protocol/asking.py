@@ -1,0 +1,187 @@
+"""Words of administrators to one consumer, by way of a broker that it is connected to.
+
+The broker hands the question on as it came, and the consumer's answer likewise: both are the
+headers that stand here. Who asks is answered by the broker when the consumer does not.
+"""
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.protocol.membership import Subscription, TopicConsumption
+from mqmesh.protocol.pulling import Offset, QueueId
+from mqmesh.protocol.route import Name
+
+MAX_ANSWER_BYTES: Final = 1_048_576
+"""A consumer's answer, encoded."""
+MAX_STACKS_LENGTH: Final = 262_144
+MAX_IN_FLIGHT: Final = 100
+"""Messages that are with listeners, as far as an answer names them."""
+NEVER: Final = -1
+"""In place of a time since something that has not happened yet."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class RunningInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_CONSUMER_RUNNING_INFO: how a running consumer is; answered with ``RunningInfo``.
+
+    Attributes:
+        group: Consumer group.
+        client_id: Member.
+        with_stacks: Also where its threads and tasks stand.
+    """
+
+    group: Name
+    client_id: Name
+    with_stacks: bool = False
+
+
+class RunningQueue(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A queue of a running consumer.
+
+    Attributes:
+        topic: Physical topic.
+        broker_name: Broker group.
+        queue_id: From 0.
+        state: ``pulling``, ``full`` (of what is not done), ``paused``, ``damaged``, ``starting``.
+        next_offset: Queue offset that it pulls next.
+        done_offset: All before it is done.
+        committed_offset: What the broker took last, -1 for nothing yet.
+        cached_messages: Pulled and not done; of a pull consumer, not polled.
+        cached_bytes: About how many bytes these have, as stored.
+        in_flight: Messages with listeners; of a pull consumer, polled and not committed.
+        since_pull_ms: Since the last answer to a pull, -1 for none.
+        since_commit_ms: Since ``committed_offset`` became it, -1 for never.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: QueueId
+    state: str
+    next_offset: int = 0
+    done_offset: int = 0
+    committed_offset: int = -1
+    cached_messages: int = 0
+    cached_bytes: int = 0
+    in_flight: int = 0
+    since_pull_ms: int = NEVER
+    since_commit_ms: int = NEVER
+
+
+class InFlightMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A message that is with a listener.
+
+    Attributes:
+        message_id: Of the message.
+        topic: Physical topic of its queue.
+        broker_name: Broker group.
+        queue_id: From 0.
+        queue_offset: In the queue.
+        since_ms: How long it has been there, to the second; -1 for less than a second.
+    """
+
+    message_id: str
+    topic: str
+    broker_name: str
+    queue_id: QueueId
+    queue_offset: Offset
+    since_ms: int = NEVER
+
+
+class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a running consumer is, as it says itself.
+
+    Attributes:
+        client_id: Member.
+        group: Consumer group.
+        kind: ``push`` or ``pull``.
+        started_ms: When it was started, ms since 1970.
+        properties: Its settings, by name.
+        subscriptions: What it wants.
+        queues: Those that it has.
+        topics: What it did of late.
+        in_flight: Messages that are with listeners now, the first 100.
+        stacks: Where its threads and tasks stand, at most 256 KiB; empty unless asked for.
+    """
+
+    client_id: str
+    group: str
+    kind: str
+    started_ms: int
+    properties: dict[str, str]
+    subscriptions: list[Subscription]
+    queues: list[RunningQueue]
+    topics: list[TopicConsumption]
+    in_flight: Annotated[list[InFlightMessage], msgspec.Meta(max_length=MAX_IN_FLIGHT)] = []
+    stacks: Annotated[str, msgspec.Meta(max_length=MAX_STACKS_LENGTH)] = ""
+
+
+class HandToRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CONSUME_MESSAGE_DIRECTLY: has a member consume one message; answered with ``HandedOver``.
+
+    Attributes:
+        group: Consumer group, which neither broadcasts nor consumes in order.
+        client_id: Member.
+        commitlog_offset: Where the message's batch begins in the broker's log.
+        ordinal: Which message of the batch, from 0.
+    """
+
+    group: Name
+    client_id: Name
+    commitlog_offset: Offset
+    ordinal: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class HandedResult(enum.StrEnum):
+    """What became of a message that was handed to a member."""
+
+    SUCCESS = "SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+    EXCEPTION = "EXCEPTION"
+    """The listener raised."""
+    TIMEOUT = "TIMEOUT"
+    """No worker began it, or its listener did not return in time; it may go on."""
+
+
+class HandedOver(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What became of a message that was handed to a member.
+
+    Attributes:
+        result: ``HandedResult``.
+        text: What the listener raised, or what was waited for.
+        took_ms: How long it took.
+    """
+
+    result: Annotated[str, msgspec.Meta(max_length=32)]
+    text: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    took_ms: int = 0
+
+
+class AskClient(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ASK_CLIENT, from the broker to a consumer, oneway; the body is the question's.
+
+    Attributes:
+        token: To be repeated in the answer.
+        code: Request code of the question.
+        question: Its header.
+    """
+
+    token: _Token
+    code: int
+    question: Annotated[bytes, msgspec.Meta(max_length=4_096)]
+
+
+class ClientAnswer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ANSWER_OF_CLIENT, from a consumer to its broker, oneway; the body is the answer's header.
+
+    Attributes:
+        token: Of the question.
+        code: Response code.
+        remark: Why not, if that is another one than SUCCESS.
+    """
+
+    token: _Token
+    code: int = 0
+    remark: Annotated[str, msgspec.Meta(max_length=1_024)] = ""

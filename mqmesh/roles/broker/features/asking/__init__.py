@@ -1,0 +1,1 @@
+"""Questions of administrators to consumers."""

@@ -1,0 +1,86 @@
+"""One message that an administrator hands to a consumer: consumed at once, and told what came."""
+
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.batch.record_batch import check_stored, decode_messages
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import PROPERTY_HANDED_OVER, StoredMessage
+from mqmesh.protocol.asking import HandedOver, HandedResult
+from mqmesh.sdk.consumer.listening.consume_result import why_again
+from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
+from mqmesh.sdk.consumer.listening.consume_work import AnyListener
+from mqmesh.transport.interface import Loop
+
+HAND_OVER_MS: Final = 10_000
+MAX_TEXT: Final = 4_000
+
+
+def handed_message(
+    body: memoryview, ordinal: int, *, broker_name: str, store_host: str
+) -> StoredMessage:
+    """A message of a batch that a broker hands over, marked as such.
+
+    Raises:
+        InvalidArgument: The batch has no such message.
+        CorruptBatch: It is damaged.
+    """
+    messages = decode_messages(
+        body, check_stored(body), broker_name=broker_name, store_host=store_host
+    )
+    if ordinal >= len(messages):
+        raise InvalidArgument(f"the batch has {len(messages)} messages, none of number {ordinal}")
+    message = messages[ordinal]
+    message.properties = {**(message.properties or {}), PROPERTY_HANDED_OVER: "true"}
+    return message
+
+
+class HandOver:
+    """Hands one message to a listener, and tells the result within 10 s; in the client loop.
+
+    Args:
+        service: Whose workers call it.
+        loop: The client loop.
+        on_result: Told once.
+    """
+
+    def __init__(
+        self, service: ConcurrentService, loop: Loop, on_result: Callable[[HandedOver], None]
+    ) -> None:
+        self._service = service
+        self._loop = loop
+        self._on_result = on_result
+        self._began_ms = loop.clock.monotonic_ms()
+        self._told = False
+
+    def begin(self, listener: AnyListener, message: StoredMessage) -> None:
+        """Has the message consumed."""
+
+        def done(result: object) -> None:
+            self._loop.call_soon_threadsafe(lambda: self._done(result))
+
+        take_back = self._service.hand_over(listener, message, done)
+        self._loop.call_later(HAND_OVER_MS, lambda: self._late(take_back))
+
+    def _done(self, result: object) -> None:
+        cause = why_again(result)
+        if cause is None:
+            self._tell(HandedResult.SUCCESS)
+        elif isinstance(cause, BaseException):
+            self._tell(HandedResult.EXCEPTION, f"{type(cause).__name__}: {cause}"[:MAX_TEXT])
+        else:
+            self._tell(HandedResult.RECONSUME_LATER)
+
+    def _late(self, take_back: Callable[[], bool]) -> None:
+        if self._told:
+            return
+        if take_back():
+            self._tell(HandedResult.TIMEOUT, "all workers are busy; the listener was not called")
+        else:
+            self._tell(HandedResult.TIMEOUT, "the listener did not return yet, and goes on")
+
+    def _tell(self, result: HandedResult, text: str = "") -> None:
+        if not self._told:
+            self._told = True
+            took_ms = self._loop.clock.monotonic_ms() - self._began_ms
+            self._on_result(HandedOver(result, text, took_ms))

@@ -1,0 +1,1 @@
+"""What a consumer tells administrators of itself."""

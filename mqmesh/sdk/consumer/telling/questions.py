@@ -1,0 +1,68 @@
+"""Questions that administrators ask a consumer, by way of its brokers; in the client loop."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, UnsupportedCommand
+from mqmesh.protocol.asking import AskClient, ClientAnswer
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.sdk.client.client import ClientEngine
+
+MAX_REMARK: Final = 1_000
+
+OnAnswer = Callable[[msgspec.Struct | MQMeshError], None]
+Answerer = Callable[[str, bytes, memoryview, OnAnswer], None]
+"""Answers a question, now or later: broker, header, body, and whom to tell the answer."""
+
+_log = logging.getLogger(__name__)
+
+
+class Questions:
+    """The questions that one consumer answers.
+
+    Args:
+        client: The way to brokers.
+        answerers: By request code.
+    """
+
+    def __init__(self, client: ClientEngine, answerers: dict[int, Answerer]) -> None:
+        self._client = client
+        self._answerers = answerers
+
+    def on_ask(self, broker_name: str, command: Command) -> None:
+        """A broker hands a question on.
+
+        Raises:
+            RemoteProtocolError: What it sent is none.
+        """
+        asked = decode_header(AskClient, command.header)
+
+        def answer(found: msgspec.Struct | MQMeshError) -> None:
+            self._send(broker_name, asked.token, found)
+
+        answerer = self._answerers.get(asked.code)
+        if answerer is None:
+            answer(UnsupportedCommand(f"this consumer does not answer question {asked.code}"))
+            return
+        try:
+            answerer(broker_name, asked.question, command.body, answer)
+        except MQMeshError as error:
+            answer(error)
+
+    def _send(self, broker_name: str, token: int, found: msgspec.Struct | MQMeshError) -> None:
+        body = b""
+        if isinstance(found, MQMeshError):
+            told = ClientAnswer(token, code_of(found), str(found)[:MAX_REMARK])
+        else:
+            told, body = ClientAnswer(token, ResponseCode.SUCCESS), encode_header(found)
+        try:
+            self._client.brokers.connection(broker_name).oneway(
+                RequestCode.ANSWER_OF_CLIENT, body, header=encode_header(told)
+            )
+        except MQMeshError as error:
+            # Whoever asked hears that there was no answer.
+            _log.info("a question by way of broker %s was not answered: %s", broker_name, error)
