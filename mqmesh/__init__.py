@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.route import TopicConfig as TopicConfig
     from mqmesh.sdk.admin.access import AccessClient as AccessClient
     from mqmesh.sdk.admin.admin import AdminClient as AdminClient
+    from mqmesh.sdk.admin.broker_admin import BrokerAdmin as BrokerAdmin
     from mqmesh.sdk.admin.dead_letters import DeadLetter as DeadLetter
     from mqmesh.sdk.admin.dead_letters import DeadLetterClient as DeadLetterClient
     from mqmesh.sdk.admin.dead_letters import DeadLetterFilter as DeadLetterFilter
@@ -71,6 +72,7 @@ _MODULE_OF = {
     "AccessClient": "mqmesh.sdk.admin.access",
     "AdminClient": "mqmesh.sdk.admin.admin",
     "App": "mqmesh.sdk.app.app",
+    "BrokerAdmin": "mqmesh.sdk.admin.broker_admin",
     "ClientOptions": "mqmesh.sdk.client.options",
     "ConsumeContext": "mqmesh.sdk.hooks",
     "ConsumeFromWhere": "mqmesh.protocol.membership",
@@ -127,6 +129,7 @@ __all__ = [
     "AccessClient",
     "AdminClient",
     "App",
+    "BrokerAdmin",
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",

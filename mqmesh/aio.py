@@ -24,6 +24,7 @@ it was started in.
 from mqmesh.sdk.aio.admin import (
     AccessClient,
     AdminClient,
+    BrokerAdmin,
     DeadLetterClient,
     DelayClient,
     GroupAdmin,
@@ -45,6 +46,7 @@ __all__ = [
     "AccessClient",
     "AdminClient",
     "App",
+    "BrokerAdmin",
     "DeadLetterClient",
     "DelayClient",
     "GroupAdmin",

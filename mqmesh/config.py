@@ -98,6 +98,25 @@ def convert_values(kind: type[_T], values: dict[str, Any], source: str) -> _T:
     return _convert(kind, info, values, source, set())
 
 
+def override_config(config: _T, values: Mapping[str, str], source: str) -> _T:
+    """Settings with other values.
+
+    Args:
+        config: Settings.
+        values: Dotted keys of the struct, and values as ``--set key=value`` has them.
+        source: What to call them in an error.
+
+    Raises:
+        ConfigError: One line that says which value is wrong, and what would be right.
+    """
+    info = inspect.type_info(type(config))
+    assert isinstance(info, inspect.StructType)
+    data = msgspec.to_builtins(config)
+    for key, text in values.items():
+        _apply(data, info, f"{key}={text}")
+    return _convert(type(config), info, data, source, set())
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file.
 

@@ -8,6 +8,7 @@ follows in lines of its own that begin with ``|``. Programs that read logs rathe
 take JSON: an object a line, whatever is in it.
 """
 
+import enum
 import logging
 import os
 import re
@@ -25,7 +26,20 @@ from mqmesh.errors import ConfigError
 from mqmesh.private_files import make_folder
 from mqmesh.units import MIB
 
-LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+class LogLevel(enum.StrEnum):
+    """Least level that is logged."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+    AS_STARTED = "as-started"
+    """What the command line said."""
+
+
+LEVELS: Final = tuple(one.value for one in LogLevel if one is not LogLevel.AS_STARTED)
 LogFormat: TypeAlias = Literal["text", "json"]
 FORMAT_VARIABLE: Final = "MQMESH_LOG_FORMAT"
 """Environment variable by which a process tells its helpers how to log."""
@@ -95,6 +109,16 @@ def configure_logging(
     # A failing log is no reason to fill standard error with tracebacks about it.
     logging.raiseExceptions = False
     logging.getLogger(__name__).debug("log of %s, process %d", name, os.getpid())
+
+
+def root_level() -> str:
+    """The least level that this process logs."""
+    return logging.getLevelName(logging.getLogger().level)
+
+
+def set_level(level: str) -> None:
+    """Logs from this level on: one of ``LEVELS``, or what ``root_level`` said."""
+    logging.getLogger().setLevel(level)
 
 
 class LineFormatter(logging.Formatter):

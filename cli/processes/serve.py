@@ -150,16 +150,28 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
     return config_options(command)
 
 
-@click.command()
+# Processes of their own do not carry what draws tables.
+_NAMESRV_COMMANDS: Final = {
+    "config": ("admin.settings", "namesrv_config"),
+    "set": ("admin.settings", "namesrv_set"),
+}
+
+
+@click.group(cls=LazyGroup, places=_NAMESRV_COMMANDS, invoke_without_command=True)
 @process_options
-def namesrv(process: ProcessOptions) -> int:
-    """Run a name server alone, for systemd or a container.
+@click.pass_context
+def namesrv(context: click.Context, process: ProcessOptions) -> int:
+    """Run a name server alone, for systemd or a container; or see to those that run.
 
     \b
     Examples:
+      mqmesh namesrv config
+      mqmesh namesrv set broker_expire_ms=60000
       mqmesh namesrv -c conf/namesrv.toml
       mqmesh namesrv --set listen_port=9877
     """
+    if context.invoked_subcommand is not None:
+        return ExitCode.OK
     config = process.load(NamesrvConfig)
 
     def make(transport: ZmqTransport) -> Role:
@@ -170,9 +182,10 @@ def namesrv(process: ProcessOptions) -> int:
     return process.serve("namesrv", config.name, make, partial(open_transport, config.security))
 
 
-# A broker's own process does not carry what draws tables.
 _BROKER_COMMANDS: Final = {
     "show": ("admin.broker", "show"),
+    "config": ("admin.settings", "broker_config"),
+    "set": ("admin.settings", "broker_set"),
     "drain": ("admin.broker", "drain"),
     "undrain": ("admin.broker", "undrain"),
     "probe": ("admin.probe", "probe_broker"),

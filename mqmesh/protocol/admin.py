@@ -138,3 +138,69 @@ class UpdateAccessListRequest(msgspec.Struct, array_like=True, frozen=True, gc=F
 
     text: ListText
     expected_version: ListVersion
+
+
+MAX_SETTINGS: Final = 1_024
+MAX_CHANGES: Final = 64
+MAX_VALUE_CHARACTERS: Final = 65_536
+
+SettingName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+SettingText = Annotated[str, msgspec.Meta(max_length=MAX_VALUE_CHARACTERS)]
+
+
+class GetConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_BROKER_CONFIG and GET_NAMESRV_CONFIG, answered with ``ConfigEntries``."""
+
+
+class ConfigEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A setting of a process; values are JSON.
+
+    Attributes:
+        key: With the names of its tables: ``storage.delete_when``.
+        value: In force.
+        default: When nothing is said.
+        at_start: What the process was started with.
+        is_overridden: An administrator has changed it since, or set it to what it was.
+        is_changeable: It may be changed while the process runs.
+    """
+
+    key: str
+    value: str
+    default: str
+    at_start: str
+    is_overridden: bool
+    is_changeable: bool
+
+
+class ConfigEntries(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All settings of a process."""
+
+    entries: Annotated[list[ConfigEntry], msgspec.Meta(max_length=MAX_SETTINGS)]
+
+
+class UpdateConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UPDATE_BROKER_CONFIG and UPDATE_NAMESRV_CONFIG, answered with ``ConfigChanges``.
+
+    All of it is done, or nothing. The answer comes once it is in force, and on disk.
+
+    Attributes:
+        settings: Keys, and new values as they stand behind ``--set key=``.
+        unset: Keys that are to have the value of the start again.
+    """
+
+    settings: Annotated[dict[SettingName, SettingText], msgspec.Meta(max_length=MAX_CHANGES)]
+    unset: Annotated[list[SettingName], msgspec.Meta(max_length=MAX_CHANGES)] = []
+
+
+class ConfigChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A setting that has another value now; values are JSON."""
+
+    key: str
+    before: str
+    after: str
+
+
+class ConfigChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What has changed; what was so before is left out."""
+
+    changes: list[ConfigChange]

@@ -97,6 +97,8 @@ class RequestCode(enum.IntEnum):
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17
     GET_TOPIC_CONFIG = 21
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
     GET_BROKER_RUNTIME_INFO = 28
     GET_TOPIC_STATS_INFO = 202
     DELETE_TOPIC_IN_BROKER = 215
@@ -132,6 +134,8 @@ class RequestCode(enum.IntEnum):
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
     DELETE_TOPIC_IN_NAMESRV = 216
     LIST_KV_CONFIG = 219
+    UPDATE_NAMESRV_CONFIG = 318
+    GET_NAMESRV_CONFIG = 319
 
     # Every role that others connect to, if security is on; see ``protocol/admin.py``.
     GET_ACCESS_LIST = 1_080

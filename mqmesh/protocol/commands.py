@@ -214,6 +214,10 @@ _ROWS: Final = (
     _row(C.GET_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
     _row(C.DELETE_KV_CONFIG, NAMESRV, ADMIN, "", "", route.KvRequest),
     _row(C.LIST_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
+    _row(C.GET_NAMESRV_CONFIG, NAMESRV, VIEW, "", "",
+         admin.GetConfigRequest, admin.ConfigEntries),
+    _row(C.UPDATE_NAMESRV_CONFIG, NAMESRV, ADMIN, "", "",
+         admin.UpdateConfigRequest, admin.ConfigChanges),
     # Messages.
     _row(C.SEND_MESSAGE, BROKER, PUB, IN_BODY, "", fixed=messaging.decode_send),
     _row(C.PULL_MESSAGE, (BROKER, FILTERSRV), SUB, "topic", "group",
@@ -315,6 +319,10 @@ _ROWS: Final = (
     _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),
     _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW, "topic", "",
          admin.TopicStatsRequest, admin.TopicStats),
+    _row(C.GET_BROKER_CONFIG, BROKER, VIEW, "", "",
+         admin.GetConfigRequest, admin.ConfigEntries),
+    _row(C.UPDATE_BROKER_CONFIG, BROKER, ADMIN, "", "",
+         admin.UpdateConfigRequest, admin.ConfigChanges),
     _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
          snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
     # Between replicas of a broker group.

@@ -50,6 +50,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
         result: ``SUCCESS`` when it was done or begun, else the name of the error.
         remark: What the client was told.
         left_out: Refusals of this user before this one that were too many to be written.
+        what: What was changed, with old and new values.
     """
 
     time: str
@@ -62,6 +63,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
     result: str = ""
     remark: str = ""
     left_out: int = 0
+    what: str = ""
 
 
 class AuditLog:
@@ -96,6 +98,7 @@ class AuditLog:
         topics: list[str],
         groups: list[str],
         error: BaseException | None,
+        what: str,
     ) -> None:
         """Writes a line; see ``mqmesh.roles.dispatch.Audit``.
 
@@ -105,6 +108,7 @@ class AuditLog:
             topics: That it is about.
             groups: The same of consumer groups.
             error: What it was answered with; None for success.
+            what: What it changed, if the command does not say it all.
         """
         user = request.principal.name
         left_out = 0 if error is None else self._left_out(user)
@@ -122,6 +126,7 @@ class AuditLog:
             result=_result(error),
             remark="" if error is None else str(error)[:MAX_REMARK],
             left_out=left_out,
+            what=what[:MAX_REMARK],
         )
         self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(line).decode()}))
 

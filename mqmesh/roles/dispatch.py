@@ -27,8 +27,9 @@ from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
 
 Handler = Callable[[Request, Any], Reply | None]
 Serve = Callable[[Request], Reply | None]
-Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None], None]
-"""Told of what administrators do and who is refused: request, command, topics, groups, error."""
+Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None, str], None]
+"""Told of what administrators do and who is refused: request, command, topics, groups, error, and
+what the handler says of it."""
 
 _NS_PER_MS: Final = 1_000_000
 _LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
@@ -135,6 +136,7 @@ class Dispatch:
         self.handlers: dict[int, Serve] = {}
         self.audit: Audit | None = None
         self._noted: NoPermission | None = None
+        self._described = ""
         self.counts = {code: CommandCount() for code in self._specs}
         self._observe_later = {
             int(code): (count.held_latency if code in _LONG_POLLING else count.latency).observe
@@ -196,7 +198,11 @@ class Dispatch:
         if self.audit is not None:
             # Handlers may let it pass through, or put it into an answer's body.
             self._noted = error
-            self.audit(request, RequestCode(request.command.code), [topic], [], error)
+            self.audit(request, RequestCode(request.command.code), [topic], [], error, "")
+
+    def describe(self, what: str) -> None:
+        """The command that is being served does this: for whoever reads the audit log later."""
+        self._described = what
 
     def answered(self, request: Request) -> None:
         """A request gets its answer, or its error, that its handler did not give at once."""
@@ -211,9 +217,10 @@ class Dispatch:
         of_admin = spec.right is Right.ADMIN
 
         def note(request: Request, header: Any, error: BaseException | None) -> None:
+            what, self._described = self._described, ""
             if self.audit is not None and (error is None or error is not self._noted):
                 topics, groups = spec.topic_names(header), spec.group_names(header)
-                self.audit(request, spec.code, topics, groups, error)
+                self.audit(request, spec.code, topics, groups, error, what)
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()

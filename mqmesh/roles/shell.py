@@ -115,9 +115,11 @@ class RoleShell:
         """
         self._board.add(declared, look)
 
-    def every(self, interval_ms: int, callback: Callable[[], None]) -> None:
-        """Calls back each ``interval_ms`` until the role stops."""
-        self._timers.append(self._loop.call_every(interval_ms, callback))
+    def every(self, interval_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls back each ``interval_ms`` until the role stops, or the timer is cancelled."""
+        timer = self._loop.call_every(interval_ms, callback)
+        self._timers.append(timer)
+        return timer
 
     def look_after_peers(self) -> None:
         """Has the command server look after its connections, from now on."""

@@ -394,6 +394,29 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.mapped_file_size_commit_log - 128
 
 
+class Retention(Protocol):
+    """What removes old messages from a store, as those see it who steer it."""
+
+    def configure(self, config: StoreConfig) -> None:
+        """Decides by other settings from now on.
+
+        Args:
+            config: Its marks and times count: ``file_reserved_time``, ``delete_when``,
+                ``disk_max_used_space_ratio``, ``clean_file_forcibly_enable``.
+        """
+
+
+@runtime_checkable
+class RetainingStore(Protocol):
+    """A store that removes old messages by itself.
+
+    Attributes:
+        retention: What does so. Another one after ``ReplicableLog.truncate``.
+    """
+
+    retention: Retention
+
+
 class RepairableLog(Protocol):
     """The log of a store, as those see it who find and repair what a disk has changed in it."""
 

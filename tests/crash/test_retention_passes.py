@@ -131,6 +131,23 @@ def test_old_segments_go_oldest_first_and_the_newest_stays(kept: Kept) -> None:
     assert numbers(kept.store) == [30]
 
 
+def test_other_settings_count_at_once_and_after_the_log_was_cut(kept: Kept) -> None:
+    kept.put(31)
+    kept.make_durable()
+    kept.run(15_000)
+    end = CommitLogOffset(kept.store.stats().max_commitlog_offset)
+    longer = msgspec.structs.replace(kept.files.config, file_reserved_time=99)
+    kept.store.retention.configure(longer)
+    kept.put(1)
+    kept.store.truncate(end)
+    kept.run(1_000)
+    kept.clock.advance(73 * HOUR_MS)
+    kept.run(30_000)
+    assert kept.store.stats().deleted_segments == 0
+    kept.store.retention.configure(kept.files.config)
+    kept.tick_until(lambda: kept.store.stats().deleted_segments > 0)
+
+
 def test_passes_while_views_are_out(kept: Kept) -> None:
     """Whoever holds views reads on in what was removed; its room comes back with the last one."""
     kept.put(31)

@@ -28,6 +28,7 @@ from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
 
@@ -52,7 +53,7 @@ class Broker:
         tables.load()
         Broker.lives += 1
         begins = Beginning(
-            config,
+            LiveSettings(config),
             clock.monotonic_ms(),
             Random(Broker.lives),
             files.directory,

@@ -33,6 +33,11 @@ def _filled(kind: Any, field: str, texts: Mapping[str, str]) -> Any:
             )
         case msgspec.inspect.ListType():
             return [_filled(typing.get_args(_bare(kind))[0], field, texts)]
+        case msgspec.inspect.DictType():
+            return {
+                _filled(key, field, texts): _filled(value, field, texts)
+                for key, value in [typing.get_args(_bare(kind))]
+            }
         case msgspec.inspect.StrType():
             return texts.get(field, NAMED)
         case msgspec.inspect.BytesType():
@@ -51,4 +56,5 @@ def _bare(kind: Any) -> Any:
     if typing.get_origin(kind) is typing.Annotated:
         return _bare(typing.get_args(kind)[0])
     options = [one for one in typing.get_args(kind) if one is not type(None)]
-    return kind if typing.get_origin(kind) is list or not options else _bare(options[0])
+    is_whole = typing.get_origin(kind) in (list, dict) or not options
+    return kind if is_whole else _bare(options[0])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from mqmesh.errors import NoPermission
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, ServedBy
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Features
 from mqmesh.roles.dispatch import Dispatch, Serve
+
+OF_THE_PROCESS: Final = frozenset({RequestCode.GET_BROKER_CONFIG, RequestCode.UPDATE_BROKER_CONFIG})
+"""Commands that the process serves whatever its role is: no feature has them."""
 
 
 class Guard:

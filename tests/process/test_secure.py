@@ -116,6 +116,7 @@ def test_what_administrators_do_and_who_is_refused_is_written_down(
     own = str(tmp_path / "auditor.toml")
     assert run("user", "add", "auditor", "--role", "view", "-o", own)[0] == 0
     assert run("topic", "create", "audited")[0] == 0
+    assert run("broker", "set", "broker-a", "busy_poll_us=150")[0] == 0
     monkeypatch.setenv("MQMESH_CREDENTIALS", own)
     code, _, err = run("topic", "create", "refused")
     assert code == 1
@@ -123,6 +124,8 @@ def test_what_administrators_do_and_who_is_refused_is_written_down(
     lines = [json.loads(line) for line in (keys / "audit.jsonl").read_text().splitlines()]
     (made,) = (one for one in lines if one.get("topics") == ["audited"] and one["user"] == "client")
     assert (made["server"], made["result"]) == ("broker broker-a", "SUCCESS")
+    (told,) = (one for one in lines if one["command"] == "UPDATE_BROKER_CONFIG")
+    assert (told["user"], told["what"]) == ("client", "busy_poll_us: 200 -> 150")
     refused = [one for one in lines if one["user"] == "auditor"]
     assert {one["result"] for one in refused} == {"NO_PERMISSION"}
     assert {one["address"] for one in refused} <= {"unix"} or "127.0.0.1:" in refused[0]["address"]

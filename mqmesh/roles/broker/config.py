@@ -1,6 +1,6 @@
 """Settings of a broker. Names are RocketMQ's in snake case; the defaults stand here only."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -9,6 +9,7 @@ from mqmesh.config import check_names
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
+from mqmesh.logs import LogLevel
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
@@ -20,6 +21,29 @@ from mqmesh.storage.interface import StoreConfig
 from mqmesh.units import GIB, KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+CHANGEABLE: Final = (
+    "auto_create_topic_enable",
+    "auto_create_subscription_group",
+    "default_topic_queue_nums",
+    "message_delay_level",
+    "transaction_timeout_ms",
+    "transaction_check_interval_ms",
+    "transaction_check_max",
+    "long_polling_max_ms",
+    "busy_poll_us",
+    "log_level",
+    "max_held_pulls",
+    "wait_time_mills_in_send_queue",
+    "os_page_cache_busy_timeout_mills",
+    "storage.file_reserved_time",
+    "storage.delete_when",
+    "storage.disk_max_used_space_ratio",
+    "storage.clean_file_forcibly_enable",
+)
+"""What administrators may change while a broker runs. Never what would let whoever may do that read
+or write a file, listen or connect elsewhere, or start a program."""
 
 
 class BrokerStoreConfig(StoreConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +100,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         busy_poll_us: How long the broker waits awake for the next request before it sleeps, 0 to
             10,000 us; only as long as requests do come within that time. 0 spares the
             processor, and a synchronous send takes about half as long again.
+        log_level: Least level that this broker logs: DEBUG, INFO, WARNING, ERROR or CRITICAL; or
+            as-started, for what the command line says.
         register_broker_interval_ms: Heartbeat to the name servers, 100 to 60,000 ms; they
             drop a broker that was silent for 120 s.
         client_lost_grace_ms: How long a client whose connection broke keeps its queues, 0
@@ -167,6 +193,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transaction_check_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 15
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 200
+    log_level: LogLevel = LogLevel.AS_STARTED
     register_broker_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 30_000
     client_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
     client_channel_expired_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = (

@@ -38,6 +38,7 @@ from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
 
@@ -87,7 +88,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a running broker. Handlers change them only through their methods.
 
     Attributes:
-        config: Settings.
+        settings: Settings.
         clock: Source of time.
         instance_id: Random number of this life of the process.
         store: Messages.
@@ -124,7 +125,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         is_follower: It only reads.
     """
 
-    config: BrokerConfig
+    settings: LiveSettings[BrokerConfig]
     clock: Clock
     instance_id: int
     store: MessageStore
@@ -159,6 +160,11 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     read_advice: ReadAdvice
     leadership: Leadership | None = None
     is_follower: bool = False
+
+    @property
+    def config(self) -> BrokerConfig:
+        """Settings in force."""
+        return self.settings.now
 
 
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:

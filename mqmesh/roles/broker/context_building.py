@@ -32,6 +32,7 @@ from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
+from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.shell import RoleShell
 from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore, ReplicableLog
@@ -42,7 +43,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     """What the process of a broker gives to its role.
 
     Attributes:
-        config: Settings.
+        settings: Settings.
         transport: Of the process.
         clock: Source of time.
         shell: Command server and timers.
@@ -51,15 +52,14 @@ class BrokerResources(msgspec.Struct, frozen=True):
         address: Where it listens.
         files: Reads and saves documents; None if nothing is kept.
         run_aside: Has another thread do something.
-        elections: What a replica serves in every role: for the others of its group, and for
-            administrators.
+        served: What a replica serves in every role.
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
         replication: What the process counts of it.
         memory_bytes: Of the machine; 0 if that is not known.
     """
 
-    config: BrokerConfig
+    settings: LiveSettings[BrokerConfig]
     transport: Transport
     clock: Clock
     shell: RoleShell
@@ -68,11 +68,16 @@ class BrokerResources(msgspec.Struct, frozen=True):
     address: BrokerAddress
     files: tuple[Read, MakeSaver] | None
     run_aside: RunAside
-    elections: Mapping[RequestCode, Handler] = {}
+    served: Mapping[RequestCode, Handler] = {}
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
     replication: ReplicaCounts = msgspec.field(default_factory=ReplicaCounts)
     memory_bytes: int = 0
+
+    @property
+    def config(self) -> BrokerConfig:
+        """Settings in force."""
+        return self.settings.now
 
 
 def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:
@@ -107,11 +112,11 @@ def build_context(
         epoch: Of a master: generations, lock tokens and sessions of it begin with it.
         is_follower: It only reads.
     """
-    config, server = given.config, given.shell.server
+    server = given.shell.server
     guard = given.transport.guard
     assert server is not None
     begins = Beginning(
-        config,
+        given.settings,
         given.clock.monotonic_ms(),
         given.transport.random,
         given.root,
@@ -170,7 +175,7 @@ def put_together(
     """
     config, followers = begins.config, make_followers(begins)
     return BrokerContext(
-        config=config,
+        settings=begins.settings,
         clock=clock,
         instance_id=instance_id,
         store=store,

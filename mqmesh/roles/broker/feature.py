@@ -19,6 +19,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.dispatch import Handler
+from mqmesh.roles.live_settings import LiveSettings
 
 BrokerHandler = Callable[[BrokerContext, Request, Any], Reply | None]
 """Serves a command; None means that it answers later, through ``context.wire``."""
@@ -31,7 +32,7 @@ class Beginning(msgspec.Struct, frozen=True):
     """What a role begins with, for features that build their own parts of the context.
 
     Attributes:
-        config: Settings.
+        settings: Settings.
         now_ms: Monotonic clock.
         chance: Of the process.
         root: Directory of everything that the broker keeps.
@@ -43,7 +44,7 @@ class Beginning(msgspec.Struct, frozen=True):
         memory_bytes: Of the machine; 0 if that is not known.
     """
 
-    config: BrokerConfig
+    settings: LiveSettings[BrokerConfig]
     now_ms: int
     chance: Random
     root: Path
@@ -53,6 +54,11 @@ class Beginning(msgspec.Struct, frozen=True):
     was_elected: bool
     has_past: bool
     memory_bytes: int = 0
+
+    @property
+    def config(self) -> BrokerConfig:
+        """Settings in force."""
+        return self.settings.now
 
 
 class BrokerTurn(msgspec.Struct, frozen=True):
@@ -84,6 +90,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
         client_gone: A connection broke: its routing id, and the monotonic clock in ms.
         topic_deleting: A topic is about to be deleted: its name.
         topic_deleted: A topic is no more: its name.
+        configured: Settings were changed: what keeps some of its own takes them anew.
         stopping: The broker stops: what was begun is finished, who waits for messages is told.
         stopped: Nothing becomes durable any more: who still waits for that is told.
         figures: What it counts and measures.
@@ -98,6 +105,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     client_gone: Callable[[BrokerContext, bytes, int], None] = _nothing
     topic_deleting: Callable[[BrokerContext, str], None] = _nothing
     topic_deleted: Callable[[BrokerContext, str], None] = _nothing
+    configured: Hook = _nothing
     stopping: Hook = _nothing
     stopped: Hook = _nothing
     figures: Sequence[Measured[BrokerContext]] = ()

@@ -12,6 +12,7 @@ from typing import Final
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import DataVersion
+from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn, Feature, Features
@@ -64,13 +65,13 @@ class BrokerRole:
         self._open(self._features.handlers)
 
     def _open(self, handlers: Mapping[RequestCode, Handler]) -> None:
-        """Serves these commands, those of elections, and figures."""
+        """Serves these commands, those of every role, and figures."""
         shell = self._given.shell
         shell.dispatch.open(
             {
                 RequestCode.GET_BROKER_RUNTIME_INFO: shell.runtime_info,
                 **handlers,
-                **self._given.elections,
+                **self._given.served,
             }
         )
 
@@ -100,6 +101,12 @@ class BrokerRole:
         """
         assert self.context is not None
         self.links.follow(self.context)
+
+    def settings_changed(self) -> None:
+        """Other settings are in force."""
+        if self.context is not None:
+            for feature in FEATURES:
+                feature.configured(self.context)
 
     def save(self) -> None:
         """Saves what is saved now and then."""

@@ -15,9 +15,10 @@ from typing import Any, Final
 from mqmesh.clock import Clock
 from mqmesh.coordination.backends import open_coordinator
 from mqmesh.coordination.interface import MemberIncarnation, StateRecord
-from mqmesh.errors import ConfigError, MQMeshError, StoreClosed, TooManyOpenFiles
+from mqmesh.errors import ConfigError, CorruptRecord, MQMeshError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
+from mqmesh.logs import LogLevel, root_level, set_level
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -25,7 +26,7 @@ from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.config import CHANGEABLE, BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn
@@ -72,7 +73,9 @@ from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
 from mqmesh.roles.index_figures import INDEX_FIGURES
+from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.process import StoppedEarly
+from mqmesh.roles.settings_desk import OnKept, SettingsDesk
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
@@ -84,6 +87,7 @@ from mqmesh.storage.interface import (
     LogBeginning,
     MessageStore,
     RecoveryProgress,
+    RetainingStore,
     begin_own_epoch,
     replicable,
 )
@@ -100,6 +104,7 @@ PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
 CONFIG_DIRECTORY: Final = "config"
+OVERRIDES_FILE: Final = "overrides.json"
 
 _log = logging.getLogger(__name__)
 
@@ -123,10 +128,11 @@ class BrokerServer:
         opener: OpenStore | None = None,
         copier: BeginCopy = begin_copy,
     ) -> None:
+        self._settings = LiveSettings(config, CHANGEABLE, f"broker {config.broker_name}")
         self._config = config
         self._transport = transport
         self._loop = transport.loop
-        transport.busy_poll(config.busy_poll_us)
+        self._log_level = root_level()
         self._open_store = opener or open_store
         self._copy = copier
         self._clock = clock or transport.loop.clock
@@ -137,6 +143,9 @@ class BrokerServer:
         self._wake_planned = False
         self._store_failed = False
         self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
+        self._desk = SettingsDesk(
+            self._settings, self._keep_overrides, self._on_settings, self._shell
+        )
         self._store: MessageStore | None = None
         self._role: BrokerRole | None = None
         self._member: GroupMember | None = None
@@ -164,6 +173,7 @@ class BrokerServer:
             StorageError: The store or a table cannot be opened.
             StoppedEarly: The loop was told to stop while the store recovered.
         """
+        self._load_overrides()
         config = self._config
         files = config.storage.max_open_files
         limits = ServerLimits(
@@ -444,6 +454,56 @@ class BrokerServer:
         if self._member is not None:
             self._loop.call_later(0, partial(self._member.step_down, reason))
 
+    # ---- Settings --------------------------------------------------------------------
+
+    def _load_overrides(self) -> None:
+        """Takes over what administrators have changed; where that is damaged, nothing of it."""
+        path = self._overrides_path
+        try:
+            document = load_document(path) if self._keeps else None
+            if document is not None:
+                self._settings.load(document)
+        except (CorruptRecord, ConfigError) as error:
+            _log.error("what `mqmesh broker set` has changed is not in force, %s: %s", path, error)
+        self._config = self._settings.now
+        self._transport.busy_poll(self._config.busy_poll_us)
+        if self._config.log_level is not LogLevel.AS_STARTED:
+            set_level(self._config.log_level)
+
+    def _keep_overrides(self, overrides: dict[str, str], on_kept: OnKept) -> None:
+        if not self._keeps:
+            on_kept(None)
+            return
+        path, document = self._overrides_path, self._settings.dump(overrides)
+        self._folder()
+
+        def done(saving: Future[bool]) -> None:
+            error = saving.exception()
+            known = None if error is None else as_mqmesh_error(error)
+            self._loop.call_soon_threadsafe(partial(on_kept, known))
+
+        self._saver().submit(save_document, path, document).add_done_callback(done)
+
+    def _on_settings(self) -> None:
+        before, config = self._config, self._settings.now
+        self._config = config
+        self._transport.busy_poll(config.busy_poll_us)
+        if config.log_level is not before.log_level:
+            is_said = config.log_level is not LogLevel.AS_STARTED
+            set_level(config.log_level if is_said else self._log_level)
+        if isinstance(self._store, RetainingStore):
+            self._store.retention.configure(config.storage)
+        if self._role is not None:
+            self._role.settings_changed()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._config.storage.backend != "memory"
+
+    @property
+    def _overrides_path(self) -> Path:
+        return self._root / CONFIG_DIRECTORY / OVERRIDES_FILE
+
     # ---- The store -------------------------------------------------------------------
 
     def _replace_store(self, beginning: LogBeginning) -> MessageStore:
@@ -454,6 +514,9 @@ class BrokerServer:
         self._store.close()
         try:
             aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms(), keeps=keeps)
+            if self._settings.overrides:
+                document = self._settings.dump(self._settings.overrides)
+                save_document(self._folder() / OVERRIDES_FILE, document)
             self._store = self._open()
         except MQMeshError as error:
             # What is there is whole or begun anew by the next start; this one has no store.
@@ -476,7 +539,7 @@ class BrokerServer:
 
     def _resources(self, address: BrokerAddress) -> BrokerResources:
         return BrokerResources(
-            self._config,
+            self._settings,
             self._transport,
             self._clock,
             self._shell,
@@ -487,6 +550,8 @@ class BrokerServer:
             self._run_aside,
             {
                 RequestCode.GET_HA_STATUS: self._get_ha_status,
+                RequestCode.GET_BROKER_CONFIG: self._desk.get,
+                RequestCode.UPDATE_BROKER_CONFIG: self._desk.update,
                 **(self._member.handlers if self._member is not None else {}),
             },
             self._replica_state,
@@ -500,18 +565,27 @@ class BrokerServer:
 
     def _documents(self) -> tuple[Read, MakeSaver] | None:
         """How documents are read and saved; None where nothing is kept."""
-        if self._config.storage.backend == "memory":
+        if not self._keeps:
             return None
-        directory = self._root / CONFIG_DIRECTORY
-        make_folder(directory)
-        make_private(directory)
-        if self._executor is None:
-            self._executor = self._transport.executor("save")
-        executor, call_soon = self._executor, self._loop.call_soon_threadsafe
+        directory = self._folder()
+        executor, call_soon = self._saver(), self._loop.call_soon_threadsafe
         return (
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
+
+    def _folder(self) -> Path:
+        """Where documents are."""
+        directory = self._root / CONFIG_DIRECTORY
+        make_folder(directory)
+        make_private(directory)
+        return directory
+
+    def _saver(self) -> Executor:
+        """The thread that writes documents."""
+        if self._executor is None:
+            self._executor = self._transport.executor("save")
+        return self._executor
 
     def _run_aside(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Has the thread for snapshots do something, then calls back in the loop's thread."""

@@ -1,6 +1,6 @@
 """Settings of a name server. Names are RocketMQ's in snake case; the defaults stand here only."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -11,6 +11,10 @@ from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+CHANGEABLE: Final = ("broker_expire_ms", "scan_interval_ms")
+"""What administrators may change while a name server runs."""
 
 
 class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

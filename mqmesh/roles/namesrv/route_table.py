@@ -91,6 +91,9 @@ class RouteTable:
         max_topic_entries: Limit of the topics of all members together.
         drained: Broker groups without write permission, as saved.
         ordered: Ordered topics of groups that are not here yet, as saved.
+
+    Attributes:
+        broker_expire_ms: May be changed.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class RouteTable:
         drained: Iterable[str] = (),
         ordered: Iterable[OrderedTopics] = (),
     ) -> None:
-        self._broker_expire_ms = broker_expire_ms
+        self.broker_expire_ms = broker_expire_ms
         self._max_brokers = max_brokers
         self._max_topic_entries = max_topic_entries
         self._groups: dict[str, _BrokerGroup] = {}
@@ -180,7 +183,7 @@ class RouteTable:
             (name, broker_id)
             for name, group in self._groups.items()
             for broker_id, member in group.members.items()
-            if now_ms - member.last_seen_ms >= self._broker_expire_ms
+            if now_ms - member.last_seen_ms >= self.broker_expire_ms
         ]
         return self._remove(silent)
 

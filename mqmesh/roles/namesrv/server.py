@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import ConfigError, CorruptRecord, StorageError
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
@@ -37,7 +37,8 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
-from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.live_settings import LiveSettings
+from mqmesh.roles.namesrv.config import CHANGEABLE, NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import (
@@ -46,10 +47,11 @@ from mqmesh.roles.namesrv.route_table import (
     OrderedTopics,
     RouteTable,
 )
+from mqmesh.roles.settings_desk import OnKept, SettingsDesk
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.interface import Publisher, ServerLimits, Transport
+from mqmesh.transport.interface import Publisher, ServerLimits, Timer, Transport
 from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
@@ -65,6 +67,7 @@ class _Saved(msgspec.Struct, frozen=True):
     kv: dict[str, dict[str, str]] = {}
     drained: list[str] = []
     ordered: list[OrderedTopics] = []
+    overrides: dict[str, str] = {}
 
 
 class NameServer:
@@ -83,10 +86,15 @@ class NameServer:
         clock: Clock | None = None,
     ) -> None:
         self._config = config
+        self._settings = LiveSettings(config, CHANGEABLE, f"name server {config.name}")
         self._transport = transport
         self._loop = transport.loop
         self._clock = clock or transport.loop.clock
         self._shell = RoleShell(ServedBy.NAMESRV, "namesrv", config.name, transport, clock)
+        self._desk = SettingsDesk(
+            self._settings, self._keep_overrides, self._on_settings, self._shell
+        )
+        self._ticks: Timer | None = None
         self._publisher: Publisher | None = None
         self._lock: StoreLock | None = None
         self._state_path = Path(config.data_dir, STATE_FILE) if config.data_dir else None
@@ -108,7 +116,14 @@ class NameServer:
             StorageError: What was saved cannot be read.
         """
         saved = self._load()
-        config = self._config
+        try:
+            self._settings.take(saved.overrides)
+        except ConfigError as error:
+            _log.error(
+                "what `mqmesh namesrv set` has changed is not in force, %s: %s",
+                self._state_path, error,
+            )  # fmt: skip
+        config = self._config = self._settings.now
         self._kv = KvTable(config.max_kv_bytes, saved.kv)
         self._table = RouteTable(
             broker_expire_ms=config.broker_expire_ms,
@@ -129,7 +144,7 @@ class NameServer:
         )
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{host}:{config.listen_port}")
-        self._shell.every(config.scan_interval_ms, self._tick)
+        self._ticks = self._shell.every(config.scan_interval_ms, self._tick)
         self._shell.tell(ROUTE_FIGURES, lambda: self._table)
         self._shell.look_after_peers()
         self._shell.ready()
@@ -165,6 +180,8 @@ class NameServer:
             RequestCode.GET_KV_CONFIG: self._get_kv,
             RequestCode.DELETE_KV_CONFIG: self._delete_kv,
             RequestCode.LIST_KV_CONFIG: self._list_kv,
+            RequestCode.GET_NAMESRV_CONFIG: self._desk.get,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._desk.update,
         }
 
     def _register(self, request: Request, header: RegisterBrokerRequest) -> Reply:
@@ -219,6 +236,18 @@ class NameServer:
         if not header.namespace:
             return reply_with(KvResponse({}, self._kv.namespaces()))
         return reply_with(KvResponse(self._kv.list_namespace(header)))
+
+    # ---- Settings ----------------------------------------------------------------------
+
+    def _keep_overrides(self, overrides: dict[str, str], on_kept: OnKept) -> None:
+        on_kept(self._save(overrides) if self._state_path is not None else None)
+
+    def _on_settings(self) -> None:
+        config = self._config = self._settings.now
+        self._table.broker_expire_ms = config.broker_expire_ms
+        if self._ticks is not None:
+            self._ticks.cancel()
+        self._ticks = self._shell.every(config.scan_interval_ms, self._tick)
 
     # ---- Events ----------------------------------------------------------------------
 
@@ -285,10 +314,13 @@ class NameServer:
             )
         return saved
 
-    def _save(self) -> StorageError | None:
+    def _save(self, overrides: dict[str, str] | None = None) -> StorageError | None:
         assert self._state_path is not None
         saved = _Saved(
-            kv=self._kv.dump(), drained=self._table.drained(), ordered=self._table.ordered()
+            kv=self._kv.dump(),
+            drained=self._table.drained(),
+            ordered=self._table.ordered(),
+            overrides=self._settings.overrides if overrides is None else overrides,
         )
         try:
             save_document(self._state_path, msgspec.json.format(msgspec.json.encode(saved)))

@@ -1,11 +1,18 @@
 """Key/value configuration and drained brokers: what name servers are told by administrators."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from mqmesh.errors import MQMeshError, TransportError
+from mqmesh.protocol.admin import (
+    ConfigChange,
+    ConfigChanges,
+    ConfigEntries,
+    ConfigEntry,
+    GetConfigRequest,
+)
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.route import (
@@ -16,6 +23,7 @@ from mqmesh.protocol.route import (
     WipeWritePermResponse,
 )
 from mqmesh.sdk.admin.admin import NAMESRV_TIMEOUT_MS, AdminClient
+from mqmesh.sdk.admin.broker_admin import config_request
 from mqmesh.transport.endpoints import endpoint_of
 
 _ALL_NAMESPACES: Final = ""
@@ -41,6 +49,16 @@ class Draining(NamesrvChange, frozen=True):
     """
 
     topic_count: int
+
+
+class NamesrvConfigChange(NamesrvChange, frozen=True):
+    """What a change of settings reached.
+
+    Attributes:
+        changes: What has another value now, by name server.
+    """
+
+    changes: dict[str, list[ConfigChange]]
 
 
 class NamesrvAdmin(AdminClient):
@@ -127,6 +145,45 @@ class NamesrvAdmin(AdminClient):
             TransportError: No name server answers.
         """
         return self._set_draining(broker_name, restore=True)
+
+    # ---- Settings --------------------------------------------------------------------
+
+    def config(self, address: str) -> list[ConfigEntry]:
+        """All settings of a name server.
+
+        Args:
+            address: ``host:port``.
+
+        Raises:
+            TransportError: It does not answer.
+        """
+        header = encode_header(GetConfigRequest())
+        code = RequestCode.GET_NAMESRV_CONFIG
+        answer = self._request(endpoint_of(address), code, header)
+        return decode_header(ConfigEntries, answer.header).entries
+
+    def set_config(
+        self, settings: Mapping[str, Any], unset: Iterable[str] = ()
+    ) -> NamesrvConfigChange:
+        """Changes settings of name servers from now on, and over restarts if they have a data_dir.
+
+        Args:
+            settings: Keys and values; ``broker_expire_ms`` and ``scan_interval_ms`` may be changed.
+            unset: Keys that are to have the value of the configuration file again.
+
+        Raises:
+            MessageIllegal: A key may not be changed, or a value is wrong.
+            TransportError: No name server answers.
+        """
+        found: list[list[ConfigChange]] = []
+
+        def note(header: memoryview) -> None:
+            found.append(decode_header(ConfigChanges, header).changes)
+
+        request = config_request(settings, unset)
+        done = self._change(RequestCode.UPDATE_NAMESRV_CONFIG, request, note)
+        changes = dict(zip(done.namesrvs, found, strict=True))
+        return NamesrvConfigChange(done.namesrvs, done.silent_namesrvs, changes)
 
     # ---- Helpers ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from mqmesh.sdk.admin.access import AccessClient as BlockingAccessClient
 from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
+from mqmesh.sdk.admin.broker_admin import BrokerAdmin as BlockingBrokerAdmin
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetterClient
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
@@ -113,6 +114,15 @@ class AdminClient:
     put_topic = awaited(BlockingAdminClient.put_topic)
     delete_topic = awaited(BlockingAdminClient.delete_topic)
     create_snapshot = awaited(BlockingAdminClient.create_snapshot)
+
+
+class BrokerAdmin(AdminClient):
+    """Brokers that run, from coroutines; as ``mqmesh.sdk.admin.broker_admin.BrokerAdmin``."""
+
+    _kind = BlockingBrokerAdmin
+
+    config = awaited(BlockingBrokerAdmin.config)
+    set_config = awaited(BlockingBrokerAdmin.set_config)
 
 
 class AccessClient(AdminClient):
@@ -221,6 +231,8 @@ class NamesrvAdmin(AdminClient):
     delete_kv = awaited(BlockingNamesrvAdmin.delete_kv)
     list_kv = awaited(BlockingNamesrvAdmin.list_kv)
     kv_namespaces = awaited(BlockingNamesrvAdmin.kv_namespaces)
+    config = awaited(BlockingNamesrvAdmin.config)
+    set_config = awaited(BlockingNamesrvAdmin.set_config)
     drain = awaited(BlockingNamesrvAdmin.drain)
     undrain = awaited(BlockingNamesrvAdmin.undrain)
 

@@ -61,6 +61,7 @@ class Cleaner:
     """Watches the disk, and runs a pass now and then.
 
     Attributes:
+        config: Marks and times.
         space: The room on the disk, None while it is not known.
         gate: Refuses writes while there is too little.
         age_clock: For the ages of files.
@@ -104,7 +105,7 @@ class Cleaner:
             last_alive_ms: When the run before wrote its last checkpoint, by the wall clock.
         """
         self._directory = directory
-        self._config = config
+        self.config = config
         self._log = commitlog
         self._queues = queues
         self._files = files
@@ -133,6 +134,11 @@ class Cleaner:
         self._next_ms: int | None = None
         self._look_at_disk()
 
+    def configure(self, config: StoreConfig) -> None:
+        """See ``Retention.configure``."""
+        self.config = config
+        self.age_clock.reserved_ms = config.file_reserved_time * HOUR_MS
+
     def tick(self, now_ms: int) -> bool:
         """Looks at the disk when it is time, and does a step of a pass, or begins one.
 
@@ -147,10 +153,10 @@ class Cleaner:
             if self._next_ms is None:
                 # Never at once: somebody who starts a broker on a full disk gets the time to
                 # look what fills it before anything is removed by force.
-                self._next_ms = now_ms + self._config.clean_resource_interval_ms
+                self._next_ms = now_ms + self.config.clean_resource_interval_ms
             if now_ms < self._next_ms:
                 return False
-            self._next_ms = now_ms + self._config.clean_resource_interval_ms
+            self._next_ms = now_ms + self.config.clean_resource_interval_ms
             self._chores.submit(
                 partial(remove_old_cuts, self._directory.parent / CUT_FILES, self._clock.wall_ms())
             )
@@ -210,7 +216,7 @@ class Cleaner:
         # Not known is not full: by age alone, then.
         space = self.space if self.space is not None and not self._blind else Space(0, 1)
         verdict = files_to_delete(
-            files, space, now_ms=self._look_at_clock(), hour=hour, config=self._config
+            files, space, now_ms=self._look_at_clock(), hour=hour, config=self.config
         )
         return self._without_kept(verdict, sealed)
 
@@ -331,7 +337,7 @@ class Cleaner:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return
-        entries = self._config.mapped_file_size_consume_queue
+        entries = self.config.mapped_file_size_consume_queue
         future = self._chores.submit(partial(remove_unused, fd, firsts, entries))
         for name in (yield from _wait(future)):
             self._files.close_path(f"{directory}/{name}")

@@ -121,6 +121,7 @@ class AgeClock:
 
     Attributes:
         jumps: Leaps, forward or back, that were noticed while running.
+        reserved_ms: How long files are kept.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class AgeClock:
             last_alive_ms: Wall-clock time of the last sign of life of the run before; None if
                 there was none.
         """
-        self._reserved_ms = reserved_ms
+        self.reserved_ms = reserved_ms
         self._monotonic_ms = monotonic_ms
         self._wall_ms = wall_ms
         self._since_ms = monotonic_ms
@@ -152,7 +153,7 @@ class AgeClock:
             self._lead_ms = max(0, self._lead_ms + gained_ms)
             if gained_ms > 0:
                 self._since_ms = monotonic_ms
-        if self._lead_ms and monotonic_ms - self._since_ms >= self._reserved_ms:
+        if self._lead_ms and monotonic_ms - self._since_ms >= self.reserved_ms:
             self._lead_ms = 0
         return wall_ms - self._lead_ms
 

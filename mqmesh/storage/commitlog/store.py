@@ -35,7 +35,6 @@ from mqmesh.errors import (
 from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, sound_batches
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
-from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
 from mqmesh.storage.commitlog.cut_files import keep_cut
 from mqmesh.storage.commitlog.log_applier import LogApplier
@@ -59,6 +58,7 @@ from mqmesh.storage.interface import (
     QueueBeginning,
     QueueMove,
     RepairableLog,
+    Retention,
     StoreConfig,
     StoreStats,
     Wake,
@@ -83,9 +83,11 @@ class CommitLogStore(MessageStore):
 
     Attributes:
         repair: What a disk has changed in the log.
+        retention: Removes old messages.
     """
 
     repair: RepairableLog
+    retention: Retention
 
     def __init__(
         self, parts: StoreParts, config: StoreConfig, *, reopen: Callable[[StoreLock], StoreParts]
@@ -117,7 +119,7 @@ class CommitLogStore(MessageStore):
         self._files: OpenFiles = parts.files
         self._flusher: Flusher = parts.flusher
         self._checkpointer: Checkpointer = parts.checkpointer
-        self._cleaner: Cleaner = parts.cleaner
+        self.retention = self._cleaner = parts.cleaner
         self._placement = Placement(
             parts.states,
             parts.queues.find_or_add,
@@ -433,6 +435,7 @@ class CommitLogStore(MessageStore):
         except BaseException:
             self._closed = True  # the next start does the rest
             raise
+        self._cleaner.configure(cleaner.config)  # changed, maybe, since the store was opened
         self._cleaner.keep_from = cleaner.keep_from
         self._cleaner.forced_moves = cleaner.forced_moves
 

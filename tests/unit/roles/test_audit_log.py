@@ -45,7 +45,7 @@ def lines_of(path) -> list[dict]:
 
 
 def test_a_line_says_who_did_what_to_what_from_where(make, tmp_path):
-    make().note(request_of(), DELETE, ["orders"], [], None)
+    make().note(request_of(), DELETE, ["orders"], [], None, "")
     (line,) = lines_of(tmp_path / "audit.jsonl")
     assert line.pop("time").endswith("Z")
     assert line == {
@@ -61,7 +61,7 @@ def test_a_line_says_who_did_what_to_what_from_where(make, tmp_path):
 
 def test_a_line_stays_a_line_and_short(make, tmp_path):
     bad = NoPermission("no\n" * 10_000)
-    make().note(request_of("x" * 255), DELETE, ["t" * 255] * 100, ["g\n" * 200] * 100, bad)
+    make().note(request_of("x" * 255), DELETE, ["t" * 255] * 100, ["g\n" * 200] * 100, bad, "")
     (text,) = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert len(text) < 8_192
     assert json.loads(text)["result"] == "NO_PERMISSION"
@@ -70,13 +70,13 @@ def test_a_line_stays_a_line_and_short(make, tmp_path):
 def test_refusals_of_a_user_are_limited_and_counted_but_what_is_done_never(make, tmp_path, clock):
     log = make()
     for _ in range(25):
-        log.note(request_of("thief"), DELETE, [], [], NoPermission("no"))
-    log.note(request_of("other"), DELETE, [], [], NoPermission("no"))
+        log.note(request_of("thief"), DELETE, [], [], NoPermission("no"), "")
+    log.note(request_of("other"), DELETE, [], [], NoPermission("no"), "")
     for _ in range(20):
-        log.note(request_of("ann"), DELETE, [], [], None)
+        log.note(request_of("ann"), DELETE, [], [], None, "")
     assert len(lines_of(tmp_path / "audit.jsonl")) == 10 + 1 + 20
     clock.advance(1_000)
-    log.note(request_of("thief"), DELETE, [], [], NoPermission("no"))
+    log.note(request_of("thief"), DELETE, [], [], NoPermission("no"), "")
     assert lines_of(tmp_path / "audit.jsonl")[-1]["left_out"] == 15
 
 
@@ -84,7 +84,7 @@ def test_two_processes_share_the_file_also_when_it_is_full(make, tmp_path, monke
     monkeypatch.setattr(audit_log, "FILE_BYTES", 2_000)
     one, two = make("broker a"), make("broker b")
     for number in range(60):
-        (one, two)[number % 2].note(request_of(), DELETE, [f"t{number}"], [], None)
+        (one, two)[number % 2].note(request_of(), DELETE, [f"t{number}"], [], None, "")
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["audit.jsonl"] + [
         f"audit.jsonl.{number}" for number in range(1, 5)
@@ -97,7 +97,7 @@ def test_two_processes_share_the_file_also_when_it_is_full(make, tmp_path, monke
 def test_a_full_disk_refuses_nobody_and_is_told(make, tmp_path, caplog):
     (tmp_path / "audit.jsonl").symlink_to("/dev/full")
     with caplog.at_level(logging.ERROR):
-        make().note(request_of(), DELETE, ["orders"], [], None)
+        make().note(request_of(), DELETE, ["orders"], [], None, "")
     assert "audit.jsonl lacks a line" in caplog.text
     assert "No space left" in caplog.text
 

@@ -166,8 +166,15 @@ class Told:
 
     def __init__(self, dispatch):
         self.lines = []
-        dispatch.audit = lambda request, code, topics, groups, error: self.lines.append(
-            (request.principal.name, code.name, topics, groups, type(error).__name__)
+        dispatch.audit = lambda request, code, topics, groups, error, what: self.lines.append(
+            (
+                request.principal.name,
+                code.name,
+                topics,
+                groups,
+                type(error).__name__,
+                *filter(None, [what]),
+            )
         )
 
 

@@ -34,6 +34,7 @@ from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -86,7 +87,7 @@ class Stage:
         self.tables = BrokerTables(self.config, self.clock, None)
         self.tables.state.write = self._write
         begins = Beginning(
-            self.config,
+            LiveSettings(self.config),
             self.clock.monotonic_ms(),
             Random(1),
             Path("/nowhere"),

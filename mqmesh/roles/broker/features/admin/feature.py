@@ -14,6 +14,14 @@ def _version(context: BrokerContext) -> str:
     return f"{version.timestamp_ms}.{version.counter}"
 
 
+def _announce_anew(context: BrokerContext) -> None:
+    # Name servers are told, too, what topics that make themselves are like.
+    if context.is_follower:
+        return
+    version = context.topics.version
+    context.topics.begin_life(context.clock.wall_ms(), version.counter + 1)
+
+
 ADMIN: Final = Feature(
     commands={
         RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,
@@ -22,6 +30,7 @@ ADMIN: Final = Feature(
         RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
         RequestCode.VIEW_MESSAGE: admin.view_message,
     },
+    configured=_announce_anew,
     figures=(
         text("cluster_name", "cluster of the broker", lambda broker: broker.config.cluster_name),
         text("broker_name", "broker group", lambda broker: broker.config.broker_name),

@@ -51,6 +51,10 @@ def _send_notices(context: BrokerContext, turn: BrokerTurn) -> None:
     membership.send_notices(context)
 
 
+def _configure(context: BrokerContext) -> None:
+    context.group_table.auto_create = context.config.auto_create_subscription_group
+
+
 def _tick(context: BrokerContext, now_ms: int) -> None:
     context.groups.tick(now_ms)
     context.locks.tick(now_ms)
@@ -91,6 +95,7 @@ GROUPS: Final = Feature(
     },
     turn_ended=_send_notices,
     tick=_tick,
+    configured=_configure,
     sample=offsets.tell_forced_losses,
     client_gone=_forget_client,
     topic_deleted=_forget_topic,

@@ -32,6 +32,7 @@ class GroupTable:
         busy_retry_after_ms: What clients are told to wait when there are too many.
 
     Attributes:
+        auto_create: May be changed.
         changed: Groups whose settings are to be written into the log; see ``state_log``.
     """
 
@@ -39,7 +40,7 @@ class GroupTable:
         self, most: int = 100_000, *, auto_create: bool = True, busy_retry_after_ms: int = 100
     ) -> None:
         self._most = most
-        self._auto_create = auto_create
+        self.auto_create = auto_create
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, GroupConfig] = {}
         self._restricted: dict[str, GroupConfig] = {}
@@ -77,7 +78,7 @@ class GroupTable:
                     f"consumer group {group!r} may not consume with {MessageModel.BROADCASTING} "
                     "(consume_broadcast_enable)"
                 )
-        elif not self._auto_create and group not in self._groups and not _is_tool(group):
+        elif not self.auto_create and group not in self._groups and not _is_tool(group):
             raise _not_found(group)
 
     def retry_limit(self, group: str, wanted: int) -> int:
@@ -99,7 +100,7 @@ class GroupTable:
         """
         if group in self._groups or _is_tool(group):
             return
-        if not self._auto_create:
+        if not self.auto_create:
             raise _not_found(group)
         self._set(GroupConfig(group))
 

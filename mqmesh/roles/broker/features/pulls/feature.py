@@ -28,6 +28,10 @@ def make_filter_servers(begins: Beginning) -> FilterServers:
     return FilterServers(begins.config.filter_server_enable, begins.config.broker_name)
 
 
+def _configure(context: BrokerContext) -> None:
+    context.holds.most = context.turns.most = context.config.max_held_pulls
+
+
 def _begin_turn(context: BrokerContext, turn: BrokerTurn) -> bool:
     return pull.begin_pull_turn(context)
 
@@ -62,6 +66,7 @@ PULLS: Final = Feature(
     tick=pull.answer_expired_pulls,
     client_gone=_forget_peer,
     topic_deleted=_forget_topic,
+    configured=_configure,
     stopping=pull.fail_all_pulls,
     figures=(
         counter(

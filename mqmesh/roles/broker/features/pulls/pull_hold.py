@@ -42,10 +42,13 @@ class PullHold:
     Args:
         most: Pulls that may wait.
         busy_retry_after_ms: What clients beyond that are told to wait.
+
+    Attributes:
+        most: Pulls that may wait; may be changed.
     """
 
     def __init__(self, most: int, busy_retry_after_ms: int = 100) -> None:
-        self._most = most
+        self.most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         # Dicts serve as sets that keep their order: who waits longest is answered first.
         self._by_queue: dict[tuple[str, int], dict[HeldPull, None]] = {}
@@ -72,9 +75,9 @@ class PullHold:
         Raises:
             SystemBusy: Too many wait already.
         """
-        if self._count >= self._most:
+        if self._count >= self.most:
             raise SystemBusy(
-                f"{self._most} pulls wait at this broker, no more may (max_held_pulls)",
+                f"{self.most} pulls wait at this broker, no more may (max_held_pulls)",
                 retry_after_ms=self._busy_retry_after_ms,
             )
         self._count += 1

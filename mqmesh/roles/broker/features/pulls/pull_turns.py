@@ -30,11 +30,12 @@ class PullTurns:
         busy_retry_after_ms: What clients beyond that are told to wait.
 
     Attributes:
+        most: Pulls that may wait; may be changed.
         left: Bytes of this turn's budget; with none left, pulls have to ``wait``.
     """
 
     def __init__(self, most: int = 100_000, busy_retry_after_ms: int = 100) -> None:
-        self._most = most
+        self.most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         # The dict keeps whose turn it is: first who has waited longest since an answer.
         self._by_peer: dict[bytes, deque[HeldPull]] = {}
@@ -65,8 +66,8 @@ class PullTurns:
         waiting = self._by_peer.get(peer)
         if waiting is not None and len(waiting) >= MOST_OF_ONE:
             raise self._busy(f"{MOST_OF_ONE} pulls of this connection wait for their turn")
-        if self._count >= self._most:
-            raise self._busy(f"{self._most} pulls wait for their turn (max_held_pulls)")
+        if self._count >= self.most:
+            raise self._busy(f"{self.most} pulls wait for their turn (max_held_pulls)")
         if waiting is None:
             waiting = self._by_peer[peer] = deque()
         waiting.append(held)

@@ -20,6 +20,12 @@ def make_admission(begins: Beginning) -> SendAdmission:
     )
 
 
+def _configure(context: BrokerContext) -> None:
+    config, admission = context.config, context.admission
+    admission.wait_limit_ms = config.wait_time_mills_in_send_queue
+    admission.busy_timeout_ms = config.os_page_cache_busy_timeout_mills
+
+
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
     if context.stage.sends:
         context.admission.frames_taken(turn.readable_ms)
@@ -82,6 +88,7 @@ SENDS: Final = Feature(
     tick=storing.answer_expired,
     client_gone=_forget_producer,
     topic_deleting=_forget_messages,
+    configured=_configure,
     stopping=storing.finish_sends,
     stopped=_answer_all,
     figures=(

@@ -25,17 +25,14 @@ class SendAdmission:
 
     Attributes:
         longest_wait_ms: Bound of what the sends looked at last have waited.
+        wait_limit_ms: Waits up to this are never refused, from 1.
+        busy_timeout_ms: Waits have to stay above the limit for longer than this.
     """
 
     def __init__(self, *, wait_limit_ms: int, busy_timeout_ms: int) -> None:
-        """Starts with nothing waiting.
-
-        Args:
-            wait_limit_ms: Waits up to this are never refused, from 1.
-            busy_timeout_ms: Waits have to stay above the limit for longer than this.
-        """
-        self._wait_limit_ms = wait_limit_ms
-        self._busy_timeout_ms = busy_timeout_ms
+        """Starts with nothing waiting."""
+        self.wait_limit_ms = wait_limit_ms
+        self.busy_timeout_ms = busy_timeout_ms
         self._empty_ms: int | None = None
         self._ended_ms: int | None = None
         self._readable_ms = -1
@@ -76,11 +73,11 @@ class SendAdmission:
         """
         waited_ms = 0 if self._empty_ms is None else now_ms - self._empty_ms
         self.longest_wait_ms = waited_ms
-        if waited_ms <= self._wait_limit_ms:
+        if waited_ms <= self.wait_limit_ms:
             self._above_since_ms = None
             return 0
         if self._above_since_ms is None:
             self._above_since_ms = now_ms
-        if now_ms - self._above_since_ms <= self._busy_timeout_ms:
+        if now_ms - self._above_since_ms <= self.busy_timeout_ms:
             return 0
-        return count * (waited_ms - self._wait_limit_ms) // waited_ms
+        return count * (waited_ms - self.wait_limit_ms) // waited_ms

@@ -102,11 +102,11 @@ class CheckTimetable:
     """All watches of a broker.
 
     Args:
-        settings: Timings and limits.
+        settings: Timings and limits; others may take their place.
     """
 
     def __init__(self, settings: TransactionSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._watches: list[Watch] = []
         self._lonely: dict[str, list[Watch]] = {}
         self._rejoin_ms = self._parking = 0
@@ -139,16 +139,16 @@ class CheckTimetable:
             if not ordinals:
                 if batch.is_staged(watch.ordinals):
                     # A decision is being written; should that fail they are asked about again.
-                    self._push(watch, now_ms + self._settings.check_interval_ms)
+                    self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue
             watch.ordinals = ordinals
-            if watch.checks >= self._settings.check_max:
+            if watch.checks >= self.settings.check_max:
                 if not watch.parking:
                     watch.parking = True
                     self._parking += len(ordinals)
                     size += batch.size
                     effects.append(Park(watch, ordinals))
-                self._push(watch, now_ms + self._settings.check_interval_ms)
+                self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue
             peers = asked.get(batch.group)
             if peers is None:
@@ -161,7 +161,7 @@ class CheckTimetable:
             watch.checks += 1
             size += batch.size
             effects.append(Check(peer, batch, ordinals, watch.checks))
-            self._push(watch, now_ms + self._settings.check_interval_ms)
+            self._push(watch, now_ms + self.settings.check_interval_ms)
         return effects
 
     def parked_or_not(self, park: Park, *, stored: bool) -> None:
@@ -208,7 +208,7 @@ class CheckTimetable:
         # Whoever waits for a group without members is asked about as soon as it has one.
         if now_ms < self._rejoin_ms or not self._lonely:
             return
-        self._rejoin_ms = now_ms + min(REJOIN_MS, self._settings.check_interval_ms)
+        self._rejoin_ms = now_ms + min(REJOIN_MS, self.settings.check_interval_ms)
         for group in [group for group in self._lonely if members(group)]:
             for watch in self._lonely.pop(group):
                 self._push(watch, now_ms)
@@ -216,7 +216,7 @@ class CheckTimetable:
     def _crowded(self, now_ms: int, pending_count: int) -> list[Check | Park]:
         """Parks what waits for groups that nobody is in, so that it does not keep out others."""
         effects: list[Check | Park] = []
-        excess = pending_count - self._parking - self._settings.pending_max // 2
+        excess = pending_count - self._parking - self.settings.pending_max // 2
         while excess > 0 and self._lonely and len(effects) < PARKS_A_TICK:
             group = next(iter(self._lonely))
             watch = self._lonely[group].pop(0)
@@ -230,5 +230,5 @@ class CheckTimetable:
             self._parking += len(ordinals)
             effects.append(Park(watch, ordinals))
             # Comes again only if it could not be parked.
-            self._push(watch, now_ms + self._settings.check_interval_ms)
+            self._push(watch, now_ms + self.settings.check_interval_ms)
         return effects

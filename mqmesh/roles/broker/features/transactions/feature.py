@@ -4,6 +4,7 @@ from typing import Final
 
 from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
+from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.transactions import transactions
@@ -13,8 +14,11 @@ from mqmesh.roles.broker.features.transactions.transaction_desk import Transacti
 
 def make_transactions(begins: Beginning) -> TransactionDesk:
     """Half messages of a role that begins: to be recovered."""
-    config = begins.config
-    settings = TransactionSettings(
+    return TransactionDesk(_settings(begins.config), begins.chance)
+
+
+def _settings(config: BrokerConfig) -> TransactionSettings:
+    return TransactionSettings(
         timeout_ms=config.transaction_timeout_ms,
         check_interval_ms=config.transaction_check_interval_ms,
         check_max=config.transaction_check_max,
@@ -22,7 +26,11 @@ def make_transactions(begins: Beginning) -> TransactionDesk:
         parked_max=config.transaction_parked_max,
         busy_retry_after_ms=config.busy_retry_after_ms,
     )
-    return TransactionDesk(settings, begins.chance)
+
+
+def _configure(context: BrokerContext) -> None:
+    table = context.transactions.table
+    table.settings = table.timetable.settings = _settings(context.config)
 
 
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
@@ -37,6 +45,7 @@ TRANSACTIONS: Final = Feature(
         RequestCode.END_HALF_MESSAGE: transactions.end_half_message,
     },
     turn_ended=_finish,
+    configured=_configure,
     tick=transactions.check_transactions,
     stopping=transactions.finish_transactions,
     figures=(

@@ -64,7 +64,7 @@ class Transactions:
         settings: Timings and limits.
 
     Attributes:
-        settings: The same.
+        settings: The same; others may take their place, here and in the timetable.
         timetable: When they are asked about.
         batches: What waits, by queue offset, in that order.
         pending_count: Messages that wait and are not parked.

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.filled_headers import filled
-from harness.served import dispatched
+from harness.served import OF_THE_PROCESS, dispatched
 
 from mqmesh.errors import NoPermission
 from mqmesh.message import format_message_id
@@ -39,7 +39,9 @@ FOUND_OUT = {
 
 
 SERVED = [
-    spec for code, spec in served_by(ServedBy.BROKER).items() if code not in served_by(ServedBy.ALL)
+    spec
+    for code, spec in served_by(ServedBy.BROKER).items()
+    if code not in {*served_by(ServedBy.ALL), *OF_THE_PROCESS}
 ]
 
 

@@ -1,0 +1,80 @@
+"""Serves the settings of a process: tells them, and takes changes."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mqmesh.errors import MQMeshError, SystemBusy
+from mqmesh.protocol.admin import (
+    ConfigChanges,
+    ConfigEntries,
+    GetConfigRequest,
+    UpdateConfigRequest,
+)
+from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.roles.live_settings import LiveSettings, SettingsPlan
+from mqmesh.roles.shell import RoleShell
+
+OnKept = Callable[[MQMeshError | None], None]
+Keep = Callable[[dict[str, str], OnKept], None]
+"""Puts overrides on disk; tells what came of it, at once or later."""
+
+_log = logging.getLogger(__name__)
+
+
+class SettingsDesk:
+    """Changes settings, one change after the other: on disk first, in force then, answered last.
+
+    Args:
+        settings: Of the process.
+        keep: Puts changes on disk.
+        on_change: Told when other settings are in force.
+        shell: Answers.
+    """
+
+    def __init__(
+        self,
+        settings: LiveSettings[Any],
+        keep: Keep,
+        on_change: Callable[[], None],
+        shell: RoleShell,
+    ) -> None:
+        self._settings = settings
+        self._keep = keep
+        self._on_change = on_change
+        self._shell = shell
+        self._keeping = False
+
+    def get(self, request: Request, asked: GetConfigRequest) -> Reply:
+        """All settings."""
+        return reply_with(ConfigEntries(self._settings.entries()))
+
+    def update(self, request: Request, asked: UpdateConfigRequest) -> Reply | None:
+        """Changes settings.
+
+        Raises:
+            InvalidArgument: A key may not be changed, or a value is wrong.
+            SystemBusy: Another change is being written.
+        """
+        if self._keeping:
+            raise SystemBusy("another change of settings is being written", retry_after_ms=100)
+        plan = self._settings.plan(asked.settings, asked.unset)
+        said = ", ".join(f"{one.key}: {one.before} -> {one.after}" for one in plan.changes)
+        self._shell.dispatch.describe(said or "no other value")
+        self._keeping = True
+        self._keep(plan.overrides, partial(self._kept, request.without_frame(), plan, said))
+        return None
+
+    def _kept(
+        self, request: Request, plan: SettingsPlan[Any], said: str, error: MQMeshError | None
+    ) -> None:
+        self._keeping = False
+        if error is not None:
+            self._shell.fail(request, error)
+            return
+        self._settings.adopt(plan)
+        if plan.changes:
+            _log.warning("user %r changed settings: %s", request.principal.name, said)
+            self._on_change()
+        self._shell.reply(request, reply_with(ConfigChanges(plan.changes)))

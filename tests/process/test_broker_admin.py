@@ -1,0 +1,169 @@
+"""Brokers and name servers are seen to while they run: settings, clients, queues, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from harness.patience import until
+
+from mqmesh import aio
+from mqmesh.cli import main
+from mqmesh.errors import MessageIllegal, TopicNotFound
+from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.sdk.admin.broker_admin import BrokerAdmin
+from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
+from mqmesh.testing.processes import ProcessCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("b")
+    with ProcessCluster(folder, brokers=("broker-a", "broker-b")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def environment(cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("MQMESH_NAMESRV", cluster.namesrv_addr)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command with --json; returns exit code, decoded lines, decoded lines of errors."""
+
+    def run(*arguments):
+        code = main.main([*arguments, "--json"])
+        out, err = capsys.readouterr()
+        return code, *([json.loads(line) for line in text.splitlines()] for text in (out, err))
+
+    return run
+
+
+@pytest.fixture
+def table(capsys):
+    """Run a command for people; returns its lines."""
+
+    def table(*arguments):
+        assert main.main(list(arguments)) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return table
+
+
+def settings_of(admin, name="broker-a"):
+    return {one.key: one for one in admin.config(name)[0]}
+
+
+def makes_topics(admin):
+    """True while a broker makes topics for first messages, as name servers know."""
+    try:
+        return bool(admin.route(AUTO_CREATE_TOPIC).queues)
+    except TopicNotFound:
+        return False
+
+
+def test_a_setting_holds_at_once_and_after_a_restart(run, table, cluster):
+    path = cluster.folder / "broker-a" / "config" / "overrides.json"
+    code, (done,), _ = run("broker", "set", "broker-a", "auto_create_topic_enable=false")
+    assert code == 0
+    change = {"key": "auto_create_topic_enable", "before": True, "after": False}
+    assert done["replicas"] == [{"broker_id": 0, "changes": [change]}]
+    assert path.exists()
+    _, (found,), _ = run("broker", "config", "broker-a", "--changed")
+    (one,) = (one for one in found["settings"] if one["key"] == change["key"])
+    assert (one["value"], one["at_start"], one["is_overridden"]) == (False, True, True)
+    (line,) = (line for line in table("broker", "config", "broker-a") if change["key"] in line)
+    assert line.split() == ["auto_create_topic_enable", "false", "true", "true", "yes", "yes"]
+
+    with BrokerAdmin(cluster.namesrv_addr) as admin:
+        assert not settings_of(admin, "broker-b")[change["key"]].is_overridden
+        run("broker", "set", "broker-b", "auto_create_topic_enable=false")
+        until(lambda: not makes_topics(admin))
+        cluster.brokers["broker-a"].kill()
+        cluster.start_broker("broker-a")
+        cluster.wait_known()
+        assert settings_of(admin)[change["key"]].value == "false"
+        for name in ("broker-a", "broker-b"):
+            code, out, _ = run("broker", "set", name, "--unset", "auto_create_topic_enable")
+            assert (code, out[0]["replicas"][0]["changes"][0]["after"]) == (0, True)
+        until(lambda: makes_topics(admin))
+        assert table("broker", "set", "broker-b", "busy_poll_us=200") == [
+            "broker broker-b, id 0: no setting has another value"
+        ]
+
+
+def test_what_may_not_be_set_is_refused_with_the_sentence_of_the_start(run, cluster):
+    for asked, told in (
+        ("storage.backend=memory", "storage.backend cannot be changed while broker broker-a runs"),
+        ("auto_create=1", "unknown key auto_create; did you mean auto_create_topic_enable?"),
+        ("busy_poll_us=-1", "busy_poll_us = -1: must be a whole number of 0 to 10,000"),
+    ):
+        code, out, (err,) = run("broker", "set", "broker-a", "long_polling_max_ms=7", asked)
+        assert (code, out) == (1, [])
+        assert told in err["error"]
+    with BrokerAdmin(cluster.namesrv_addr) as admin:
+        assert settings_of(admin)["long_polling_max_ms"].value == "30000"
+    assert run("broker", "set", "broker-a")[0] == 2
+    assert run("broker", "set", "broker-a", "busy_poll_us")[0] == 2
+    code, _, (err,) = run("broker", "set", "broker-x", "busy_poll_us=1")
+    assert (code, err["error"]) == (
+        1,
+        "no broker group 'broker-x'; there are broker-a, broker-b",
+    )
+
+
+def test_a_damaged_file_of_changes_is_an_error_in_the_log_and_no_end(cluster):
+    folder = cluster.folder / "broker-b" / "config"
+    with BrokerAdmin(cluster.namesrv_addr) as admin:
+        admin.set_config("broker-b", {"long_polling_max_ms": 5_000})
+        admin.set_config("broker-b", {"long_polling_max_ms": 6_000, "log_level": "ERROR"})
+        cluster.brokers["broker-b"].stop()
+        for path in folder.glob("overrides.json*"):
+            path.write_bytes(b"damaged")
+        cluster.start_broker("broker-b")
+        cluster.wait_known()
+        assert settings_of(admin, "broker-b")["long_polling_max_ms"].value == "30000"
+        assert "what `mqmesh broker set` has changed is not in force" in (
+            cluster.folder / "broker-b.log"
+        ).read_text(encoding="utf-8")
+        # It can be set anew, which is kept as before.
+        admin.set_config("broker-b", {"long_polling_max_ms": 7_000})
+        cluster.brokers["broker-b"].kill()
+        cluster.start_broker("broker-b")
+        cluster.wait_known()
+        assert settings_of(admin, "broker-b")["long_polling_max_ms"].value == "7000"
+
+
+def test_a_name_server_s_two_settings_are_changed(run, table, cluster):
+    (endpoint,) = [one.endpoint for one in cluster.namesrvs]
+    code, (done,), _ = run("namesrv", "set", "broker_expire_ms=60000")
+    change = {"key": "broker_expire_ms", "before": 120_000, "after": 60_000}
+    assert (code, done["changes"], done["silent_namesrvs"]) == (0, {endpoint: [change]}, [])
+    _, ((found,),), _ = run("namesrv", "config", "--changed")
+    shown = {one["key"]: one["value"] for one in found["settings"]}
+    assert (found["endpoint"], shown["broker_expire_ms"]) == (endpoint, 60_000)
+    assert any("scan_interval_ms" in line for line in table("namesrv", "config", endpoint))
+    code, _, (err,) = run("namesrv", "set", "data_dir=/tmp")
+    assert (code, "data_dir cannot be changed while" in err["error"]) == (1, True)
+    assert table("namesrv", "set", "--unset", "broker_expire_ms") == [
+        f"name server {endpoint}: broker_expire_ms = 120000, before 60000"
+    ]
+
+
+def test_programs_change_settings_from_coroutines(cluster):
+    async def work():
+        async with aio.BrokerAdmin(cluster.namesrv_addr) as admin:
+            (changes,) = (await admin.set_config("broker-a", {"busy_poll_us": 0})).values()
+            with pytest.raises(MessageIllegal, match=r"broker broker-a, id 0: .*busy_poll_us"):
+                await admin.set_config("broker-a", {"busy_poll_us": 10_001})
+            await admin.set_config("broker-a", {}, ["busy_poll_us"])
+        async with aio.NamesrvAdmin(cluster.namesrv_addr) as admin:
+            return changes, await admin.config(cluster.namesrv_addr)
+
+    changes, entries = asyncio.run(work())
+    assert [(one.key, one.before, one.after) for one in changes] == [("busy_poll_us", "200", "0")]
+    with NamesrvAdmin(cluster.namesrv_addr) as admin:
+        assert admin.config(cluster.namesrv_addr) == entries

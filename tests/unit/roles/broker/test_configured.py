@@ -1,0 +1,38 @@
+"""What parts of a broker keep of the settings changes with them."""
+
+from __future__ import annotations
+
+from mqmesh.roles.broker.all_features import FEATURES
+from mqmesh.roles.broker.config import CHANGEABLE
+from mqmesh.roles.live_settings import LiveSettings
+
+
+def change(stage, **settings):
+    live = stage.context.settings
+    live.adopt(LiveSettings(live.now, CHANGEABLE).plan(settings, ()))
+    for feature in FEATURES:
+        feature.configured(stage.context)
+
+
+def test_parts_that_keep_settings_take_them_anew(stage):
+    context, before = stage.context, stage.context.topics.version
+    change(
+        stage,
+        max_held_pulls="7",
+        wait_time_mills_in_send_queue="11",
+        os_page_cache_busy_timeout_mills="12",
+        auto_create_subscription_group="false",
+        transaction_timeout_ms="21",
+        transaction_check_interval_ms="22",
+        transaction_check_max="23",
+        long_polling_max_ms="5",
+    )
+    assert (context.holds.most, context.turns.most) == (7, 7)
+    assert (context.admission.wait_limit_ms, context.admission.busy_timeout_ms) == (11, 12)
+    assert context.group_table.auto_create is False
+    table = context.transactions.table
+    assert (table.settings.timeout_ms, table.settings.check_max) == (21, 23)
+    assert table.timetable.settings.check_interval_ms == 22
+    assert context.config.long_polling_max_ms == 5
+    # Name servers take the topics anew, and what topics that make themselves are like.
+    assert context.topics.version.counter > before.counter
