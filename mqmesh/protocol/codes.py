@@ -111,6 +111,7 @@ class RequestCode(enum.IntEnum):
     ACK_REPLICATION = 1_052
     FENCE = 1_053
     READ_LOG = 1_054
+    HAND_OVER_COMMITS = 1_055
     STAND_FOR_ELECTION = 1_059
     SWITCH_OVER = 1_060
     ELECT_REPLICA = 1_061

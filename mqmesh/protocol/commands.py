@@ -332,6 +332,7 @@ _ROWS: Final = (
     _row(C.ACK_REPLICATION, BROKER, INTERNAL, "", "", replication.AckReplication, oneway=True),
     _row(C.READ_LOG, BROKER, INTERNAL, "", "",
          replication.ReadLogRequest, replication.ReplicateLog),
+    _row(C.HAND_OVER_COMMITS, BROKER, INTERNAL, "", "", replication.HandOverCommitsRequest),
     _row(C.FENCE, BROKER, INTERNAL, "", "",
          replication.FenceRequest, replication.FenceResponse),
     _row(C.STAND_FOR_ELECTION, BROKER, INTERNAL, "", "", replication.StandRequest),

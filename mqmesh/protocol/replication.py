@@ -25,6 +25,9 @@ MAX_REPLICA_ID: Final = 64
 MAX_CHUNK_BYTES: Final = 1024 * 1024
 """Of several records; one record alone is sent whatever its size."""
 
+MOST_HELD_COMMITS: Final = 10_000
+"""Handed over by one request."""
+
 Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 
 
@@ -217,6 +220,41 @@ class ChecksumLogResponse(msgspec.Struct, array_like=True, frozen=True, gc=False
     end: Offset
     digest: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     problem: str = ""
+
+
+class HeldCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An offset that a group committed at a follower while its master was gone. Also on disk.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        queue_id: Message queue.
+        known_offset: What the follower's log said of the group before; -1 for nothing.
+        queue_offset: Where the group goes on.
+        epoch: Of the log that the offset is of.
+    """
+
+    group: Name
+    topic: Name
+    queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    known_offset: Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
+    queue_offset: Offset
+    epoch: Epoch = 0
+
+
+class HandOverCommitsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """HAND_OVER_COMMITS: a follower gives its master what groups committed there. Answered with an
+    empty header, once that is in the log.
+
+    Attributes:
+        broker_name: Broker group.
+        store_id: Of the log.
+        commits: Some; the others come with the next request.
+    """
+
+    broker_name: Name
+    store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    commits: Annotated[list[HeldCommit], msgspec.Meta(max_length=MOST_HELD_COMMITS)]
 
 
 class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

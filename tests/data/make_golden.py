@@ -1,4 +1,4 @@
-"""Writes the golden files of record batch, state records, a replica's state and a coordinator.
+"""Writes the golden files of record batch, state records, what replicas keep and a coordinator.
 
 All are version 1.
 
@@ -24,6 +24,8 @@ from mqmesh.batch.record_batch import (
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.host import ProcessMark
 from mqmesh.message import Message
+from mqmesh.protocol.replication import HeldCommit
+from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
     GroupRecord,
@@ -78,6 +80,8 @@ REPLICA = ReplicaState(
     boot_id="monday",
     place="12-34",
 )
+HELD_FILE = Path(__file__).resolve().parent / "held-commits-v1.json"
+HELD = HeldDocument(7, [HeldCommit("g", "t", 0, -1, 70, 2), HeldCommit("h", "t", 4, 5, 6)])
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -216,6 +220,9 @@ def main() -> None:
     if not REPLICA_FILE.exists():
         REPLICA_FILE.write_bytes(encode_replica_state(REPLICA))
         print(f"wrote {REPLICA_FILE}")
+    if not HELD_FILE.exists():
+        HELD_FILE.write_bytes(HeldCommits(HELD).document())
+        print(f"wrote {HELD_FILE}")
     if not COORDINATOR_FILE.exists():
         COORDINATOR_FILE.write_bytes(encode_coordinator())
         print(f"wrote {COORDINATOR_FILE}")

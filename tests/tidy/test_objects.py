@@ -43,7 +43,6 @@ HANDLES = {
 }
 """What these hand out to callers acts on them: a handle, and no part."""
 SCRAPS = {
-    "mqmesh.roles.broker.features.groups.locks",
     "mqmesh.roles.broker.features.pulls.filter_server",
     "mqmesh.roles.broker.features.queries.query",
     "mqmesh.roles.schedule.broker_clock",

@@ -11,10 +11,13 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
 from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.features.groups.feature import GROUPS_SETTLE_MS
+from mqmesh.roles.broker.features.groups.held_commits import take_own_commits
 from mqmesh.roles.broker.features.replicas.feature import REPLICAS
 from mqmesh.roles.broker.features.storing.storing import refuse_all
 from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
 from mqmesh.roles.broker.features.transactions.transactions import has_queue
+from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent, indexer_arguments
@@ -67,6 +70,8 @@ class MasterRole(BrokerRole):
         tables.load()
         self.index = self._make_index()
         context = build_context(given, store, tables, self.index, leadership, epoch=epoch)
+        if leadership is None and given.config.ha.mode is HaMode.MANUAL:
+            self._wait_for_followers(context)
         write_state(context)  # shows from the beginning whether there is room
         store.show_to(_everything)  # what is read now is known to nobody else
         self._recover_transactions(context)
@@ -114,10 +119,11 @@ class MasterRole(BrokerRole):
     def tick(self, now_ms: int) -> None:
         """See ``BrokerRole.tick``."""
         context = self.context
-        # Where masters change, offsets that were committed here and are not in the log are lost
-        # with each of them: they go there at once.
-        if self.serves and context is not None and (self._leadership or context.state.is_due):
-            write_state(context)
+        # Where there are followers, offsets that were committed here and are not in the log are
+        # lost with each master: they go there at once.
+        if self.serves and context is not None:
+            if self._leadership or len(context.followers) or context.state.is_due:
+                write_state(context)
         super().tick(now_ms)
         self._tick_index()
         if self.index is not None and self.index.is_behind:
@@ -173,6 +179,15 @@ class MasterRole(BrokerRole):
         stats = context.store.stats()
         visible = context.commit_point.visible(stats.max_commitlog_offset)
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
+
+    def _wait_for_followers(self, context: BrokerContext) -> None:
+        """Groups may have come further at a follower while nobody was the master here."""
+        given = self._given
+        if context.store.topics():
+            # A follower hands that over as soon as it has met this master.
+            context.groups.settled_ms = given.clock.monotonic_ms() + GROUPS_SETTLE_MS
+        if given.files is not None:
+            take_own_commits(context, *given.files)
 
     def _recover_transactions(self, context: BrokerContext) -> None:
         document = None

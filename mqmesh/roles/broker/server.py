@@ -518,6 +518,7 @@ class BrokerServer:
                 document = self._settings.dump(self._settings.overrides)
                 save_document(self._folder() / OVERRIDES_FILE, document)
             self._store = self._open()
+            self._documents()  # their folder went with the store
         except MQMeshError as error:
             # What is there is whole or begun anew by the next start; this one has no store.
             self._store_failed = True

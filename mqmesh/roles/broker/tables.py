@@ -95,6 +95,8 @@ class BrokerTables:
         Raises:
             CorruptRecord: It is damaged.
         """
+        # Name servers are told of a follower's topics, too: consumers read there without a master.
+        self.topics.begin_life(self._clock.wall_ms(), 0)
         self.state.load()
 
     def _adopt(self, store: MessageStore) -> None:

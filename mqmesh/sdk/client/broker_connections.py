@@ -27,6 +27,7 @@ class BrokerConnections:
         transport: Of the client.
         routes: Where brokers are.
         use_ipc: Reach brokers of this machine by their Unix sockets.
+        stand_ins: Where a master is gone, and nobody else is elected, a follower will do.
         closed: True when nothing may be connected to any more.
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_up: Told when the connection to a broker was made.
@@ -39,6 +40,7 @@ class BrokerConnections:
         routes: RouteCache,
         *,
         use_ipc: bool,
+        stand_ins: bool = False,
         closed: Callable[[], bool],
         on_command: Callable[[str, Command], None],
         on_up: Callable[[str, Connection], None],
@@ -47,6 +49,7 @@ class BrokerConnections:
         self._transport = transport
         self._routes = routes
         self._host_id = host_id() if use_ipc else None
+        self._stand_ins = stand_ins
         self._closed = closed
         self._on_command = on_command
         self._on_up = on_up
@@ -66,7 +69,7 @@ class BrokerConnections:
         """
         if self._closed():
             raise ClientClosed("the client is closed")
-        address = self._routes.address(broker_name)
+        address = self._address(broker_name)
         if address is None:
             raise NoRoute(f"no address is known of the master of broker group {broker_name!r}")
         one = self._connections.get(broker_name)
@@ -109,7 +112,7 @@ class BrokerConnections:
         """False when waiting for a connection to a broker promises little: try another one."""
         one = self._connections.get(broker_name)
         if one is None:
-            return self._routes.address(broker_name) is not None
+            return self._address(broker_name) is not None
         if one.connected:
             return True
         waited_ms = self._clock.monotonic_ms() - self._connecting_ms[broker_name]
@@ -126,13 +129,13 @@ class BrokerConnections:
     def follow_routes(self) -> None:
         """Routes have changed: connects to brokers where they are now."""
         for name in list(self._connections):
-            if self._routes.address(name) is not None:
+            if self._address(name) is not None:
                 self.connection(name)
 
     def tidy(self) -> None:
         """Now and then: lets go what nobody needs, and takes better ways that are there again."""
         for name, one in list(self._connections.items()):
-            address = self._routes.address(name)
+            address = self._address(name)
             if one.in_flight or address is None:
                 continue
             best = choose_endpoint(address, self._host_id)
@@ -155,6 +158,9 @@ class BrokerConnections:
                 except MQMeshError as error:
                     _log.warning("could not take leave of %s: %s", one.endpoint, error)
             one.close()
+
+    def _address(self, broker_name: str) -> BrokerAddress | None:
+        return self._routes.address(broker_name, stand_in=self._stand_ins)
 
     def _connect(self, broker_name: str, endpoint: str) -> Connection:
         try:

@@ -51,6 +51,7 @@ class ClientEngine:
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_broker: Told when the connection to a broker was made or broke.
         on_heartbeat: Told what a broker answered to a heartbeat.
+        stand_ins: Where a master is gone, and nobody else is elected, a follower is asked.
         on_end: Called last in the client loop, after ``close`` or when the thread dies;
             no callback comes after it.
         transport: The world, with a loop that nobody else uses; ZeroMQ by default.
@@ -72,6 +73,7 @@ class ClientEngine:
         on_command: Callable[[str, Command], None] | None = None,
         on_broker: Callable[[str, bool], None] | None = None,
         on_heartbeat: Callable[[str, HeartbeatResponse], None] | None = None,
+        stand_ins: bool = False,
         on_end: Callable[[], None] | None = None,
         transport: Transport | None = None,
     ) -> None:
@@ -91,6 +93,7 @@ class ClientEngine:
             self.transport,
             self.routes,
             use_ipc=options.use_ipc,
+            stand_ins=stand_ins,
             closed=lambda: self._closed,
             on_command=self._take_command,
             on_up=self._broker_came,

@@ -104,10 +104,23 @@ class RouteCache:
         """Queues that may be read, by broker name and queue id; () if none is known."""
         return self._subscribe.get(topic, ())
 
-    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> BrokerAddress | None:
-        """Where a broker listens, if known."""
+    def address(
+        self, broker_name: str, broker_id: int = MASTER_ID, *, stand_in: bool = False
+    ) -> BrokerAddress | None:
+        """Where a broker listens, if known.
+
+        Args:
+            broker_name: Broker group.
+            broker_id: Which of its replicas.
+            stand_in: While it is not there the follower with the lowest id will do, unless another
+                one takes the master's place: that one is waited for.
+        """
         data = self._brokers.get(broker_name)
-        return None if data is None else data.addresses.get(broker_id)
+        if data is None:
+            return None
+        if stand_in and data.addresses and not data.is_elected:
+            broker_id = min(data.addresses)
+        return data.addresses.get(broker_id)
 
     def epoch(self, broker_name: str) -> int:
         """That of a broker group's master; 0 where no other replica can take its place."""

@@ -99,6 +99,7 @@ class ConsumerEngine(Generic[S]):
             on_command=self._take_command,
             on_broker=self._broker_changed,
             on_heartbeat=self._heartbeat_answered,
+            stand_ins=True,
             on_end=on_end,
             transport=transport,
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
@@ -153,3 +154,17 @@ def test_a_master_whose_key_no_name_server_told_is_not_followed() -> None:
     assert not cache.follow(NotMaster("no", epoch=1, master="else:7"), "a")
     assert cache.follow(NotMaster("no", epoch=1, master="h:2"), "a")
     assert cache.address("a") == BrokerAddress("h:2", server_key="k2")
+
+
+@pytest.mark.parametrize(
+    ("ids", "elects", "found"),
+    [((0, 2, 1), False, 0), ((2, 1), False, 1), ((2, 1), True, None), ((), False, None)],
+)
+def test_without_a_master_the_lowest_follower_stands_in_unless_one_is_elected(ids, elects, found):
+    addresses = {one: BrokerAddress(f"h:{one}") for one in ids}
+    routes = RouteCache()
+    data = BrokerData("c", "a", addresses, is_elected=elects)
+    routes.update(TopicRoute("t", [QueueData("a", 1, 1, 6)], [data]))
+    wanted = None if found is None else BrokerAddress(f"h:{found}")
+    assert routes.address("a", stand_in=True) == wanted
+    assert routes.address("a") == (wanted if found == 0 else None)

@@ -26,6 +26,7 @@ from mqmesh.roles.broker.ha.follower_reads import FollowerReads
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.roles.broker.ha.replica_link import LogCopy, ReplicaLink
+from mqmesh.roles.broker.ha.stand_in import StandIn
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.storage.interface import LogBeginning, MessageStore, ReplicableLog, replicable
 from mqmesh.transport.endpoints import endpoint_of
@@ -72,6 +73,8 @@ class FollowerRole(BrokerRole):
         self._alone_ms = given.clock.monotonic_ms()
         self._epoch = 0
         self._outside = ""
+        self._stand_in = StandIn(given)
+        self._is_alone = False
         self._repair = DamageRepair(
             self._log, given.replication, on_repaired=self._on_repaired, clock=given.clock
         )
@@ -138,6 +141,7 @@ class FollowerRole(BrokerRole):
             self.link.tick(now_ms)
             if self.link.streaming:
                 self._repair.tick(now_ms, self.link.read_log, self._reads.shown_to())
+        self._stand_in.tick(self.link, now_ms)
         self._look_at_reads()
         super().tick(now_ms)
 
@@ -145,6 +149,7 @@ class FollowerRole(BrokerRole):
         """See ``BrokerRole.close``."""
         super().close()
         self._repair.close()
+        self._stand_in.close()
         if self.link is not None:
             self.link.close()
 
@@ -154,6 +159,7 @@ class FollowerRole(BrokerRole):
         self._store.show_to(_everything)
         tables = make_tables(given, self._store)
         tables.load_copy()
+        self._stand_in.begin_log(self._log().identity().store_id, tables)
         self._shown = int(self._log().log_end())
         self._reads = FollowerReads(
             self._shown,
@@ -170,7 +176,8 @@ class FollowerRole(BrokerRole):
 
     def _look_at_reads(self) -> None:
         """Begins to answer reads, or ends it."""
-        if self.context is not None and self._may_read() is not self._is_read:
+        is_other = self._may_read() is not self._is_read or self._stands_in() is not self._is_alone
+        if self.context is not None and is_other:
             self._serve_reads()
 
     def _may_read(self) -> bool:
@@ -183,15 +190,27 @@ class FollowerRole(BrokerRole):
             is_damaged=bool(self._log().repair.damaged()),
         )
 
+    def _stands_in(self) -> bool:
+        """Consumers go on here without a master."""
+        return (
+            self._given.config.ha.mode is HaMode.MANUAL
+            and self.link is not None
+            and not self.link.streaming
+            and bool(self._log().identity().epochs)
+            and self._may_read()
+        )
+
     def _serve_reads(self) -> None:
         """Refuses what only the master does, and serves reads if it may."""
         given, context = self._given, self.context
         assert context is not None
-        self._is_read = self._may_read()
+        self._is_read, self._is_alone = self._may_read(), self._stands_in()
         given.shell.dispatch.refuse(self._who(), self._not_master)
         if not self._is_read:
             fail_pulls(context, self._not_master(self._who()))
         self._serve(context, FOLLOWER_FEATURES if self._is_read else ())
+        if self._is_alone:
+            given.shell.dispatch.open(self._stand_in.begin(context))
         given.shell.dispatch.open(
             {
                 RequestCode.PROMOTE_REPLICA: self._on_promote,

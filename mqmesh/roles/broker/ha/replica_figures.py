@@ -23,6 +23,8 @@ class ReplicaCounts(msgspec.Struct):
             that were refused.
         repaired_bytes: Of the log that the disk had damaged, and the leader gave again.
         slave_timeouts: Followers that hung, and are not waited for.
+        held_commits: Offsets that groups committed here while the master was gone, and that it has
+            not got yet.
         stale_epochs: Leaders of an earlier epoch that were refused, and how often this one was.
     """
 
@@ -35,6 +37,7 @@ class ReplicaCounts(msgspec.Struct):
     nacks: int = 0
     repaired_bytes: int = 0
     slave_timeouts: int = 0
+    held_commits: int = 0
     stale_epochs: int = 0
 
 
@@ -107,6 +110,11 @@ COUNT_FIGURES: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
         "ha_slave_timeouts_total",
         "followers that hung, and are not waited for",
         lambda replica: replica.total.slave_timeouts,
+    ),
+    gauge(
+        "ha_held_commits",
+        "offsets that groups committed here while the master was gone, and that it has not got yet",
+        lambda replica: replica.total.held_commits,
     ),
     counter(
         "ha_stale_epoch_refusals_total",

@@ -200,9 +200,17 @@ class ReplicaLink:
         size = max(1, min(end - start, MAX_CHUNK_BYTES))
         store_id = self._copy.log().identity().store_id
         header = encode_header(ReadLogRequest(self._broker_name, store_id, start, size))
-        self._connection.request(
-            RequestCode.READ_LOG, on_done, header=header, timeout_ms=OPEN_TIMEOUT_MS
-        )
+        self.ask(RequestCode.READ_LOG, header, on_done)
+
+    def ask(
+        self, code: RequestCode, header: bytes, on_done: Callable[[Command | MQMeshError], None]
+    ) -> None:
+        """Asks the leader something.
+
+        Raises:
+            MQMeshError: The connection takes no request now.
+        """
+        self._connection.request(code, on_done, header=header, timeout_ms=OPEN_TIMEOUT_MS)
 
     def _look_again(self) -> None:
         if not self._closed:

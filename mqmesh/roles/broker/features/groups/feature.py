@@ -7,7 +7,14 @@ from mqmesh.log_identity import first_number
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
-from mqmesh.roles.broker.features.groups import groups, locks, membership, offsets, resets
+from mqmesh.roles.broker.features.groups import (
+    groups,
+    held_commits,
+    locks,
+    membership,
+    offsets,
+    resets,
+)
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 
@@ -92,6 +99,7 @@ GROUPS: Final = Feature(
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups.query_topic_consumers,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset_offset,
         RequestCode.CLONE_GROUP_OFFSET: resets.clone_offset,
+        RequestCode.HAND_OVER_COMMITS: held_commits.hand_over_commits,
     },
     turn_ended=_send_notices,
     tick=_tick,

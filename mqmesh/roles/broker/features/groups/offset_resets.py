@@ -26,6 +26,7 @@ class OffsetResets:
 
     def __init__(self) -> None:
         self._resets: dict[tuple[str, str, int], _Reset] = {}
+        self._moved: set[tuple[str, str, int]] = set()
 
     def __len__(self) -> int:
         return len(self._resets)
@@ -33,6 +34,14 @@ class OffsetResets:
     def begin(self, group: str, topic: str, queue_id: int, target: int) -> None:
         """The group goes on elsewhere in a queue; a former reset of it is over."""
         self._resets[group, topic, queue_id] = _Reset(target)
+
+    def note_moved(self, group: str, topic: str, queue_id: int) -> None:
+        """An administrator moved a group in a queue, whether or not anybody consumes there."""
+        self._moved.add((group, topic, queue_id))
+
+    def was_moved(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether that happened since this master began."""
+        return (group, topic, queue_id) in self._moved
 
     def on_pull(self, group: str, topic: str, queue_id: int, queue_offset: int) -> int | None:
         """A consumer of the group pulls, or has a pull waiting.
@@ -59,7 +68,9 @@ class OffsetResets:
     def forget(self, group: str) -> None:
         """The group is gone."""
         self._resets = {key: one for key, one in self._resets.items() if key[0] != group}
+        self._moved = {key for key in self._moved if key[0] != group}
 
     def forget_topic(self, topic: str) -> None:
         """The topic is gone."""
         self._resets = {key: one for key, one in self._resets.items() if key[1] != topic}
+        self._moved = {key for key in self._moved if key[1] != topic}

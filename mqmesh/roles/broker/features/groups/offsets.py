@@ -19,7 +19,7 @@ from mqmesh.protocol.pulling import (
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
 from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION
-from mqmesh.units import QueueOffset, TimestampMs
+from mqmesh.units import MAX_OFFSET, QueueOffset, TimestampMs
 
 MOST_LOSSES_NAMED: Final = 20
 """Pairs of group and topic in the log of one forced cleaning."""
@@ -146,6 +146,8 @@ def _check_queue(context: BrokerContext, name: str, queue_id: int) -> None:
 def _check_commit(context: BrokerContext, group: str, one: QueueOffsetEntry) -> None:
     _check_queue(context, one.topic, one.queue_id)
     end = context.store.queue_bounds(one.topic, one.queue_id)[1]
+    if context.is_follower:
+        end = QueueOffset(MAX_OFFSET)  # the group may have read at the master what is not here yet
     if not 0 <= one.queue_offset <= end:
         raise OffsetIllegal(
             f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "

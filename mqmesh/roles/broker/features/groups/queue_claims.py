@@ -130,6 +130,11 @@ class QueueClaims:
                 f"after generation {generation}"
             )
 
+    def clear(self) -> None:
+        """Who was given what is not known any more, as after a restart."""
+        self._groups.clear()
+        self._count = 0
+
     def forget_group(self, group: str) -> None:
         """The group was deleted."""
         self._count -= len(self._groups.pop(group, {}))

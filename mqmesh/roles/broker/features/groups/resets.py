@@ -141,6 +141,7 @@ def _store(
     followed = followed or context.pulls.is_active(group, context.clock.monotonic_ms())
     for one in changes:
         context.offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
+        context.resets.note_moved(group, one.topic, one.queue_id)
         context.pulls.forget_queue(group, one.topic, one.queue_id)
         if followed or context.holds.is_waiting(group, one.topic, one.queue_id):
             context.resets.begin(group, one.topic, one.queue_id, one.new_offset)

@@ -344,6 +344,7 @@ class TopicTable:
             topic = self._topics[name] = Topic(config, one.is_auto)
             self._auto_count += one.is_auto
             _prepare(topic, config)
+        self.version = DataVersion(self.version.timestamp_ms, self.version.counter + 1)
 
     def _check_room(self, name: str, most: int) -> None:
         if name not in self._topics and len(self._topics) >= most:
