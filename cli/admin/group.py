@@ -18,7 +18,7 @@ from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option
-from ..render import duration, print_json, print_table, rate
+from ..render import duration, print_json, print_table, rate, timestamp
 from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
 
@@ -254,9 +254,10 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
 def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
     """Show how far a group is: lag in messages and in time, queue by queue.
 
-    OFFSET is the next message to be done, END stands behind the queue's last one. IN FLIGHT are
-    messages that members have and are not done with. WAITING tells how long the oldest message
-    that is not done has been there. What is delayed or half a transaction is no lag.
+    OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
+    the queue's last one. IN FLIGHT are messages that members have and are not done with. WAITING
+    tells how long the oldest message that is not done has been there. What is delayed or half a
+    transaction is no lag.
 
     \b
     Examples:
@@ -269,13 +270,25 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
         print_json(_progress_dict(found))
         return
     print_table(
-        ("TOPIC", "BROKER", "QUEUE", "OFFSET", "END", "LAG", "IN FLIGHT", "WAITING", "MEMBER"),
+        (
+            "TOPIC",
+            "BROKER",
+            "QUEUE",
+            "OFFSET",
+            "STORED",
+            "END",
+            "LAG",
+            "IN FLIGHT",
+            "WAITING",
+            "MEMBER",
+        ),
         [
             (
                 one.progress.topic,
                 one.broker_name,
                 one.progress.queue_id,
                 "-" if one.progress.consumer_offset < 0 else one.progress.consumer_offset,
+                timestamp(one.progress.oldest_timestamp),
                 one.progress.max_queue_offset,
                 one.lag,
                 one.in_flight,
@@ -471,6 +484,7 @@ def _queue_dict(one: QueueLag, group_name: str) -> dict[str, Any]:
         "max_queue_offset": queue.max_queue_offset,
         "lag": one.lag,
         "lag_ms": one.lag_ms,
+        "oldest_timestamp": queue.oldest_timestamp,
         "in_flight": one.in_flight,
         "client_id": queue.client_id,
     }

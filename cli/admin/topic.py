@@ -342,7 +342,14 @@ def allocate(
 @namesrv_option
 @json_option
 def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
-    """Show where each queue begins and ends, and when it got its last message."""
+    """Show where each queue begins and ends, and when it got its first and last message.
+
+    OLDEST is the time of the first message that is still there: so far back one can read.
+
+    \b
+    Examples:
+      mqmesh topic stats orders
+    """
     with AdminClient(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_stats(name)
     rows: list[dict[str, Any]] = [
@@ -352,6 +359,7 @@ def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
             "min_queue_offset": queue.min_queue_offset,
             "max_queue_offset": queue.max_queue_offset,
             "messages": queue.max_queue_offset - queue.min_queue_offset,
+            "first_timestamp": queue.first_timestamp,
             "last_update_timestamp": queue.last_update_timestamp,
         }
         for broker_name, found in by_broker.items()
@@ -362,7 +370,7 @@ def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
         print_json({"topic": name, "messages": total, "queues": rows})
         return
     print_table(
-        ("BROKER", "QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES", "LAST UPDATE"),
+        ("BROKER", "QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES", "OLDEST", "LAST UPDATE"),
         [
             (
                 row["broker_name"],
@@ -370,6 +378,7 @@ def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
                 row["min_queue_offset"],
                 row["max_queue_offset"],
                 row["messages"],
+                timestamp(row["first_timestamp"]),
                 timestamp(row["last_update_timestamp"]),
             )
             for row in rows

@@ -6,6 +6,7 @@ import secrets
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, timestamp
+from ..render import print_json, print_table, timestamp
 
 POLL_MS: Final = 200
 """So quickly Ctrl-C is noticed."""
@@ -86,6 +87,14 @@ Show = Callable[[StoredMessage], None]
     help="Only this queue of each broker; repeatable. Not with --group.",
 )
 @click.option(
+    "-b", "--broker", default="", help="Only the queues of this broker group. Not with --group."
+)
+@click.option(
+    "--count-by",
+    type=click.Choice(["tag", "queue"]),
+    help="Print no messages, but how many there were of each tag, or in each queue.",
+)
+@click.option(
     "--until",
     metavar="WHEN",
     help="End in front of what was stored at this time or later, or, with `end`, behind what is "
@@ -108,6 +117,8 @@ def consume(
     sql: str | None,
     python_file: Path | None,
     queue_ids: tuple[int, ...],
+    broker: str,
+    count_by: str | None,
     until: str | None,
     most: int | None,
     timeout: float | None,
@@ -127,18 +138,22 @@ def consume(
       mqmesh consume orders --sql "price > 10 AND country IN ('FR', 'DE')"
       mqmesh consume orders --from 2026-03-01T12:00Z --until 2026-03-01T13:00Z --queue 3
       mqmesh consume orders --from first --until end --json > orders.jsonl
+      mqmesh consume orders --from first --until end --broker broker-a --queue 0 --count-by tag
       mqmesh consume orders --group audit --timeout 5
     """
     selector = _selector(tags, sql, python_file)
-    if group is not None and (queue_ids or until is not None):
+    if group is not None and (queue_ids or broker or until is not None):
         raise click.UsageError(
-            "--queue and --until are for looking on; the members of a group share its queues"
+            "--queue, --broker and --until are for looking on; members of a group share its queues"
         )
     now_ms = SystemClock().wall_ms()
     options = _start_position(where, now_ms)
     end_ms = None if until is None else _until_ms(until, now_ms)
     _warn_if_missing(topic, namesrv)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
+    counts: Counter[str] = Counter()
+    if count_by is not None:
+        show = _counter(counts, count_by)
     with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder, Interrupt() as interrupt:
         if group is None:
             # A group of its own gets every message, and is forgotten afterwards.
@@ -149,11 +164,14 @@ def consume(
         consumer = PullConsumer(group, namesrv_addr=namesrv, **options)
         consumer.subscribe(topic, selector)
         with consumer:
-            queues = _choose(consumer, topic, queue_ids)
+            queues = _choose(consumer, topic, queue_ids, broker)
             tell_note(f"consuming {topic} from {len(queues)} queues; Ctrl-C ends")
             ends = None if end_ms is None else _ends(consumer, queues, end_ms)
-            reading = Reading(consumer, show, most, timeout, ends, frozenset(queue_ids))
+            only = frozenset(queues) if queue_ids or broker else None
+            reading = Reading(consumer, show, most, timeout, ends, only)
             count = reading.run(interrupt)
+    if count_by is not None:
+        _show_counts(counts, count_by, as_json)
     if most is not None and count < most and not interrupt:
         tell_error(f"only {count:,} of {most:,} messages came")
         return ExitCode.FAILED
@@ -191,7 +209,7 @@ class Reading:
         most: Messages; None for no limit.
         timeout: Seconds without one after which it ends; None to wait on.
         ends: Queue offset at which each queue ends; None for those that go on.
-        queue_ids: Only these queues; all if empty.
+        queues: Only these; None for all, those to come too.
     """
 
     def __init__(
@@ -201,14 +219,14 @@ class Reading:
         most: int | None,
         timeout: float | None,
         ends: dict[MessageQueue, int] | None,
-        queue_ids: frozenset[int] = frozenset(),
+        queues: frozenset[MessageQueue] | None,
     ) -> None:
         self._consumer = consumer
         self._show = show
         self._most = most
         self._timeout = timeout
         self._ends = ends
-        self._queue_ids = queue_ids
+        self._queues = queues
         self._count = 0
 
     def run(self, interrupt: Interrupt) -> int:
@@ -235,7 +253,7 @@ class Reading:
 
     def _print(self, messages: list[StoredMessage]) -> None:
         for message in messages:
-            if self._queue_ids and message.queue_id not in self._queue_ids:
+            if self._queues is not None and message.message_queue not in self._queues:
                 continue  # it came before its queue was paused
             end = None if self._ends is None else self._ends.get(message.message_queue, 0)
             if end is None or message.queue_offset < end:
@@ -256,16 +274,43 @@ def _until_ms(until: str, now_ms: int) -> int:
         ) from None
 
 
-def _choose(consumer: PullConsumer, topic: str, queue_ids: tuple[int, ...]) -> list[MessageQueue]:
+def _choose(
+    consumer: PullConsumer, topic: str, queue_ids: tuple[int, ...], broker: str
+) -> list[MessageQueue]:
     """The queues that are wanted; the others are paused."""
     queues = consumer.assignment()
-    if not queue_ids:
-        return queues
-    missing = sorted(set(queue_ids) - {queue.queue_id for queue in queues})
+    brokers = sorted({queue.broker_name for queue in queues})
+    if broker and broker not in brokers:
+        raise ConfigError(
+            f"topic {topic} has no queue on broker {broker!r}; it is on {', '.join(brokers) or '-'}"
+        )
+    of_broker = [queue for queue in queues if broker in ("", queue.broker_name)]
+    missing = sorted(set(queue_ids) - {queue.queue_id for queue in of_broker})
     if missing:
         raise ConfigError(f"topic {topic} has no queue {missing[0]}")
-    consumer.pause(*(queue for queue in queues if queue.queue_id not in queue_ids))
-    return [queue for queue in queues if queue.queue_id in queue_ids]
+    wanted = [queue for queue in of_broker if not queue_ids or queue.queue_id in queue_ids]
+    if len(wanted) < len(queues):
+        consumer.pause(*(queue for queue in queues if queue not in wanted))
+    return wanted
+
+
+def _counter(counts: Counter[str], count_by: str) -> Show:
+    def show(message: StoredMessage) -> None:
+        queue = f"{message.broker_name}:{message.queue_id}"
+        counts[message.tag or "" if count_by == "tag" else queue] += 1
+
+    return show
+
+
+def _show_counts(counts: Counter[str], count_by: str, as_json: bool) -> None:
+    found = sorted(counts.items())
+    if as_json:
+        print_json([{count_by: name, "messages": count} for name, count in found])
+    else:
+        print_table(
+            (count_by.upper(), "MESSAGES"),
+            [(one_line(name) or "-", count) for name, count in found],
+        )
 
 
 def _ends(

@@ -19,17 +19,33 @@ from mqmesh.logs import one_line
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.retries import ResendStatus, ResendTarget
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
+from mqmesh.sdk.admin.dead_letters import (
+    DeadLetter,
+    DeadLetterClient,
+    DeadLetterFilter,
+    GroupLetters,
+    OnProgress,
+)
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, timestamp
+from ..render import duration, print_json, print_table, timestamp
 from .consume import as_dict as message_dict
 from .query import LABEL_WIDTH, body_lines, fields_of, time_option
 
 DEFAULT_SHOWN: Final = 32
 REASON_WIDTH: Final = 60
+BAR_WIDTH: Final = 40
+_HOUR_MS: Final = 3_600_000
+AGES: Final = (
+    ("< 1 hour", _HOUR_MS),
+    ("< 1 day", 24 * _HOUR_MS),
+    ("< 7 days", 7 * 24 * _HOUR_MS),
+    ("< 30 days", 30 * 24 * _HOUR_MS),
+    ("older", MAX_TIMESTAMP_MS),
+)
+"""Steps of ages, and up to how many ms each goes."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -86,7 +102,7 @@ def filter_options(function: _F) -> _F:
 @namesrv_option
 @json_option
 def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **chosen: Any) -> int:
-    """The dead letters of GROUP, or all groups that have some.
+    """The dead letters of GROUP, or all groups that have some; how many, and how old they are.
 
     \b
     Examples:
@@ -96,21 +112,24 @@ def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **ch
     """
     with DeadLetterClient(namesrv) as client:
         if group is None:
-            _show_groups(client.groups(), as_json)
+            _show_groups(client.overview(), as_json)
             return ExitCode.OK
         last: deque[DeadLetter] = deque(maxlen=most)
-        count = 0
+        count, ages = 0, _Ages(SystemClock().wall_ms())
         with _progress("reading") as on_progress:
             for letter in client.scan(group, _filter(**chosen), on_progress=on_progress):
                 last.append(letter)
+                ages.add(letter)
                 count += letter.count
     if as_json:
-        print_json({"dead_letters": [as_dict(one) for one in last], "count": count})
+        shown = [as_dict(one) for one in last]
+        print_json({"dead_letters": shown, "count": count, **ages.as_dict()})
         return ExitCode.OK
     print_table(
         ("MESSAGE ID", "TOPIC", "TAG", "KEYS", "GIVEN UP", "TRIES", "RESENT", "LAST FAILURE"),
         map(_row, last),
     )
+    ages.show()
     if len(last) < count:
         tell_note(f"the last {len(last):,} of {count:,}; --max shows more")
     return ExitCode.OK
@@ -311,11 +330,70 @@ def _filter(
     )
 
 
-def _show_groups(groups: dict[str, int], as_json: bool) -> None:
+def _show_groups(groups: dict[str, GroupLetters], as_json: bool) -> None:
     if as_json:
-        print_json([{"group": group, "dead_letters": n} for group, n in sorted(groups.items())])
-    else:
-        print_table(("GROUP", "DEAD LETTERS"), sorted(groups.items()))
+        print_json(
+            [
+                {
+                    "group": group,
+                    "dead_letters": one.count,
+                    "oldest_timestamp": one.oldest_ms,
+                    "newest_timestamp": one.newest_ms,
+                }
+                for group, one in sorted(groups.items())
+            ]
+        )
+        return
+    now_ms = SystemClock().wall_ms()
+    print_table(
+        ("GROUP", "DEAD LETTERS", "OLDEST", "NEWEST"),
+        [
+            (group, one.count, _age(one.oldest_ms, now_ms), _age(one.newest_ms, now_ms))
+            for group, one in sorted(groups.items())
+        ],
+    )
+
+
+def _age(stored_ms: int, now_ms: int) -> str:
+    return f"{duration(max(now_ms - stored_ms, 0))} ago" if stored_ms else "-"
+
+
+class _Ages:
+    """How old dead letters are."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.counts = {name: 0 for name, _ in AGES}
+        self.oldest_ms = self.newest_ms = 0
+
+    def add(self, letter: DeadLetter) -> None:
+        """Counts one, unless nobody knows its time."""
+        if letter.message is None:
+            return
+        stored_ms = letter.message.store_timestamp
+        age_ms = self._now_ms - stored_ms
+        self.counts[next(name for name, most_ms in AGES if age_ms < most_ms)] += 1
+        self.oldest_ms = min(self.oldest_ms or stored_ms, stored_ms)
+        self.newest_ms = max(self.newest_ms, stored_ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "oldest_timestamp": self.oldest_ms,
+            "newest_timestamp": self.newest_ms,
+            "ages": self.counts,
+        }
+
+    def show(self) -> None:
+        """For people: a bar a step."""
+        most = max(self.counts.values())
+        if not most:
+            return
+        oldest, newest = (_age(one, self._now_ms) for one in (self.oldest_ms, self.newest_ms))
+        click.echo(f"given up: the oldest {oldest}, the newest {newest}")
+        for name, count in self.counts.items():
+            bar = "#" * -(-count * BAR_WIDTH // most)
+            click.echo(f"  {name:<10} {count:>9,} {bar}".rstrip())
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """`mqmesh send`: sends messages from the command line, a file or a pipe."""
 
 import io
+import itertools
 import math
 import re
 import sys
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
-from mqmesh.message import MAX_DELAY_MS, Message
+from mqmesh.message import MAX_DELAY_MS, Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.client.interrupt import Interrupt
@@ -70,6 +71,8 @@ GIVE_UP_S: Final = 30.0
     metavar="TIME",
     help="Deliver then: 2026-03-01T12:00Z, or ms since 1970.",
 )
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
+@click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
@@ -89,6 +92,8 @@ def send(
     sharding_key: str | None,
     delay: str | None,
     deliver_at: str | None,
+    queue_id: int | None,
+    broker: str,
     count: int,
     rate: float | None,
     group: str,
@@ -107,9 +112,12 @@ def send(
       mqmesh send orders --file order.xml --sharding-key customer-7
       cat orders.jsonl | mqmesh send orders --lines
       mqmesh send orders 'are you there?' --delay 90s
+      mqmesh send orders 'hello' --queue 3 --broker broker-a
       mqmesh send load 'x' --count 100000 --rate 5000
     """
     properties = properties_of(pairs)
+    if sharding_key is not None and (queue_id is not None or broker):
+        raise click.UsageError("--sharding-key chooses the queue; leave out --queue and --broker")
     clock = SystemClock()
     _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
     total = None if lines else count
@@ -135,11 +143,13 @@ def send(
         )
         if total == 1:
             with Producer(group, namesrv_addr=namesrv, **options) as producer:
-                sending.settle(producer.send(next(messages)))
+                queues = _queues(producer, topic, queue_id, broker)
+                sending.settle(producer.send(next(messages), queue=next(queues)))
             return ExitCode.OK
         with Interrupt() as interrupt:
             with Producer(group, namesrv_addr=namesrv, **options) as producer, sending.progress():
-                _send_all(producer, messages, rate, sending, interrupt)
+                queues = _queues(producer, topic, queue_id, broker)
+                _send_all(producer, messages, queues, rate, sending, interrupt)
             sending.summary()
     if sending.failed:
         return ExitCode.FAILED
@@ -149,6 +159,7 @@ def send(
 def _send_all(
     producer: Producer,
     messages: Iterator[Message],
+    queues: Iterator[MessageQueue | None],
     rate: float | None,
     sending: "_Sending",
     interrupt: Interrupt,
@@ -156,7 +167,7 @@ def _send_all(
     waiting: deque[SendFuture] = deque()
     for message in _paced(messages, rate, interrupt):
         try:
-            waiting.append(producer.send_async(message))
+            waiting.append(producer.send_async(message, queue=next(queues)))
         except MQMeshError as error:
             sending.fail(error)
             if isinstance(error, ConfigError):
@@ -175,6 +186,31 @@ def _send_all(
             give_up = time.monotonic() + GRACE_S
         if time.monotonic() >= give_up or _wait_for(waiting[0]):
             sending.take(waiting.popleft())
+
+
+def _queues(
+    producer: Producer, topic: str, queue_id: int | None, broker: str
+) -> Iterator[MessageQueue | None]:
+    """Where messages go, one after the other; None where the producer chooses."""
+    if queue_id is None and not broker:
+        return itertools.repeat(None)
+    known = producer.fetch_publish_queues(topic)
+    found = [
+        queue
+        for queue in known
+        if queue_id in (None, queue.queue_id) and broker in ("", queue.broker_name)
+    ]
+    brokers = sorted({queue.broker_name for queue in known})
+    if not found:
+        wanted = "" if queue_id is None else f" {queue_id}"
+        where = f" on broker {broker!r}" if broker else ""
+        raise ConfigError(
+            f"topic {topic} has no queue{wanted}{where} that may be sent to; it is on "
+            f"{', '.join(brokers) or '-'}"
+        )
+    if queue_id is not None and len(found) > 1:
+        raise ConfigError(f"queue {queue_id} is on {', '.join(brokers)}: say which by --broker")
+    return itertools.cycle(found)
 
 
 def _wait_for(future: SendFuture) -> bool:

@@ -68,12 +68,14 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         min_queue_offset: First message.
         max_queue_offset: Behind the last.
         last_update_timestamp: Store time of the last message in ms, 0 for none.
+        first_timestamp: Store time of the first message in ms, 0 for none.
     """
 
     queue_id: int
     min_queue_offset: int
     max_queue_offset: int
     last_update_timestamp: int = 0
+    first_timestamp: int = 0
 
 
 class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -266,7 +266,7 @@ def test_delayed_messages_that_wait_are_listed(run, cluster, topic):
     assert [body for body, *_ in waiting()] == ["second", "third"]
 
 
-def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic):
+def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic, capsys):
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         for queue in producer.fetch_publish_queues(topic):
             for n in range(20):
@@ -286,8 +286,56 @@ def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic):
     assert {one["message_id"] for one in early} == {
         one["message_id"] for one in found if one["store_timestamp"] < middle_ms
     }
+    one_queue = ("--broker", "broker-b", "--queue", "1")
+    code, found, _ = run(*first, "--until", "end", *one_queue)
+    assert {(one["broker_name"], one["queue_id"]) for one in found} == {("broker-b", 1)}
+    assert len(found) == 20
+    code, (counts,), _ = run(*first, "--until", "end", *one_queue, "--count-by", "tag")
+    assert counts == [{"tag": "early", "messages": 10}, {"tag": "late", "messages": 10}]
+    code, (counts,), _ = run(*first, "--until", "end", "--queue", "0", "--count-by", "queue")
+    assert [(one["queue"], one["messages"]) for one in counts] == [
+        ("broker-a:0", 20),
+        ("broker-b:0", 20),
+    ]
+    assert main.main([*first, "--until", "end", "--count-by", "tag"]) == 0
+    assert "MESSAGES" in capsys.readouterr().out
+    code, _, err = run(*first, "--broker", "broker-x")
+    assert (code, "broker-a, broker-b" in err[-1]["error"]) == (2, True)
     assert run(*first, "--queue", "7")[0] == 2
     assert run(*first, "--queue", "1", "--group", "g")[0] == 2
+
+
+def test_messages_are_sent_to_a_queue_of_ones_choice(run, topic):
+    code, (sent,), _ = run("send", topic, "x", "--queue", "1", "--broker", "broker-b")
+    assert (code, sent["broker_name"], sent["queue_id"]) == (0, "broker-b", 1)
+    code, sent, _ = run("send", topic, "x", "--broker", "broker-a", "-n", "4")
+    places = [(one["broker_name"], one["queue_id"]) for one in sent]
+    assert (code, places) == (0, [("broker-a", 0), ("broker-a", 1)] * 2)
+    for wrong, why in (
+        (("--queue", "1"), "say which by --broker"),
+        (("--queue", "9", "--broker", "broker-a"), "has no queue 9 on broker 'broker-a'"),
+        (("--broker", "broker-x"), "it is on broker-a, broker-b"),
+        (("--queue", "1", "--sharding-key", "k"), "leave out"),
+    ):
+        code, _, err = run("send", topic, "x", *wrong)
+        assert (code, why in err[0]["error"]) == (2, True), err
+
+
+def test_topics_and_groups_tell_of_times(run, topic):
+    now_ms = time.time_ns() // 1_000_000
+    for _ in range(2):
+        assert run("send", topic, "x", "--queue", "0", "--broker", "broker-a")[0] == 0
+    _, found, _ = run("consume", topic, "--group", topic, "--from", "first", "-n", "1")
+    _, (stats,), _ = run("topic", "stats", topic)
+    first, other = stats["queues"][:2]
+    assert now_ms - 5_000 <= first["first_timestamp"] <= first["last_update_timestamp"]
+    assert first["first_timestamp"] == found[0]["store_timestamp"]
+    assert (other["first_timestamp"], other["last_update_timestamp"]) == (0, 0)
+    _, (progress,), _ = run("group", "progress", topic, "--topic", topic)
+    waits, empty = progress["queues"][:2]
+    assert (waits["consumer_offset"], waits["lag"]) == (1, 1)
+    assert waits["oldest_timestamp"] == first["last_update_timestamp"]
+    assert empty["oldest_timestamp"] == 0
 
 
 def test_looking_on_leaves_nothing_behind(run, cluster, topic):
@@ -317,7 +365,7 @@ def test_a_group_is_shown_with_what_was_set(run, cluster, topic, capsys):
     assert "5 retries, members are not told of others" in shown
 
 
-def test_dead_letters_are_purged(run, cluster, topic):
+def test_dead_letters_are_counted_by_age_and_purged(run, cluster, topic, capsys):
     group = f"{topic}-g"
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         producer.send(Message(topic, b"x"))
@@ -332,6 +380,18 @@ def test_dead_letters_are_purged(run, cluster, topic):
         deadline = time.monotonic() + PATIENCE_S
         while not letters.groups().get(group):
             assert time.monotonic() < deadline
+    _, (listed,), _ = run("dlq", "list")
+    (own,) = [one for one in listed if one["group"] == group]
+    assert own["dead_letters"] == 1
+    _, (found,), _ = run("dlq", "list", group)
+    given_up_ms = found["dead_letters"][0]["store_timestamp"]
+    assert own["oldest_timestamp"] == own["newest_timestamp"] == given_up_ms
+    assert found["oldest_timestamp"] == found["newest_timestamp"] == given_up_ms
+    assert (found["ages"]["< 1 hour"], sum(found["ages"].values())) == (1, 1)
+    assert main.main(["dlq", "list", group]) == 0
+    assert "the oldest" in capsys.readouterr().out
+    assert main.main(["dlq", "list"]) == 0
+    assert "OLDEST" in capsys.readouterr().out
     assert run("dlq", "purge", group)[0] == 2  # without --yes
     assert run("dlq", "purge", group, "--yes") == (0, [{"group": group, "purged": 1}], [])
     assert run("dlq", "purge", group, "--yes") == (0, [{"group": group, "purged": 0}], [])

@@ -14,6 +14,7 @@ from harness.patience import until
 from harness.prometheus import Prometheus, promtool
 
 from mqmesh import (
+    ClientOptions,
     ConsumeResult,
     LocalTransactionState,
     Message,
@@ -106,7 +107,7 @@ def traffic(cluster: Cluster) -> Iterator[None]:
         TransactionProducer("pay", Desk(), namesrv_addr=namesrv) as payer,
         PushConsumer(
             "billing",
-            namesrv_addr=namesrv,
+            client=ClientOptions(namesrv_addr=namesrv, heartbeat_broker_interval_ms=1_000),
             consume_from_where="FIRST_OFFSET",
             max_reconsume_times=0,
         ) as consumer,

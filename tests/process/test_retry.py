@@ -444,7 +444,7 @@ def test_dead_letters_are_found_by_what_they_are(cluster, names, capsys, tmp_pat
     assert len(letters_of(cluster, group, reason="BAD AMOUNT IN 6")) == 2
     assert len(letters_of(cluster, group, from_ms=1, to_ms=2)) == 0
     code, told = run(capsys, cluster, "list")
-    assert {"group": group, "dead_letters": 8} in told
+    assert [one["dead_letters"] for one in told if one["group"] == group] == [8]
     code, told = run(capsys, cluster, "list", group, "--max", "3")
     assert (code, len(told["dead_letters"]), told["count"]) == (0, 3, 8)
     code, (letter,) = run(capsys, cluster, "show", group, ids[0])

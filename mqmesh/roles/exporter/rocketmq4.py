@@ -186,6 +186,23 @@ class RocketMQ4Names:
         for one in members:
             labels = {"caddr": one.client_id, "localaddr": one.client_id, "group": group}
             yield _series("rocketmq_group_count", "members", 1, labels)
+            yield from _of_member(group, one)
+
+
+def _of_member(group: str, member: ConsumerConnection) -> Iterator[Series]:
+    """What a member's last heartbeat said; each broker is told the same."""
+    for one in member.stats:
+        client = {"clientAddr": member.client_id, "clientId": member.client_id}
+        labels = client | {"group": group, "topic": one.topic}
+        for name, help, value in (
+            ("consume_ok_msg_tps", "messages done a second", one.ok_per_s),
+            ("consume_fail_msg_tps", "messages that failed a second", one.failed_per_s),
+            ("consume_fail_msg_count", "messages that failed in an hour", one.failed_last_hour),
+            ("consume_rt", "ms of a call of the listener", one.handling_ms),
+            ("consumer_pull_tps", "messages pulled a second", one.pulled_per_s),
+            ("consumer_pull_rt", "ms of a pull that brought some", one.pull_wait_ms),
+        ):
+            yield _series(f"rocketmq_client_{name}", help, value, labels)
 
 
 def put_times(readings: Readings) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Dead letters: what a group could not consume, whatever was tried."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -17,6 +18,7 @@ from mqmesh.message import (
     check_topic,
     dlq_topic,
 )
+from mqmesh.protocol.admin import QueueStats, TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
@@ -71,6 +73,20 @@ class DeadLetter(msgspec.Struct, frozen=True):
         if self.message is None:
             return f"it cannot be decoded: {self.error}" if self.error else "it cannot be decoded"
         return self.message.property(PROPERTY_LAST_FAILURE) or ""
+
+
+class GroupLetters(msgspec.Struct, frozen=True):
+    """The dead letters of a group.
+
+    Attributes:
+        count: How many there are.
+        oldest_ms: When the first of them was given up, ms since 1970.
+        newest_ms: When the last one was.
+    """
+
+    count: int
+    oldest_ms: int
+    newest_ms: int
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,20 +163,36 @@ class DeadLetterClient(QueryClient):
         Raises:
             TransportError, BrokerError: A name server or broker does not answer.
         """
+        return {group: one.count for group, one in self.overview().items()}
+
+    def overview(self) -> dict[str, GroupLetters]:
+        """Consumer groups with dead letters: how many each has and how old, by name.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer.
+        """
+        names = [topic for topic in self.topics() if topic.startswith(DLQ_PREFIX)]
+        masters = self._masters()
         found = {}
-        for topic in self.topics():
-            if not topic.startswith(DLQ_PREFIX):
-                continue
-            try:
-                stats = self.topic_stats(topic)
-            except TopicNotFound:
-                continue
-            found[topic.removeprefix(DLQ_PREFIX)] = sum(
-                queue.max_queue_offset - queue.min_queue_offset
-                for one in stats.values()
-                for queue in one.queues
-            )
-        return {group: count for group, count in found.items() if count}
+        for topic in names:
+            stats = self._each(masters, partial(self._letters_at, topic))
+            queues = [one for queues in stats.values() for one in queues if one.first_timestamp]
+            count = sum(one.max_queue_offset - one.min_queue_offset for one in queues)
+            if count:
+                found[topic.removeprefix(DLQ_PREFIX)] = GroupLetters(
+                    count,
+                    min(one.first_timestamp for one in queues),
+                    max(one.last_update_timestamp for one in queues),
+                )
+        return found
+
+    def _letters_at(self, topic: str, endpoint: str) -> list[QueueStats]:
+        header = encode_header(TopicStatsRequest(topic))
+        try:
+            answer = self._request(endpoint, RequestCode.GET_TOPIC_STATS_INFO, header)
+        except TopicNotFound:
+            return []
+        return decode_header(TopicStats, answer.header).queues
 
     def scan(
         self,

@@ -190,6 +190,7 @@ class DeadLetterClient(QueryClient):
     _kind = BlockingDeadLetterClient
 
     groups = awaited(BlockingDeadLetterClient.groups)
+    overview = awaited(BlockingDeadLetterClient.overview)
     purge = awaited(BlockingDeadLetterClient.purge)
     scan = stepped(BlockingDeadLetterClient.scan)
     resend = stepped(BlockingDeadLetterClient.resend)

@@ -14,7 +14,7 @@ from mqmesh.figures import (
     Readings,
 )
 from mqmesh.protocol.groups import ConsumerConnection, QueueProgress
-from mqmesh.protocol.membership import ConsumerData
+from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import (
     Node,
@@ -143,7 +143,13 @@ def billing() -> GroupProgress:
 
 
 MEMBER = ConsumerConnection(
-    "client-1", "PYTHON", "0.1", True, 5, ConsumerData("billing", "CLUSTERING", "LAST", [])
+    "client-1",
+    "PYTHON",
+    "0.1",
+    True,
+    5,
+    ConsumerData("billing", "CLUSTERING", "LAST", []),
+    stats=[TopicConsumption("billing", "orders", 5.0, 1.0, 7, 2.5, 9.0, 40.0)],
 )
 
 
@@ -169,6 +175,16 @@ def test_a_group_by_the_names_of_rocketmq_4():
     assert found["rocketmq_consumer_offset", "broker-a", "billing", "orders"] == 140
     assert found["rocketmq_producer_offset", "broker-a", "orders"] == 150
     assert found["rocketmq_group_count", "client-1", "billing", "client-1"] == 1
+    told = ("client-1", "client-1", "billing", "orders")
+    of_client = {name: value for (name, *labels), value in found.items() if (*labels,) == told}
+    assert of_client == {
+        "rocketmq_client_consume_ok_msg_tps": 5.0,
+        "rocketmq_client_consume_fail_msg_tps": 1.0,
+        "rocketmq_client_consume_fail_msg_count": 7,
+        "rocketmq_client_consume_rt": 2.5,
+        "rocketmq_client_consumer_pull_tps": 9.0,
+        "rocketmq_client_consumer_pull_rt": 40.0,
+    }
 
 
 def test_a_broker_by_the_names_of_rocketmq_4():

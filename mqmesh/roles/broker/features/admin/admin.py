@@ -60,14 +60,17 @@ def delete_topic(
 
 
 def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsRequest) -> Reply:
-    """Where each queue of a topic begins and ends, and when it got its last message."""
+    """Where each queue of a topic begins and ends, and when it got its first and last message."""
     name = asked.topic
     topic = context.topics.require(name)
     queues = []
     for queue_id in range(topic.queue_count):
         low, high = context.store.queue_bounds(name, queue_id)
-        updated = _last_update(context, topic, queue_id, high) if high > low else 0
-        queues.append(QueueStats(queue_id, low, high, updated))
+        first = updated = 0
+        if high > low:
+            first = _first_stored(context, topic, queue_id, low)
+            updated = _last_update(context, topic, queue_id, high)
+        queues.append(QueueStats(queue_id, low, high, updated, first))
     return reply_with(TopicStats(name, queues))
 
 
@@ -93,6 +96,17 @@ def _topics_of(batch: bytes) -> list[str]:
     if is_half(header):
         topics.append(read_half_meta(batch, header).real_topic)
     return topics
+
+
+def _first_stored(context: BrokerContext, topic: Topic, queue_id: int, low: int) -> TimestampMs:
+    offset, stored_ms = topic.first.get(queue_id, (-1, TimestampMs(0)))
+    if offset != low:
+        found = context.store.get(topic.config.topic, queue_id, low, max_bytes=1)
+        if found.status is not GetStatus.FOUND:
+            return TimestampMs(0)
+        stored_ms = read_header(found.data[0]).store_timestamp
+        topic.first[queue_id] = low, stored_ms
+    return stored_ms
 
 
 def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) -> TimestampMs:

@@ -34,6 +34,7 @@ class Topic(msgspec.Struct):
         writable_queues: Ids below this may be sent to; 0 without permission.
         readable_queues: Ids below this may be pulled from; 0 without permission.
         last_update: Store time of the last message of a queue, where known.
+        first: Offset and store time of the first one, likewise.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
         sizes: Of its stored messages; those of a batch count as equally large.
@@ -46,6 +47,7 @@ class Topic(msgspec.Struct):
     writable_queues: int = 0
     readable_queues: int = 0
     last_update: dict[int, TimestampMs] = {}
+    first: dict[int, tuple[int, TimestampMs]] = {}
     put_messages: int = 0
     put_bytes: int = 0
     sizes: Histogram = msgspec.field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))

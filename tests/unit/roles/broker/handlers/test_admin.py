@@ -125,7 +125,7 @@ def test_stats_tell_of_every_queue(stage):
         request = TopicStatsRequest("t")
         return stage.ask(RequestCode.GET_TOPIC_STATS_INFO, request, TopicStats)
 
-    expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms), QueueStats(1, 0, 0, 0)])
+    expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms, stored_ms), QueueStats(1, 0, 0)])
     assert stats() == expected
     # As after a restart, when only the store knows.
     stage.context.topics.require("t").last_update.clear()
