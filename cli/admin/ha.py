@@ -1,22 +1,24 @@
 """`mqmesh ha …`: replicas of broker groups."""
 
+import time
 from typing import Final
 
 import click
-import msgspec
 
+from mqmesh.errors import MQMeshError
 from mqmesh.log_identity import CommonEnd
 from mqmesh.protocol.replication import ChangeVotersResponse, LogEpochs
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.ha_admin import HaAdmin, ReplicaReport
+from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.sdk.admin.log_comparison import LogComparison, LogDifference, parting
 from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table, progress_bar
-from .broker import figures_as_json
+from .ha_status import is_well, show_settings, show_status
 
+WATCH_S: Final = 1.0
 MOST_DIFFERENCES: Final = 10
 """After so many a comparison ends."""
 
@@ -37,29 +39,39 @@ def ha() -> None:
       mqmesh ha pause broker-a
       mqmesh ha epochs broker-a
       mqmesh ha verify broker-a
+      mqmesh ha settings --set lease_ttl_ms=5000
     """
 
 
 @ha.command()
 @click.argument("broker", default="")
+@click.option("-w", "--watch", is_flag=True, help="Look again each second, until Ctrl-C.")
 @namesrv_option
 @json_option
-def status(broker: str, namesrv: str, as_json: bool) -> int:
+def status(broker: str, watch: bool, namesrv: str, as_json: bool) -> int:
     """Show the replicas of all broker groups, or of BROKER.
 
     Exit code 1 when one does not answer, or follows nobody.
     """
     with HaAdmin(namesrv) as admin:
+        while watch:
+            _look(admin, broker, as_json=as_json)
+            time.sleep(WATCH_S)
         reports = admin.ha_status(broker)
-    if as_json:
-        print_json([msgspec.to_builtins(_as_map(report)) for report in reports])
-    else:
-        print_table(
-            ("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "STATE", "ENDPOINT"),
-            [_row(report, reports) for report in reports],
-        )
-    is_good = all(one.status is not None and one.status.connected for one in reports)
-    return ExitCode.OK if is_good else ExitCode.FAILED
+    show_status(reports, as_json=as_json)
+    return ExitCode.OK if all(map(is_well, reports)) else ExitCode.FAILED
+
+
+def _look(admin: HaAdmin, broker: str, *, as_json: bool) -> None:
+    """Shows how it is now; what fails for a moment is no reason to end."""
+    try:
+        reports = admin.ha_status(broker)
+    except MQMeshError as error:
+        click.echo(f"error: {error}", err=True)
+        return
+    if not as_json:
+        click.clear()
+    show_status(reports, as_json=as_json)
 
 
 @ha.command()
@@ -226,6 +238,41 @@ def resume(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
 
 
 @ha.command()
+@click.argument("broker", default="")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Have it everywhere.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Each replica's own counts again.")
+@click.option("--version", default=0, help="Fail unless the settings have this version.")
+@namesrv_option
+@json_option
+def settings(
+    broker: str,
+    sets: tuple[str, ...],
+    unset: tuple[str, ...],
+    version: int,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Show or change settings that all replicas of a cluster have, whatever their own say.
+
+    These are lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. They are kept by the
+    coordinator, and replicas use them within seconds. BROKER is the group that is asked and shown.
+    """
+    pairs = [one.partition("=") for one in sets]
+    wrong = [name for name, found, _ in pairs if not found]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE", param_hint="--set")
+    changes = {name: value for name, _, value in pairs} | dict.fromkeys(unset)
+    with HaAdmin(namesrv) as admin:
+        if changes:
+            told = admin.change_cluster_settings(changes, broker, version=version)
+        else:
+            told = admin.cluster_settings(broker)
+        reports = admin.ha_status(broker)
+    show_settings(told, reports, as_json=as_json)
+    return ExitCode.OK
+
+
+@ha.command()
 @click.argument("broker")
 @click.option("--last", default=20, help="So many epochs, the newest ones.", show_default=True)
 @namesrv_option
@@ -355,49 +402,3 @@ def _show_voters(broker: str, answer: ChangeVotersResponse, *, as_json: bool) ->
         ids = ", ".join(map(str, answer.voters))
         click.echo(f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them")
     return ExitCode.OK
-
-
-def _as_map(report: ReplicaReport) -> dict[str, object]:
-    told: dict[str, object] = {
-        "broker_name": report.broker_name,
-        "broker_id": report.broker_id,
-        "endpoint": report.endpoint,
-        "problem": report.problem,
-    }
-    if report.status is not None:
-        names = report.status.__struct_fields__
-        told["status"] = {
-            name: getattr(report.status, name) for name in names if name != "replicas"
-        }
-        told["followers"] = [
-            {name: getattr(one, name) for name in one.__struct_fields__}
-            for one in report.status.replicas
-        ]
-        told["figures"] = figures_as_json(report.figures)
-    return told
-
-
-def _row(report: ReplicaReport, reports: list[ReplicaReport]) -> tuple[str, ...]:
-    status, which = report.status, (report.broker_name, str(report.broker_id))
-    if status is None:
-        return (*which, "?", "-", "-", "-", "-", report.problem, report.endpoint)
-    masters = [
-        one.status.log_end
-        for one in reports
-        if one.broker_name == report.broker_name and one.status and one.status.role == "MASTER"
-    ]
-    end = max(masters, default=status.leader_end)
-    is_master = status.role.endswith("MASTER")
-    state = f"{len(status.replicas)} followers" if is_master else "streaming"
-    if status.in_sync:
-        state += f", in sync: {' '.join(map(str, status.in_sync))}"
-    return (
-        *which,
-        status.role,
-        str(status.epoch),
-        str(status.log_end),
-        str(status.durable_end),
-        "-" if is_master else str(max(end - status.log_end, 0)),
-        state if status.connected else f"no word from {status.leader}",
-        report.endpoint,
-    )

@@ -417,6 +417,62 @@ class PauseFailoverResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     epoch: Epoch
 
 
+class HaSetting(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A setting of replication.
+
+    Attributes:
+        name: As in the table ``[ha]`` of a broker's settings.
+        value: As it is written there, without quotes.
+    """
+
+    name: Name
+    value: Name
+
+
+class SettingDiffers(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A setting of a replica that is not in force, since its cluster has another value.
+
+    Attributes:
+        name: As in the table ``[ha]``.
+        own: Of the replica.
+        in_force: Of the cluster, or of its group.
+    """
+
+    name: Name
+    own: Name
+    in_force: Name
+
+
+class HaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_HA_SETTINGS, answered with ``HaSettings``."""
+
+
+class HaSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_HA_SETTINGS and PUT_HA_SETTINGS: what the coordinator keeps for a cluster.
+
+    Attributes:
+        version: Of these; 0 when there are none.
+        settings: Which stand above those of brokers.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+    settings: list[HaSetting]
+
+
+class PutHaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PUT_HA_SETTINGS: an administrator replaces the settings of a cluster.
+
+    Answered with ``HaSettings``.
+
+    Attributes:
+        version: Of those that he saw; another one fails.
+        settings: The new ones, all of them.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+    settings: Annotated[list[HaSetting], msgspec.Meta(max_length=100)]
+
+
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One follower, as its leader sees it.
 
@@ -466,6 +522,8 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         switched_ms: Since when, wall clock; 0 if that is not known.
         lease_age_ms: Since its session was renewed; -1 if the coordinator knows none.
         failsafe: It leads although its session is over: there is no failover meanwhile.
+        settings: Those that must be equal at all replicas, as they are in force here.
+        differing: Its own that are not in force, since the cluster or the group has others.
     """
 
     broker_name: Name
@@ -489,3 +547,5 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     switched_ms: int = 0
     lease_age_ms: int = -1
     failsafe: bool = False
+    settings: list[HaSetting] = []
+    differing: list[SettingDiffers] = []

@@ -59,6 +59,13 @@ def test_a_replica_comes_and_another_goes_under_an_administrators_hands(short_tm
         code, told = line("remove", GROUP, "4", "--epoch", str(added["epoch"] + 7))
         assert (code, "by now, not" in told) == (ExitCode.FAILED, True)
         assert line("resume", GROUP)[0] == ExitCode.OK
+        code, told = line("settings", "--set", "replica_lag_max_ms=4000", "--json")
+        kept = json.loads(told)
+        assert (code, kept["settings"]) == (ExitCode.OK, {"replica_lag_max_ms": "4000"})
+        until(lambda: "replica_lag_max_ms = 3000 is not in force, 4000 is" in line("settings")[1])
+        code, told = line("status", GROUP)
+        assert (code, "OUTSIDE" in told) == (ExitCode.OK, True)
+        assert "is not in force" in told
         code, told = line("verify", GROUP, "--json")
         same = json.loads(told)
         assert (code, same["differences"]) == (ExitCode.OK, [])

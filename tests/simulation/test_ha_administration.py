@@ -147,3 +147,42 @@ def test_only_the_master_changes_who_belongs_to_the_group(site):
     site.admin._master = lambda name: f"tcp://{address[follower]}"
     with pytest.raises(NotMaster, match="does not lead"):
         site.admin.add_replica(GROUP, 4)
+
+
+def test_settings_of_the_cluster_stand_above_those_of_replicas(site):
+    first = site.leader()
+    before = site.admin.cluster_settings()
+    assert (before.version, before.settings) == (0, [])
+    with pytest.raises(MessageIllegal, match="coordinator' is no setting of a cluster"):
+        site.admin.change_cluster_settings({"coordinator": "x"})
+    with pytest.raises(MessageIllegal, match="4 is more than there are"):
+        site.admin.change_cluster_settings({"min_in_sync_replicas": "4"})
+    wanted = {"lease_ttl_ms": "5000", "replica_lag_max_ms": "900", "min_in_sync_replicas": "3"}
+    told = site.admin.change_cluster_settings(wanted)
+    assert {one.name: one.value for one in told.settings} == wanted
+    with pytest.raises(MessageIllegal, match=f"have version {told.version} by now, not 999"):
+        site.admin.change_cluster_settings({"lease_ttl_ms": None}, version=999)
+    site.run(6_000)
+    leader = leadership_of(site.replicas[first - 1])
+    assert (leader.policy.minimum, leader.in_sync.lag_max_ms) == (3, 900)
+    for number in (1, 2, 3):
+        one = status(site, number)
+        assert {each.name: each.value for each in one.settings}["lease_ttl_ms"] == "5000"
+        assert ("lease_ttl_ms", "3000", "5000") in [
+            (each.name, each.own, each.in_force) for each in one.differing
+        ]
+    gone = followers(site)[0]
+    site.replicas[gone - 1].kill()
+    site.run(2_500)
+    assert leader.members == [one for one in (1, 2, 3) if one != gone]
+    with pytest.raises(BrokerNotAvailable, match="3 must be"):
+        leader.check()  # before a send is taken
+    site.admin.change_cluster_settings({"min_in_sync_replicas": None})
+    leader.check()
+    site.admin.create_topic("t", queues=1)
+    site.replicas[first - 1].kill()
+    site.replicas[gone - 1].start()
+    site.run(8_000)
+    second = leadership_of(site.replicas[site.leader() - 1])
+    assert (second.policy.minimum, second.in_sync.lag_max_ms) == (2, 900)
+    assert site.replicas[site.leader() - 1].server._member._lease.ttl_ms == 5_000

@@ -24,6 +24,7 @@ from mqmesh.roles.broker.features.snapshots.feature import make_snapshots
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.feature import make_transactions
+from mqmesh.roles.broker.ha.ha_config import HaConfig
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
@@ -56,6 +57,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
         replication: What the process counts of it.
+        ha: Those of replication in force, where a cluster's stand above them.
         memory_bytes: Of the machine; 0 if that is not known.
     """
 
@@ -72,6 +74,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
     replication: ReplicaCounts = msgspec.field(default_factory=ReplicaCounts)
+    ha: Callable[[], HaConfig] = HaConfig
     memory_bytes: int = 0
 
     @property
@@ -126,6 +129,7 @@ def build_context(
         was_elected=leadership is not None,
         has_past=bool(store.topics()),
         memory_bytes=given.memory_bytes,
+        lease_ttl_ms=given.ha().lease_ttl_ms,
     )
     wire = Wire(
         given.shell.reply,

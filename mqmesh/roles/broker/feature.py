@@ -42,6 +42,7 @@ class Beginning(msgspec.Struct, frozen=True):
         was_elected: A master that others may not know of yet.
         has_past: There were messages before, so that somebody may be at work on them.
         memory_bytes: Of the machine; 0 if that is not known.
+        lease_ttl_ms: So long a master that was lost may go on that asks nobody.
     """
 
     settings: LiveSettings[BrokerConfig]
@@ -54,6 +55,7 @@ class Beginning(msgspec.Struct, frozen=True):
     was_elected: bool
     has_past: bool
     memory_bytes: int = 0
+    lease_ttl_ms: int = 0
 
     @property
     def config(self) -> BrokerConfig:

@@ -403,7 +403,7 @@ class BrokerServer:
     def _lead(self, address: BrokerAddress, record: StateRecord) -> Leadership:
         """This replica was elected."""
         assert record.state is not None and self._store is not None
-        store, config, state = self._store, self._config, record.state
+        store, config, state = self._store, self._in_force(), record.state
         log = replicable(store)
         self._end_role()
         try:
@@ -558,8 +558,13 @@ class BrokerServer:
             self._replica_state,
             self._on_deposed,
             self._replication.total,
+            lambda: self._in_force().ha,
             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         )
+
+    def _in_force(self) -> BrokerConfig:
+        """The settings, with those of the cluster above them."""
+        return self._config if self._member is None else self._member.config
 
     def _replica_state(self) -> str:
         return "FOLLOWING" if self._member is None else self._member.state

@@ -1,6 +1,6 @@
 """Asks the replicas of broker groups how they are, and makes a follower the master."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -14,6 +14,9 @@ from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,
     ElectReplicaRequest,
+    HaSetting,
+    HaSettings,
+    HaSettingsRequest,
     HaStatus,
     HaStatusRequest,
     InitGroupRequest,
@@ -22,6 +25,7 @@ from mqmesh.protocol.replication import (
     PauseFailoverResponse,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
+    PutHaSettingsRequest,
     SwitchOverRequest,
     SwitchOverResponse,
 )
@@ -286,6 +290,61 @@ class HaAdmin(AdminClient):
         yield from compare_logs(
             self._request, endpoints, self._transport.pause, bytes_per_s=max(bytes_per_s, 1)
         )
+
+    def cluster_settings(self, broker_name: str = "") -> HaSettings:
+        """The settings of replication that a cluster has for all of its replicas.
+
+        Args:
+            broker_name: A replica of this group is asked; one that elects its master by default.
+
+        Raises:
+            NoRoute: No broker is known, or none of that group.
+            MessageIllegal: Nobody is elected there.
+            BrokerError, TransportError: No replica can tell; the error of the last one.
+        """
+        return self._settings_of(broker_name)[1]
+
+    def change_cluster_settings(
+        self, changes: Mapping[str, str | None], broker_name: str = "", *, version: int = 0
+    ) -> HaSettings:
+        """Changes them: replicas use them within seconds, whatever their own settings say.
+
+        Args:
+            changes: New values by name, as they are written in a broker's settings; None for what
+                shall be each replica's own again.
+            broker_name: As for ``cluster_settings``.
+            version: That the caller saw; another one is an error. 0: whatever it is.
+
+        Returns:
+            All of them.
+
+        Raises:
+            NoRoute: No broker is known, or none of that group.
+            MessageIllegal: A name or a value cannot be; or they have another version by now.
+            BrokerError, TransportError: No replica can do it; the error of the last one.
+        """
+        group, before = self._settings_of(broker_name)
+        settings = {one.name: one.value for one in before.settings}
+        for name, value in changes.items():
+            if value is not None:
+                settings[name] = value
+            else:
+                settings.pop(name, None)
+        wanted = [HaSetting(name, value) for name, value in sorted(settings.items())]
+        header = encode_header(PutHaSettingsRequest(version or before.version, wanted))
+        answer = self._any_replica(group, RequestCode.PUT_HA_SETTINGS, header)
+        return decode_header(HaSettings, answer.header)
+
+    def _settings_of(self, broker_name: str) -> tuple[BrokerData, HaSettings]:
+        refusal: MessageIllegal | None = None
+        header = encode_header(HaSettingsRequest())
+        for group in self._groups(broker_name):
+            try:
+                answer = self._any_replica(group, RequestCode.GET_HA_SETTINGS, header)
+                return group, decode_header(HaSettings, answer.header)
+            except MessageIllegal as error:
+                refusal = error
+        raise refusal or NoRoute("no broker group is known")
 
     def _change_voters(self, broker_name: str, asked: ChangeVotersRequest) -> ChangeVotersResponse:
         header = encode_header(asked)

@@ -220,6 +220,8 @@ class HaAdmin(AdminClient):
     pause_failover = awaited(BlockingHaAdmin.pause_failover)
     epochs = awaited(BlockingHaAdmin.epochs)
     compare_logs = stepped(BlockingHaAdmin.compare_logs)
+    cluster_settings = awaited(BlockingHaAdmin.cluster_settings)
+    change_cluster_settings = awaited(BlockingHaAdmin.change_cluster_settings)
 
 
 class NamesrvAdmin(AdminClient):

@@ -18,6 +18,7 @@ class FollowerReads:
         lag_max_ms: Who has not been caught up with its leader for so long answers no reads.
 
     Attributes:
+        lag_max_ms: As given; it may be changed.
         confirmed: No failover takes back what ends at this commit-log offset, as far as is known.
     """
 
@@ -27,7 +28,7 @@ class FollowerReads:
         self._begun_end = log_end
         self._enabled = enabled
         self._elects = elects
-        self._lag_max_ms = lag_max_ms
+        self.lag_max_ms = lag_max_ms
         # The leader's log ended here at that time; once this replica has it, it was caught up then.
         self._goal: tuple[int, int] | None = None
         self._caught_up_ms = now_ms
@@ -73,5 +74,5 @@ class FollowerReads:
         """
         if not self._enabled or (self._elects and self.confirmed < self._begun_end):
             return False
-        is_behind = self._goal is not None and now_ms - self._caught_up_ms > self._lag_max_ms
+        is_behind = self._goal is not None and now_ms - self._caught_up_ms > self.lag_max_ms
         return not (streaming and (is_behind or is_damaged))

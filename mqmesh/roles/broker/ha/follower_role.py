@@ -142,6 +142,7 @@ class FollowerRole(BrokerRole):
             if self.link.streaming:
                 self._repair.tick(now_ms, self.link.read_log, self._reads.shown_to())
         self._stand_in.tick(self.link, now_ms)
+        self._reads.lag_max_ms = self._given.ha().replica_lag_max_ms
         self._look_at_reads()
         super().tick(now_ms)
 

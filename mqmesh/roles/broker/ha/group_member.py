@@ -25,6 +25,7 @@ from mqmesh.coordination.interface import (
     Presence,
     SessionId,
     SessionLost,
+    SettingsRecord,
     StateRecord,
 )
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StorageError
@@ -59,6 +60,7 @@ from mqmesh.protocol.replication import (
 )
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.administration.cluster_settings import ClusterSettings
 from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
 from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.effects import (
@@ -101,6 +103,8 @@ LOOK_MS: Final = 250
 """How often it is asked whether a silent leader renews its session."""
 REST_MS: Final = 300
 """After an election that came to nothing, and at most as long again by chance."""
+SETTINGS_MS: Final = 5_000
+"""So often the settings of the cluster are read."""
 STALE_LEADER_MS: Final = 3_000
 """An election that somebody promised something for is over after so long, won or not."""
 GIVE_WAY_MS: Final = 2_000
@@ -239,6 +243,9 @@ class GroupMember:
         self._view = GroupView(config.broker_name, StateRecord(0, None))
         self._is_known = False
         self._session: SessionId | None = None
+        self._settings = ClusterSettings(config)
+        self._settings_ms = 0
+        self._must_begin = False
         self._lease = ReplicaLease(config.ha.lease_ttl_ms)
         self._election = Election(promises.state.member)
         self._is_stepping = False
@@ -263,7 +270,14 @@ class GroupMember:
         self._desk = GroupDesk(
             config.broker_name,
             coordinator,
-            DeskView(lambda: self.leadership, lambda: self._session, replica.reply, replica.fail),
+            DeskView(
+                lambda: self.leadership,
+                lambda: self._session,
+                self._settings.check,
+                self._on_settings,
+                replica.reply,
+                replica.fail,
+            ),
             world.loop,
             world.clock,
         )
@@ -311,7 +325,11 @@ class GroupMember:
         """A replica's status, and what its membership tells beside it."""
         one = self.status()
         told = msgspec.structs.replace(
-            status, lease_age_ms=one.lease_age_ms, failsafe=one.is_failsafe
+            status,
+            lease_age_ms=one.lease_age_ms,
+            failsafe=one.is_failsafe,
+            settings=self._settings.in_force(),
+            differing=self._settings.differing(),
         )
         if one.state is None:
             return told
@@ -331,6 +349,7 @@ class GroupMember:
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""
         self._renew()
+        self._look_at_settings(now_ms)
         if self.leadership is not None:
             # Who stops together with the others leaves them in the set.
             if self._switch is None and self._retirement is None:
@@ -439,8 +458,9 @@ class GroupMember:
     def _renew(self) -> None:
         if self._closed or not self._lease.must_ask(self._clock.boot_ms()):
             return
-        if self._session is None:
+        if self._session is None or self._must_begin:
             ttl_ms = self._lease.ttl_ms
+            self._lease.on_beginning()
             self._coordinator.begin_session(ttl_ms, self._presence(), self._on_session)
         else:
             self._coordinator.keep_alive(self._session, self._presence(), self._on_renewed)
@@ -452,7 +472,7 @@ class GroupMember:
         if self._closed:
             self._coordinator.end_session(outcome)
             return
-        self._session = outcome
+        self._session, self._must_begin = outcome, False
         self._lease.on_begun()
         self._react()
 
@@ -472,10 +492,46 @@ class GroupMember:
     def _lease_holds(self) -> bool:
         return self._lease.holds(self._clock.boot_ms())
 
+    # ---- Settings of the cluster -----------------------------------------------------
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The replica's settings, with those of the cluster above them."""
+        return self._settings.config
+
+    def _look_at_settings(self, now_ms: int) -> None:
+        if now_ms >= self._settings_ms and not self._closed:
+            self._settings_ms = now_ms + SETTINGS_MS
+            self._desk.read_settings()
+
+    def _on_settings(self, record: SettingsRecord) -> None:
+        if self._closed or not self._settings.take(record):
+            return
+        for one in self._settings.differing():
+            _log.warning(
+                "ha.%s = %s is not in force: the cluster has %s", one.name, one.own, one.in_force
+            )
+        for name, problem in self._settings.problems.items():
+            _log.error("ha.%s of the cluster cannot be used here: %s", name, problem)
+        ttl_ms = self.config.ha.lease_ttl_ms
+        if ttl_ms != self._lease.ttl_ms:
+            self._lease.change_ttl(ttl_ms)
+            self._must_begin = self._session is not None
+        if self.leadership is not None:
+            self._use_settings(self.leadership)
+
+    def _use_settings(self, leadership: Leadership) -> None:
+        ha = self.config.ha
+        minimum = ha.min_in_sync_replicas
+        leadership.policy = msgspec.structs.replace(leadership.policy, minimum=minimum)
+        leadership.in_sync.lag_max_ms = ha.replica_lag_max_ms
+
     # ---- The group's record ----------------------------------------------------------
 
     def _on_view(self, view: GroupView) -> None:
         self._view, self._is_known = view, True
+        if view.record.state is not None:
+            self._settings.on_mode(view.record.state.mode)
         self._peers.meet(view.members, self._config.broker_id)
         self._react()
 
@@ -614,7 +670,7 @@ class GroupMember:
             view,
             self._config.broker_id,
             silent_ms=self._replica.silent_ms(now_ms),
-            ttl_ms=self._config.ha.lease_ttl_ms,
+            ttl_ms=self._lease.ttl_ms,
         )
 
     def _stand_if_due(self) -> None:
@@ -793,6 +849,7 @@ class GroupMember:
         assert record.state is not None
         self._view = msgspec.structs.replace(self._view, record=record)
         epoch = record.state.epoch
+        self._settings.on_mode(record.state.mode)
         try:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)

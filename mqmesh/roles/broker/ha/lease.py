@@ -43,6 +43,15 @@ class ReplicaLease(msgspec.Struct):
         self.renew_ms = now_ms + self.ttl_ms // RENEWALS
         return True
 
+    def change_ttl(self, ttl_ms: int) -> None:
+        """Sessions last for another time from now on; the next one is to be begun at once."""
+        self.ttl_ms, self.renew_ms = ttl_ms, 0
+
+    def on_beginning(self) -> None:
+        """A session is asked for in place of another: the shorter time counts from now on."""
+        assert self.asked_ms is not None, "a session that nobody asked for"
+        self.deadline_ms = min(self.deadline_ms, self.asked_ms + self.ttl_ms)
+
     def on_begun(self) -> None:
         """A session has begun, at the earliest when it was asked for."""
         assert self.asked_ms is not None, "a session that nobody asked for"

@@ -42,7 +42,7 @@ def make_locks(begins: Beginning) -> QueueLocks:
     if begins.has_past:
         settled_ms += config.rebalance_lock_lost_grace_ms
         # So long a master that is cut off may not know that it is one no more.
-        free_ms = settled_ms + (config.ha.lease_ttl_ms if begins.was_elected else 0)
+        free_ms = settled_ms + (begins.lease_ttl_ms if begins.was_elected else 0)
     return QueueLocks(
         lease_ms=config.rebalance_lock_max_live_time_ms,
         lost_grace_ms=config.rebalance_lock_lost_grace_ms,

@@ -54,6 +54,8 @@ REPLICAS: Final = Feature(
         RequestCode.INIT_GROUP: replicas.refuse_election,
         RequestCode.CHANGE_VOTERS: replicas.refuse_election,
         RequestCode.PAUSE_FAILOVER: replicas.refuse_election,
+        RequestCode.GET_HA_SETTINGS: replicas.refuse_election,
+        RequestCode.PUT_HA_SETTINGS: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
     durable=replicas.note_durable,

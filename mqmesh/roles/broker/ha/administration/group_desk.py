@@ -12,23 +12,38 @@ from typing import Final, Protocol
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.coordination.interface import Coordinator, GroupState, SessionId
+from mqmesh.coordination.interface import (
+    Conflict,
+    Coordinator,
+    GroupState,
+    OutcomeUnknown,
+    SessionId,
+    SettingsRecord,
+    SettingValue,
+)
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument, MQMeshError, NotMaster
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,
+    HaSettings,
+    HaSettingsRequest,
     PauseFailoverRequest,
     PauseFailoverResponse,
+    PutHaSettingsRequest,
 )
+from mqmesh.roles.broker.ha.administration.cluster_settings import checked, settings_of
 from mqmesh.roles.broker.ha.administration.record_edit import RecordEdit
+from mqmesh.roles.broker.ha.in_sync import REREAD_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.dispatch import Handler
 
 VOTERS_PATIENCE_MS: Final = 2_000
 """So long who is left has to get what is confirmed, and the coordinator to change the record."""
 LOOK_MS: Final = 20
+PUTS: Final = 5
+"""So often a change of settings is asked for whose outcome nobody knows."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +61,16 @@ class DeskView(msgspec.Struct, frozen=True):
     Attributes:
         leadership: While it leads.
         session: At the coordinator, None without one.
+        check_settings: Whether the replica could use them; raises ``InvalidArgument``.
+        on_settings: Told the cluster's settings when they were read or changed.
         reply: Answers a request.
         fail: Answers a request with an error.
     """
 
     leadership: Callable[[], Leadership | None]
     session: Callable[[], SessionId | None]
+    check_settings: Callable[[dict[str, SettingValue]], None]
+    on_settings: Callable[[SettingsRecord], None]
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
 
@@ -82,6 +101,8 @@ class GroupDesk:
         return {
             RequestCode.CHANGE_VOTERS: self._on_change_voters,
             RequestCode.PAUSE_FAILOVER: self._on_pause,
+            RequestCode.GET_HA_SETTINGS: self._on_get_settings,
+            RequestCode.PUT_HA_SETTINGS: self._on_put_settings,
         }
 
     # ---- Who belongs to the group ----------------------------------------------------
@@ -163,6 +184,55 @@ class GroupDesk:
         RecordEdit(
             self._coordinator, self._group, session, edit, on_done, call_later=call_later
         ).begin()
+
+    # ---- Settings of the cluster -----------------------------------------------------
+
+    def read_settings(self) -> None:
+        """Reads them; if that fails they are read again later."""
+
+        def on_done(outcome: SettingsRecord | MQMeshError) -> None:
+            if isinstance(outcome, SettingsRecord):
+                self._view.on_settings(outcome)
+
+        self._coordinator.read_settings(on_done)
+
+    def _on_get_settings(self, request: Request, asked: HaSettingsRequest) -> None:
+        self._coordinator.read_settings(partial(self._tell_settings, request.without_frame()))
+
+    def _on_put_settings(self, request: Request, asked: PutHaSettingsRequest) -> None:
+        wanted = checked(asked.settings)
+        self._view.check_settings(wanted)
+        self._put_settings(request.without_frame(), asked.version, wanted, PUTS)
+
+    def _put_settings(
+        self, request: Request, version: int, wanted: dict[str, SettingValue], tries: int
+    ) -> None:
+        def on_put(outcome: int | MQMeshError) -> None:
+            if isinstance(outcome, int):
+                self._tell_settings(request, SettingsRecord(outcome, wanted))
+            elif isinstance(outcome, OutcomeUnknown) and tries > 1:
+                # The same again, on the same version: it is settled when that has moved.
+                put = partial(self._put_settings, request, version, wanted, tries - 1)
+                self._loop.call_later(REREAD_MS, put)
+            elif isinstance(outcome, Conflict) and isinstance(outcome.record, SettingsRecord):
+                if outcome.record.settings == wanted:
+                    self._tell_settings(request, outcome.record)
+                    return
+                newest = outcome.record.version
+                why = f"the settings have version {newest} by now, not {version}: look again"
+                self._view.fail(request, InvalidArgument(why))
+            else:
+                self._view.fail(request, outcome)
+
+        self._coordinator.put_settings(version, wanted, on_put)
+
+    def _tell_settings(self, request: Request, outcome: SettingsRecord | MQMeshError) -> None:
+        if isinstance(outcome, MQMeshError):
+            self._view.fail(request, outcome)
+            return
+        self._view.on_settings(outcome)
+        told = HaSettings(outcome.version, settings_of(outcome))
+        self._view.reply(request, reply_with(told))
 
 
 def check_epoch(seen: int, newest: int) -> None:

@@ -122,3 +122,23 @@ def test_with_copies_the_lease_decides_nothing():
     leadership = leading(AckReplicas.ALL, clock)
     leadership.check()
     assert commit_point_of(BrokerConfig(), Store, None, leadership).is_safe(100)
+
+
+def test_another_time_counts_from_when_a_session_is_asked_for_and_the_shorter_one_at_once():
+    lease = ReplicaLease(10_000)
+    assert lease.must_ask(0)
+    lease.on_begun()
+    assert lease.must_ask(2_500)
+    lease.change_ttl(3_000)
+    lease.on_renewed(12_500)
+    assert lease.must_ask(2_600), "at once"
+    lease.on_beginning()
+    assert lease.deadline_ms == 5_600, "the new session may have begun"
+    lease.on_begun()
+    assert lease.deadline_ms == 5_600
+    lease.change_ttl(8_000)
+    assert lease.must_ask(2_700)
+    lease.on_beginning()
+    assert lease.deadline_ms == 5_600, "the old session may go on"
+    lease.on_begun()
+    assert lease.deadline_ms == 10_700

@@ -1,0 +1,173 @@
+"""How replicas are, and their settings, for people and programs."""
+
+from collections.abc import Sequence
+
+import click
+
+from mqmesh.protocol.replication import HaSettings, HaStatus
+from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
+
+from ..render import print_json, print_table, timestamp
+from .broker import figures_as_json
+
+
+def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
+    """Prints how replicas are."""
+    if as_json:
+        print_json([_as_map(report) for report in reports])
+        return
+    print_table(
+        (
+            *("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "LAG MS", "LEASE MS"),
+            *("STATE", "ENDPOINT"),
+        ),
+        [_row(report, reports) for report in reports],
+    )
+    for note in notes_of(reports):
+        click.echo(note)
+
+
+def is_well(report: ReplicaReport) -> bool:
+    """Whether a replica leads, follows, or has nothing to do with its group."""
+    status = report.status
+    return status is not None and (status.connected or status.role == OUTSIDE)
+
+
+def show_settings(settings: HaSettings, reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
+    """Prints the settings of a cluster, and what is in force at its replicas."""
+    known = {one.name: one.value for one in settings.settings}
+    answers = [(one, one.status) for one in reports if one.status is not None]
+    if as_json:
+        replicas = [
+            {"broker_name": one.broker_name, "broker_id": status.broker_id} | _settings_map(status)
+            for one, status in answers
+        ]
+        print_json({"version": settings.version, "settings": known, "replicas": replicas})
+        return
+    in_force = {
+        (one.broker_name, status.broker_id): {each.name: each.value for each in status.settings}
+        for one, status in answers
+    }
+    names = dict.fromkeys([*known, *(name for values in in_force.values() for name in values)])
+    places = [f"{name} {number}" for name, number in in_force]
+    print_table(
+        ("SETTING", "CLUSTER", *places),
+        [
+            (name, known.get(name, "-"), *(one.get(name, "-") for one in in_force.values()))
+            for name in names
+        ],
+    )
+    click.echo(f"version {settings.version}")
+    for note in _differing(reports):
+        click.echo(note)
+
+
+def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:
+    """What stands below the table: of each group why its master leads, and what is not as usual."""
+    notes = []
+    for group in dict.fromkeys(one.broker_name for one in reports):
+        known = [one.status for one in reports if one.broker_name == group and one.status]
+        elected = [one for one in known if one.voters]
+        if elected:
+            newest = max(elected, key=lambda one: (one.switched_ms, one.epoch))
+            ids = ", ".join(map(str, newest.voters))
+            since = f" since {timestamp(newest.switched_ms)}" if newest.switched_ms else ""
+            notes.append(f"{group}: replicas {ids}; epoch {newest.epoch}{since}: {newest.reason}")
+            missing = sorted(set(newest.voters) - {one.broker_id for one in known})
+            if missing:
+                notes.append(f"{group}: no word from replicas {', '.join(map(str, missing))}")
+        if any(one.paused for one in elected):
+            notes.append(f"{group}: failover is paused, see `mqmesh ha resume {group}`")
+        notes += [
+            f"{group}: replica {one.broker_id} leads without the coordinator; nobody is elected"
+            for one in known
+            if one.failsafe
+        ]
+        notes += [
+            f"{group}: replica {one.broker_id}: {one.problem}" for one in known if one.problem
+        ]
+    return [*notes, *_differing(reports)]
+
+
+def _differing(reports: Sequence[ReplicaReport]) -> list[str]:
+    """Settings of replicas that are not in force, and those that differ within a group."""
+    notes, seen = [], dict[tuple[str, str], dict[str, list[int]]]()
+    for report in reports:
+        status = report.status
+        if status is None:
+            continue
+        notes += [
+            f"{report.broker_name}: replica {status.broker_id}: ha.{one.name} = {one.own} is not "
+            f"in force, {one.in_force} is"
+            for one in status.differing
+        ]
+        for each in status.settings:
+            values = seen.setdefault((report.broker_name, each.name), {})
+            values.setdefault(each.value, []).append(status.broker_id)
+    for (group, name), values in seen.items():
+        if len(values) > 1:
+            told = ", ".join(f"{value} at {ids}" for value, ids in values.items())
+            notes.append(
+                f"{group}: ha.{name} differs: {told}; see `mqmesh ha settings --set {name}=…`"
+            )
+    return notes
+
+
+def _as_map(report: ReplicaReport) -> dict[str, object]:
+    told: dict[str, object] = {
+        "broker_name": report.broker_name,
+        "broker_id": report.broker_id,
+        "endpoint": report.endpoint,
+        "problem": report.problem,
+    }
+    status = report.status
+    if status is not None:
+        names = status.__struct_fields__
+        lists = ("replicas", "settings", "differing")
+        told["status"] = {name: getattr(status, name) for name in names if name not in lists} | (
+            _settings_map(status)
+        )
+        told["followers"] = [
+            {name: getattr(one, name) for name in one.__struct_fields__} for one in status.replicas
+        ]
+        told["figures"] = figures_as_json(report.figures)
+    return told
+
+
+def _settings_map(status: HaStatus) -> dict[str, object]:
+    return {
+        "settings": {one.name: one.value for one in status.settings},
+        "differing": [
+            {"name": one.name, "own": one.own, "in_force": one.in_force} for one in status.differing
+        ],
+    }
+
+
+def _row(report: ReplicaReport, reports: Sequence[ReplicaReport]) -> tuple[str, ...]:
+    status, which = report.status, (report.broker_name, str(report.broker_id))
+    if status is None:
+        return (*which, "?", *["-"] * 6, report.problem, report.endpoint)
+    masters = [
+        one.status.log_end
+        for one in reports
+        if one.broker_name == report.broker_name and one.status and one.status.role == "MASTER"
+    ]
+    end = max(masters, default=status.leader_end)
+    is_master = status.role.endswith("MASTER")
+    state = f"{len(status.replicas)} followers" if is_master else "streaming"
+    if status.in_sync:
+        state += f", in sync: {' '.join(map(str, status.in_sync))}"
+    if not status.connected:
+        state = f"no word from {status.leader}" if status.leader else "follows nobody"
+    return (
+        *which,
+        status.role,
+        str(status.epoch),
+        str(status.log_end),
+        str(status.durable_end),
+        "-" if is_master else str(max(end - status.log_end, 0)),
+        "-" if is_master or not status.connected else str(status.lag_ms),
+        "-" if status.lease_age_ms < 0 else str(status.lease_age_ms),
+        state,
+        report.endpoint,
+    )
