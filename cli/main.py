@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "send": ("messages.send", "send"),
     "consume": ("messages.consume", "consume"),
     "query": ("messages.query", "query"),
+    "trace": ("messages.trace", "trace"),
     "group": ("admin.group", "group"),
     "ha": ("admin.ha", "ha"),
     "user": ("admin.access", "user"),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.members import MemberClient as MemberClient
     from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as NamesrvAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
+    from mqmesh.sdk.admin.traces import TraceClient as TraceClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
     from mqmesh.sdk.app.app import App as App
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.hooks import ConsumeContext as ConsumeContext
     from mqmesh.sdk.hooks import Hooks as Hooks
     from mqmesh.sdk.hooks import SendContext as SendContext
+    from mqmesh.sdk.hooks import TransactionContext as TransactionContext
     from mqmesh.sdk.probes import ProbeClient as ProbeClient
     from mqmesh.sdk.producer.producer import Producer as Producer
     from mqmesh.sdk.producer.producer_options import ProducerKeywords as ProducerKeywords
@@ -115,7 +117,9 @@ _MODULE_OF = {
     "SendStatus": "mqmesh.protocol.messaging",
     "StoredMessage": "mqmesh.message",
     "TopicConfig": "mqmesh.protocol.route",
+    "TraceClient": "mqmesh.sdk.admin.traces",
     "TrackClient": "mqmesh.sdk.admin.tracks",
+    "TransactionContext": "mqmesh.sdk.hooks",
     "TransactionAdmin": "mqmesh.sdk.admin.transaction_admin",
     "TransactionKeywords": "mqmesh.sdk.producer.producer_options",
     "TransactionListener": "mqmesh.sdk.transactions.transactions",
@@ -172,7 +176,9 @@ __all__ = [
     "SendStatus",
     "StoredMessage",
     "TopicConfig",
+    "TraceClient",
     "TrackClient",
+    "TransactionContext",
     "TransactionAdmin",
     "TransactionKeywords",
     "TransactionListener",

@@ -33,6 +33,7 @@ from mqmesh.sdk.aio.admin import (
     NamesrvAdmin,
     ProbeClient,
     QueryClient,
+    TraceClient,
     TrackClient,
     TransactionAdmin,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "PushConsumer",
     "ProbeClient",
     "QueryClient",
+    "TraceClient",
     "TrackClient",
     "HaAdmin",
     "MemberClient",

@@ -435,8 +435,16 @@ def dlq_topic(group: str) -> str:
 
 
 def is_system_topic(topic: str) -> bool:
-    """True for names that users may not create, change or send to directly."""
+    """True for names that mqmesh itself has a use for."""
     return topic in RESERVED_TOPICS or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def is_closed_topic(topic: str) -> bool:
+    """True for system topics that clients may not create, change or send to.
+
+    The one that they may is that of the message trace, which is theirs.
+    """
+    return is_system_topic(topic) and topic != TRACE_TOPIC
 
 
 def check_topic(topic: str) -> str:

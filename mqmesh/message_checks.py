@@ -23,7 +23,7 @@ from mqmesh.message import (
     check_number,
     check_topic,
     describe,
-    is_system_topic,
+    is_closed_topic,
     without_reserved,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -135,7 +135,7 @@ def is_plain(message: Message, max_message_size: int) -> bool:
 @lru_cache(maxsize=1024)
 def _check_sendable_topic(topic: str, allow_system: bool) -> None:
     check_topic(topic)
-    if not allow_system and is_system_topic(topic):
+    if not allow_system and is_closed_topic(topic):
         raise InvalidArgument(f"topic {topic!r} is reserved; users may not send to it")
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from mqmesh.config import MAX_FILE_BYTES
 from mqmesh.errors import ConfigError
+from mqmesh.message import TRACE_TOPIC
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.access import AccessClient, AccessListState
 from mqmesh.sdk.client.options import find_credentials
@@ -107,6 +108,8 @@ def add(
 ) -> int:
     """Add a user, and write a key file for it.
 
+    Who may do something may also write the message trace of it; see docs/tracing.md.
+
     \b
     Examples:
       mqmesh user add shop --pub 'orders*' --sub payments --group billing -o shop.toml
@@ -122,6 +125,8 @@ def add(
         )
         if topics or groups
     ]
+    if rules:
+        rules.append(Rule([Action.PUB, Action.CREATE], [TRACE_TOPIC]))
 
     def change(now: AccessList) -> AccessList:
         if any(one.name == name for one in now.user):

@@ -46,15 +46,16 @@ def track(message_id: str, namesrv: str, as_json: bool) -> int:
     for name, note in found.notes.items():
         tell_warning(f"broker {name}: {note}")
     if as_json:
-        print_json(_as_dict(message_id, found))
+        print_json(track_dict(message_id, found))
     elif found.copies:
-        _show(found)
+        show_track(found)
     else:
         tell_note("no message was found")
     return ExitCode.OK if found.copies else ExitCode.FAILED
 
 
-def _show(found: MessageTrack) -> None:
+def show_track(found: MessageTrack) -> None:
+    """Draws what happened to a message of which something is stored."""
     now_ms = SystemClock().wall_ms()
     print_table(
         ("STORED", "TOPIC", "BROKER", "QUEUE", "OFFSET", "TRIES FAILED"),
@@ -109,7 +110,8 @@ def _when(due_ms: int, now_ms: int) -> str:
     return f"{ahead} ({timestamp(due_ms)})"
 
 
-def _as_dict(message_id: str, found: MessageTrack) -> dict[str, Any]:
+def track_dict(message_id: str, found: MessageTrack) -> dict[str, Any]:
+    """The same for programs."""
     return {
         "message_id": message_id,
         "due_ms": found.due_ms,

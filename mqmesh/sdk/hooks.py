@@ -16,6 +16,7 @@ from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.message import Message, MessageQueue, StoredMessage, describe, format_message_id
 from mqmesh.message_checks import check_not_reserved, check_properties
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.transactions import Decision
 
 MAX_HOOKS: Final = 64
 """Hooks of one client."""
@@ -35,17 +36,19 @@ class SendContext:
         began_ms: When ``before_send`` was called, ms since 1970.
         status: After the send: ``SEND_OK``, or what is still missing; None if it failed.
         queue_offset: Of the first message, -1 if it failed.
-        message_ids: In order; none if it failed.
+        commitlog_offset: Where the batch begins in the broker's log, -1 if it failed.
+        first_id: Producer id and sequence of the first message, (0, -1) if it failed.
         error: Why it failed.
         state: For the hooks' own use, from before to after.
     """
 
     __slots__ = (
         "began_ms",
+        "commitlog_offset",
         "error",
+        "first_id",
         "group",
         "is_half",
-        "message_ids",
         "messages",
         "queue",
         "queue_offset",
@@ -71,9 +74,19 @@ class SendContext:
         self.began_ms = began_ms
         self.status: SendStatus | None = None
         self.queue_offset = -1
-        self.message_ids: list[str] = []
+        self.commitlog_offset = -1
+        self.first_id = (0, -1)
         self.error: MQMeshError | None = None
         self.state: dict[Any, Any] = {}
+
+    @property
+    def message_ids(self) -> list[str]:
+        """Ids of the messages, in order; none if it failed."""
+        producer_id, first = self.first_id
+        if first < 0:
+            return []
+        last = first + len(self.messages)
+        return [format_message_id(producer_id, one) for one in range(first, last)]
 
     @property
     def body_bytes(self) -> int:
@@ -100,22 +113,6 @@ class SendContext:
             changed.append(msgspec.structs.replace(message, properties=more))
         for place, message in zip(chosen, changed, strict=True):
             self.messages[place] = message
-
-    def succeeded(
-        self, status: SendStatus, queue: MessageQueue, queue_offset: int, first_id: tuple[int, int]
-    ) -> None:
-        """The batch is stored; for the SDK.
-
-        Args:
-            status: How safely.
-            queue: Where.
-            queue_offset: Of its first message.
-            first_id: Producer id and sequence of its first message.
-        """
-        producer_id, first = first_id
-        last = first + len(self.messages)
-        self.status, self.queue, self.queue_offset = status, queue, queue_offset
-        self.message_ids = [format_message_id(producer_id, one) for one in range(first, last)]
 
 
 class ConsumeContext:
@@ -150,6 +147,37 @@ class ConsumeContext:
         return sum(len(message.body) for message in self.messages)
 
 
+class TransactionContext:
+    """The end of a transaction, as hooks see it.
+
+    Attributes:
+        group: Producer group.
+        message: The message, with its id.
+        decision: Whether it is committed or rolled back.
+        from_check: The broker had asked how the transaction ended.
+        began_ms: When the broker was told, ms since 1970.
+        error: Why it does not have the decision; None if it has.
+    """
+
+    __slots__ = ("began_ms", "decision", "error", "from_check", "group", "message")
+
+    def __init__(
+        self,
+        group: str,
+        message: StoredMessage,
+        decision: Decision,
+        *,
+        from_check: bool,
+        began_ms: int,
+    ) -> None:
+        self.group = group
+        self.message = message
+        self.decision = decision
+        self.from_check = from_check
+        self.began_ms = began_ms
+        self.error: MQMeshError | None = None
+
+
 class Hooks:
     """Called around each batch; inherit from it and write those methods that are of use."""
 
@@ -165,6 +193,9 @@ class Hooks:
     def after_consume(self, batch: ConsumeContext) -> None:
         """The listener returned or raised, or it is the next poll, or the consumer is closed."""
 
+    def after_transaction(self, transaction: TransactionContext) -> None:
+        """A broker was told how a transaction ended, and has answered or not."""
+
 
 class HookCalls:
     """Calls the hooks of one client.
@@ -172,12 +203,21 @@ class HookCalls:
     Args:
         hooks: At least one.
         group: The client's.
+
+    Attributes:
+        sees_before_send: Some hook has a ``before_send``, so may change what is sent.
     """
 
     def __init__(self, hooks: Sequence[Hooks], group: str) -> None:
-        self._hooks = tuple(hooks)
         self._group = group
-        self._told: set[tuple[Hooks, str]] = set()
+        self._told: set[Callable[[Any], None]] = set()
+        # Those that do something; a method may also have been put on the object.
+        self._before_send = _written(hooks, "before_send")
+        self._after_send = _written(hooks, "after_send")
+        self._before_consume = _written(hooks, "before_consume")
+        self._after_consume = _written(hooks, "after_consume")
+        self._after_transaction = _written(hooks, "after_transaction")
+        self.sees_before_send = bool(self._before_send)
 
     def before_send(
         self,
@@ -199,20 +239,20 @@ class HookCalls:
             In its ``messages`` stands what is to be sent.
         """
         context = SendContext(self._group, messages, queue, is_half=is_half, began_ms=now_ms)
-        for hook in self._hooks:
-            self._call(hook, hook.before_send, context)
+        for method in self._before_send:
+            self._call(method, context)
         return context
 
     def after_send(self, context: SendContext) -> None:
         """Calls ``after_send`` of all."""
-        for hook in self._hooks:
-            self._call(hook, hook.after_send, context)
+        for method in self._after_send:
+            self._call(method, context)
 
     def before_consume(self, messages: Sequence[StoredMessage], now_ms: int) -> ConsumeContext:
         """Calls ``before_consume`` of all, for messages of one queue, by the wall clock."""
         context = ConsumeContext(self._group, messages, began_ms=now_ms)
-        for hook in self._hooks:
-            self._call(hook, hook.before_consume, context)
+        for method in self._before_consume:
+            self._call(method, context)
         return context
 
     def after_consume(self, context: ConsumeContext, cause: object) -> None:
@@ -224,23 +264,55 @@ class HookCalls:
         """
         context.again = cause is not None
         context.error = cause if isinstance(cause, BaseException) else None
-        for hook in self._hooks:
-            self._call(hook, hook.after_consume, context)
+        for method in self._after_consume:
+            self._call(method, context)
 
-    def _call(self, hook: Hooks, method: Callable[[Any], None], context: object) -> None:
+    def ending(
+        self, message: StoredMessage, decision: Decision, now_ms: int, *, from_check: bool = False
+    ) -> TransactionContext:
+        """What hooks will see of the end of a transaction, by the wall clock."""
+        return TransactionContext(
+            self._group, message, decision, from_check=from_check, began_ms=now_ms
+        )
+
+    def after_transaction(self, context: TransactionContext, outcome: object) -> None:
+        """Calls ``after_transaction`` of all.
+
+        Args:
+            context: What ``ending`` made.
+            outcome: What became of it: an error, or anything else.
+        """
+        context.error = outcome if isinstance(outcome, MQMeshError) else None
+        for method in self._after_transaction:
+            self._call(method, context)
+
+    def _call(self, method: Callable[[Any], None], context: object) -> None:
         try:
             method(context)
         except (Exception, SystemExit):
             # Neither may end the client loop or a worker, in which it may be called.
-            key = hook, method.__name__
-            if key not in self._told:
-                self._told.add(key)
-                name = f"{type(hook).__name__}.{method.__name__}"
+            if method not in self._told:
+                self._told.add(method)
+                name = ".".join(method.__qualname__.split(".")[-2:])
                 _log.exception("%s failed; its further errors are not told", name)
 
 
-def make_hook_calls(hooks: Sequence[Hooks], group: str) -> HookCalls | None:
+def _written(hooks: Sequence[Hooks], name: str) -> list[Callable[[Any], None]]:
+    """The methods of a name that are not those of ``Hooks``, which do nothing."""
+    empty = getattr(Hooks, name)
+    found = [getattr(hook, name) for hook in hooks]
+    return [one for one in found if getattr(one, "__func__", None) is not empty]
+
+
+def make_hook_calls(
+    hooks: Sequence[Hooks], group: str, own: Sequence[Hooks] = ()
+) -> HookCalls | None:
     """Who calls a client's hooks; None when it has none.
+
+    Args:
+        hooks: The user's.
+        group: The client's.
+        own: The SDK's, which come last.
 
     Raises:
         InvalidArgument: They are no hooks, or too many.
@@ -252,4 +324,4 @@ def make_hook_calls(hooks: Sequence[Hooks], group: str) -> HookCalls | None:
             raise InvalidArgument(f"a hook must be an object of class Hooks, not {describe(hook)}")
     if len(hooks) > MAX_HOOKS:
         raise InvalidArgument(f"{len(hooks)} hooks are too many (limit {MAX_HOOKS})")
-    return HookCalls(hooks, group) if hooks else None
+    return HookCalls([*hooks, *own], group) if hooks or own else None

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_closed_topic
 from mqmesh.security.access_list import EVERYTHING, AccessList, Action, Rule, User, UserRole
 
 _READERS: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
@@ -90,7 +90,7 @@ class Permissions:
                 role = _by_role(user.role, action)
                 if role is not None:
                     return role
-                if topic and is_system_topic(topic):
+                if topic and is_closed_topic(topic):
                     return Judgement(False, "a topic of the system")
             for number, rule in enumerate(rules, start=1):
                 if _matches(rule, action, topic, group):

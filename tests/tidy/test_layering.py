@@ -107,13 +107,22 @@ INNER_ROOMS = {
     "mqmesh.transport": {"zmq": set(), "simulated": set()},
     "mqmesh.sdk": {
         "client": set(),
-        "producer": {"client"},
+        "tracing": {"client"},
+        "producer": {"client", "tracing"},
         "transactions": {"client", "producer"},
         "consumer.fetching": {"client"},
         "consumer.listening": {"client", "consumer.fetching"},
         "consumer.telling": {"client", "consumer.fetching", "consumer.listening"},
-        "consumer": {"client", "consumer.fetching", "consumer.listening", "consumer.telling"},
-        "admin": {"client", "consumer"},
+        # Whoever consumes has a producer for its message trace.
+        "consumer": {
+            "client",
+            "tracing",
+            "producer",
+            "consumer.fetching",
+            "consumer.listening",
+            "consumer.telling",
+        },
+        "admin": {"client", "tracing", "consumer"},
         "connector": {"client", "admin", "consumer.fetching"},
         "app": {"client", "producer", "consumer.fetching", "consumer.listening", "consumer"},
         "aio": {

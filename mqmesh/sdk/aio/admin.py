@@ -17,6 +17,7 @@ from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
 from mqmesh.sdk.admin.members import MemberClient as BlockingMemberClient
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as BlockingNamesrvAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
+from mqmesh.sdk.admin.traces import TraceClient as BlockingTraceClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
@@ -179,6 +180,15 @@ class MemberClient(QueryClient, GroupAdmin):
 
     running_info = awaited(BlockingMemberClient.running_info)
     hand_to = awaited(BlockingMemberClient.hand_to)
+
+
+class TraceClient(TrackClient):
+    """Reads the message trace from coroutines; as ``mqmesh.TraceClient``."""
+
+    _kind = BlockingTraceClient
+
+    trace = awaited(BlockingTraceClient.trace)
+    trace_by_key = awaited(BlockingTraceClient.trace_by_key)
 
 
 class DeadLetterClient(QueryClient):

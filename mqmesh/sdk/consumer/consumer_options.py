@@ -1,6 +1,6 @@
 """How consumers behave."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import msgspec
 
@@ -12,13 +12,14 @@ from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
 from mqmesh.sdk.client.options import Ms
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
+from mqmesh.sdk.tracing.tracing_options import TracingKeywords, TracingOptions
 from mqmesh.units import MAX_OFFSET, MIB
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
-class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How every consumer behaves.
+class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How every consumer behaves; beside these, the fields of ``TracingOptions``.
 
     Attributes:
         message_model: CLUSTERING: one member of the group gets each message. BROADCASTING:
@@ -127,7 +128,7 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     request_timeout_ms: Ms = 3_000
 
 
-class ConsumerKeywords(TypedDict, total=False):
+class ConsumerKeywords(TracingKeywords, total=False):
     """Fields of ``ConsumerOptions``, as keyword arguments."""
 
     message_model: MessageModel

@@ -35,7 +35,9 @@ from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.polled_queues import PolledQueues
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.consumer.running_info import Introspection
-from mqmesh.sdk.hooks import ConsumeContext, Hooks, make_hook_calls
+from mqmesh.sdk.hooks import ConsumeContext, Hooks
+from mqmesh.sdk.producer.producer import Producer, trace_producer
+from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 from mqmesh.units import MAX_OFFSET, MIB
@@ -95,9 +97,18 @@ class PullConsumer:
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(PullConsumerOptions, options, "consumer option")
+        self._client = client_options(client, namesrv_addr, credentials)
+        self._tracing = ClientTracing(
+            self.group,
+            hooks,
+            self.options,
+            lambda: self._engine.client,
+            self._make_trace_producer if transport is None else None,
+        )
+        self._hooks = self._tracing.hooks
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
             self.group,
-            client_options(client, namesrv_addr, credentials),
+            self._client,
             self.options,
             allocate_strategy(strategy),
             lambda queue, start: self._queues.add(queue, start),
@@ -120,7 +131,6 @@ class PullConsumer:
         self._figures.add(PULL_FIGURES, lambda: self._engine)
         self._mode = ""
         self._state = "new"
-        self._hooks = make_hook_calls(hooks, self.group)
         self._hooked: list[ConsumeContext] = []
 
     # ---- Life ------------------------------------------------------------------------
@@ -145,6 +155,7 @@ class PullConsumer:
                 raise
             self._state = "running"
             self.introspection.begin()
+            self._tracing.start(self._figures, at_exit=True)
             try:
                 self._engine.start()
             except (AuthenticationFailed, BrokerError):
@@ -168,6 +179,7 @@ class PullConsumer:
             self._engine.close(lambda: None)
         else:
             self._engine.client.close()
+        self._tracing.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -480,6 +492,9 @@ class PullConsumer:
         self._queues.on_arrival = hook
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _make_trace_producer(self, group: str) -> Producer:
+        return trace_producer(group, self._client)
 
     def _polled_is_done(self, why_not: str | None) -> None:
         if self._hooks is not None:

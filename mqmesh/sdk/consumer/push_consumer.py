@@ -51,7 +51,9 @@ from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerT
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.consumer.running_info import Introspection
 from mqmesh.sdk.consumer.telling.questions import OnAnswer
-from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
+from mqmesh.sdk.hooks import HookCalls, Hooks
+from mqmesh.sdk.producer.producer import Producer, trace_producer
+from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
@@ -210,10 +212,19 @@ class PushConsumer:
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
-        self._hooks = make_hook_calls(hooks, self.group)
+        self._client = client_options(client, namesrv_addr, credentials)
+        self._tracing = ClientTracing(
+            self.group,
+            hooks,
+            self.options,
+            lambda: self._engine.client,
+            self._make_trace_producer if transport is None else None,
+            timeout_ms=self.options.consume_timeout_ms,
+        )
+        self._hooks = self._tracing.hooks
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
-            client_options(client, namesrv_addr, credentials),
+            self._client,
             self.options,
             allocate_strategy(strategy),
             self._make_sink,
@@ -264,6 +275,7 @@ class PushConsumer:
                 self.close()
                 raise
             self._state = "running"
+            self._tracing.start(self._figures, at_exit=True)
             if self._is_clustering:
                 # Messages of the group that failed come back there.
                 self._engine.subscribe(retry_topic(self.group), "*")
@@ -301,6 +313,7 @@ class PushConsumer:
         else:
             self._service.close()
             self._engine.client.close()
+        self._tracing.close()
 
     @property
     def closed(self) -> bool:
@@ -406,6 +419,9 @@ class PushConsumer:
         return self._service.failures
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _make_trace_producer(self, group: str) -> Producer:
+        return trace_producer(group, self._client)
 
     def _subscribe(self, topic: str, expression: Wanted, listener: AnyListener) -> None:
         check_topic(topic)

@@ -12,7 +12,7 @@ from mqmesh.message import (
     MessageQueue,
     check_group,
     check_topic,
-    is_system_topic,
+    is_closed_topic,
 )
 from mqmesh.message_checks import check_messages, is_plain
 from mqmesh.producer_key import new_key
@@ -25,7 +25,7 @@ from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
-from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
+from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.direct_path import DirectLink, DirectPath
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
@@ -45,9 +45,12 @@ from mqmesh.sdk.producer.send_result import (
     tell_hooks,
 )
 from mqmesh.sdk.producer.sender import SEND_FIGURES, Sender
+from mqmesh.sdk.tracing.client_tracing import ClientTracing
+from mqmesh.sdk.tracing.trace_dispatcher import STORE_S
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import OnDone as OnAnswer
 from mqmesh.transport.interface import Transport
+from mqmesh.units import MIB
 from mqmesh.version import VERSION
 
 _T = TypeVar("_T")
@@ -109,7 +112,11 @@ class Producer:
         self.options = make_options(self._options_type, options, "producer option")
         self._client = client_options(client, namesrv_addr, credentials)
         self._transport = transport
-        self._hooks = make_hook_calls(hooks, self.group)
+        make_producer = self._make_trace_producer if transport is None else None
+        self._tracing = ClientTracing(
+            self.group, hooks, self.options, lambda: self._engine, make_producer
+        )
+        self._hooks = self._tracing.hooks
         self._make_parts()
         self._life = ranked_lock(LockRank.LIFE)
         self._state = "new"
@@ -176,6 +183,7 @@ class Producer:
                 if self._is_copy:
                     self._engine.loop.close()  # the parent's; what it was to watch never began
                     self._make_parts()
+                self._tracing.start(self._figures)
                 self._engine.start()
                 self._state = "running"
                 close_at_exit(self)
@@ -202,6 +210,7 @@ class Producer:
             patience_s = max(deadline_ms - self._now_ms(), 0) / 1_000
         self._direct.close(patience_s)
         self._engine.close()
+        self._tracing.close()
         closed(self)
 
     def _forked(self) -> None:
@@ -607,7 +616,7 @@ class Producer:
         topic = self._routes.known(name)
         if topic is None:
             # A topic that has lanes has a legal name.
-            if is_system_topic(check_topic(name)):
+            if is_closed_topic(check_topic(name)):
                 raise InvalidArgument(f"topic {name!r} is reserved; users may not send to it")
             # A plain str also where the user's is not: the fast path must not call its methods.
             topic = self._routes.lanes(str.__str__(name), deadline_ms)
@@ -646,8 +655,9 @@ class Producer:
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
-        if self._hooks is not None:
-            return self._add_hooked(self._hooks, messages, on_done, queue, deadline_ms, retries)
+        hooks = self._hooks
+        if hooks is not None and _are_messages(messages):
+            return self._add_hooked(hooks, messages, on_done, queue, deadline_ms, retries)
         return self._add_plain(messages, on_done, queue, deadline_ms, retries)
 
     def _add_hooked(
@@ -659,8 +669,9 @@ class Producer:
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
-        checked = check_messages(messages, max_message_size=self._max_message_size)
-        context = hooks.before_send(checked, queue, self._engine.loop.clock.wall_ms())
+        if hooks.sees_before_send:
+            messages = check_messages(messages, max_message_size=self._max_message_size)
+        context = hooks.before_send(messages, queue, self._engine.loop.clock.wall_ms())
 
         def done(sent: SendFuture) -> None:
             tell_hooks(hooks, context, sent)
@@ -670,8 +681,9 @@ class Producer:
         try:
             return self._add_plain(context.messages.copy(), done, queue, deadline_ms, retries)
         except MQMeshError as error:
-            context.error = error
-            hooks.after_send(context)
+            if hooks.sees_before_send:  # else nobody has heard of it
+                context.error = error
+                hooks.after_send(context)
             raise
 
     def _add_plain(
@@ -700,6 +712,9 @@ class Producer:
         return future.result(left_ms / 1_000)
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _make_trace_producer(self, group: str) -> "Producer":
+        return trace_producer(group, self._client)
 
     def _heartbeat(self) -> HeartbeatRequest:
         return HeartbeatRequest(self._engine.client_id, [self.group], version=VERSION)
@@ -750,6 +765,21 @@ class Producer:
 
     def _refuse(self) -> NoReturn:
         raise ClientClosed(_WHY_NOT[self._state])
+
+
+def trace_producer(group: str, client: ClientOptions) -> Producer:
+    """A producer for trace records, of a client with these settings; see ``TraceDispatcher``."""
+    return Producer(
+        group,
+        client=client,
+        send_msg_timeout_ms=5_000,
+        buffer_memory_bytes=8 * MIB,
+        close_timeout_ms=round(STORE_S * 1_000),
+    )
+
+
+def _are_messages(messages: Sequence[Message]) -> bool:
+    return isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], Message)
 
 
 def _wait(future: "concurrent.futures.Future[_T]", timeout_ms: int) -> _T:

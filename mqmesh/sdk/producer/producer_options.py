@@ -1,15 +1,16 @@
 """How a producer sends."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import msgspec
 
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
+from mqmesh.sdk.tracing.tracing_options import TracingKeywords, TracingOptions
 from mqmesh.units import MIB
 
 
-class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a producer sends.
+class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a producer sends; beside these, the fields of ``TracingOptions``.
 
     Attributes:
         send_msg_timeout_ms: For one message over all tries.
@@ -72,7 +73,7 @@ class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unkn
     max_transactions_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
 
 
-class ProducerKeywords(TypedDict, total=False):
+class ProducerKeywords(TracingKeywords, total=False):
     """Fields of ``ProducerOptions``, as keyword arguments."""
 
     send_msg_timeout_ms: int

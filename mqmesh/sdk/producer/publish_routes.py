@@ -1,6 +1,7 @@
 """Where a producer's messages may go: the queues of each topic, and which one is next."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from mqmesh.errors import (
@@ -12,7 +13,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
+from mqmesh.message import AUTO_CREATE_TOPIC, TRACE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.lane_table import LaneTable
@@ -268,5 +269,7 @@ class PublishRoutes:
             raise
         except MQMeshError as error:
             _log.debug("topic %s: no pattern to create it by: %s", topic, error)
-        pattern = self._engine.routes.publish_queues(AUTO_CREATE_TOPIC)
+        pattern: Sequence[MessageQueue] = self._engine.routes.publish_queues(AUTO_CREATE_TOPIC)
+        if topic == TRACE_TOPIC:
+            pattern = [one for one in pattern if one.queue_id == 0]  # it is made with one queue
         return tuple(MessageQueue(topic, one.broker_name, one.queue_id) for one in pattern)

@@ -266,13 +266,11 @@ def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None
     """
     batch = sent.batch
     if batch.outcome is not None:
-        result = make_result(batch, 0)
-        context.succeeded(
-            result.status,
-            result.message_queue,
-            result.queue_offset,
-            (result.producer_id, result.sequence),
-        )
+        context.status = _STATUS[batch.outcome.status]
+        context.queue = batch.queue
+        context.queue_offset = batch.outcome.base_queue_offset
+        context.commitlog_offset = batch.outcome.commitlog_offset
+        context.first_id = batch.producer_id, batch.first_sequence
     context.error = batch.error
     hooks.after_send(context)
 

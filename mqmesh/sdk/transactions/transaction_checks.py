@@ -12,8 +12,14 @@ from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.transactions import CheckTransactionState, EndOutcome
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
+from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
-from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
+from mqmesh.sdk.transactions.transaction_ends import (
+    EndSender,
+    HalfPlace,
+    OnEnded,
+    hooked_end,
+)
 from mqmesh.sdk.transactions.transactions import DECISION_OF, LocalTransactionState
 
 MAX_CHECKS_WAITING: Final = 100_000
@@ -35,6 +41,7 @@ class CheckService:
         ends: Takes the answers.
         pool: Where the listener is called.
         clock: For the answers' deadlines.
+        hooks: The producer's.
 
     Attributes:
         asked: How often the listener was asked.
@@ -43,13 +50,20 @@ class CheckService:
     """
 
     def __init__(
-        self, group: str, check: Check, ends: EndSender, pool: ListenerPool, clock: Clock
+        self,
+        group: str,
+        check: Check,
+        ends: EndSender,
+        pool: ListenerPool,
+        clock: Clock,
+        hooks: HookCalls | None = None,
     ) -> None:
         self._group = group
         self._check = check
         self._ends = ends
         self._pool = pool
         self._clock = clock
+        self._hooks = hooks
         self._lock = ranked_lock(LockRank.LEAF)
         self._asking: set[PlaceKey] = set()
         self.asked = 0
@@ -108,12 +122,14 @@ class CheckService:
         if decision is None:
             return  # the broker asks again
         deadline_ms = self._clock.monotonic_ms() + ANSWER_TIMEOUT_MS
+        tell = hooked_end(self._hooks, message, decision, self._clock, from_check=True)
         self._ends.add(
-            place, ordinal, decision, deadline_ms, partial(_answered, message.message_id)
+            place, ordinal, decision, deadline_ms, partial(_answered, message.message_id, tell)
         )
 
 
-def _answered(message_id: str, outcome: EndOutcome | MQMeshError) -> None:
+def _answered(message_id: str, tell: OnEnded, outcome: EndOutcome | MQMeshError) -> None:
+    tell(outcome)
     if isinstance(outcome, MQMeshError):
         _log.warning("what became of message %s could not be told: %s", message_id, outcome)
     elif outcome is EndOutcome.DECIDED_OTHERWISE:

@@ -9,6 +9,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, RequestTimeout
+from mqmesh.message import StoredMessage
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.messaging import SendStatus
@@ -23,6 +24,7 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
+from mqmesh.sdk.hooks import HookCalls
 
 MAX_RUNS: Final = 4_096
 MAX_MESSAGES: Final = 65_536
@@ -254,6 +256,33 @@ class EndSender:
         """Ends everything that has no outcome; in the client loop, at its end."""
         self._outbox.close(error)
         self._ends.close(error)
+
+
+def no_hooks(_outcome: EndOutcome | MQMeshError) -> None:
+    """Tells nobody how a decision was taken."""
+
+
+def hooked_end(
+    hooks: HookCalls | None,
+    message: StoredMessage,
+    decision: Decision,
+    clock: Clock,
+    *,
+    from_check: bool = False,
+) -> OnEnded:
+    """What tells hooks, once its outcome is known, of a decision that is about to be sent.
+
+    Args:
+        hooks: The producer's.
+        message: The message, with its id.
+        decision: The decision.
+        clock: Says when that is.
+        from_check: The broker had asked.
+    """
+    if hooks is None:
+        return no_hooks
+    context = hooks.ending(message, decision, clock.wall_ms(), from_check=from_check)
+    return partial(hooks.after_transaction, context)
 
 
 def _tell(item: _Item, outcome: EndOutcome | MQMeshError) -> None:

@@ -38,7 +38,13 @@ from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult, Wa
 from mqmesh.sdk.transactions.half_sender import HalfSender
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
-from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
+from mqmesh.sdk.transactions.transaction_ends import (
+    EndSender,
+    HalfPlace,
+    OnEnded,
+    hooked_end,
+    no_hooks,
+)
 from mqmesh.sdk.transactions.transactions import (
     DECISION_OF,
     LocalTransactionState,
@@ -120,6 +126,7 @@ class TransactionProducer(Producer):
             self._ends,
             self._checkers,
             self._engine.loop.clock,
+            self._hooks,
         )
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
         transport = self._engine.transport
@@ -293,12 +300,21 @@ class TransactionProducer(Producer):
 
     def end(
         self,
+        message: StoredMessage,
         place: HalfPlace,
         ordinal: int,
         decision: Decision,
         timeout_ms: int,
     ) -> EndOutcome | MQMeshError:
         """Sends a decision and waits for what becomes of it; for ``Transaction``."""
+        tell = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
+        outcome = self._end_and_wait(place, ordinal, decision, timeout_ms)
+        tell(outcome)
+        return outcome
+
+    def _end_and_wait(
+        self, place: HalfPlace, ordinal: int, decision: Decision, timeout_ms: int
+    ) -> EndOutcome | MQMeshError:
         done = self._engine.transport.flag()
         outcomes: list[EndOutcome | MQMeshError] = []
 
@@ -382,20 +398,31 @@ class TransactionProducer(Producer):
             self._end(future, sent, decision)
 
     def _end(self, future: TransactionFuture, sent: SendFuture, decision: Decision) -> None:
+        tell: OnEnded = no_hooks
+        if self._hooks is not None:
+            assert future.sent is not None
+            message = local_message(future.message, future.sent, self.group)
+            tell = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
+        ended = partial(self._ended_async, future, decision, tell)
         try:
             self._ends.add(
                 place_of(sent, self._halves.key),
                 sent.index,
                 decision,
                 self._now_ms() + self._timeout_ms,
-                partial(self._ended_async, future, decision),
+                ended,
             )
         except ClientClosed as error:
-            self._ended_async(future, decision, error)
+            ended(error)
 
     def _ended_async(
-        self, future: TransactionFuture, decision: Decision, outcome: EndOutcome | MQMeshError
+        self,
+        future: TransactionFuture,
+        decision: Decision,
+        tell: OnEnded,
+        outcome: EndOutcome | MQMeshError,
     ) -> None:
+        tell(outcome)
         result = future.sent
         assert result is not None
         if outcome is EndOutcome.ENDED:
@@ -517,7 +544,9 @@ class Transaction:
                 raise InvalidArgument(f"the transaction was ended by {self._decision.name} before")
             return
         self._decision = decision
-        outcome = self._producer.end(self._place, self._ordinal, decision, self._timeout_ms)
+        outcome = self._producer.end(
+            self.message, self._place, self._ordinal, decision, self._timeout_ms
+        )
         self.is_ended = judge_end(outcome, decision, self.message_id)
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.message import RESERVED_TOPICS, dlq_topic, retry_topic
+from mqmesh.message import RESERVED_TOPICS, TRACE_TOPIC, dlq_topic, retry_topic
 from mqmesh.security import permissions
 from mqmesh.security.access_list import AccessList, Action, Rule, User, UserRole
 from mqmesh.security.permissions import Permissions, name_matches
@@ -92,7 +92,14 @@ def test_a_verdict_says_what_decided():
     assert permit(UserRole.ADMIN).topic("shop", Action.PUB, "b").reason == "role admin"
 
 
-@pytest.mark.parametrize("topic", sorted(RESERVED_TOPICS))
+def test_the_topic_of_the_message_trace_is_for_whom_rules_permit_it():
+    one = permit(allow=[Rule([Action.PUB, Action.CREATE], [TRACE_TOPIC])])
+    assert one.topic("shop", Action.PUB, TRACE_TOPIC).allowed
+    assert one.topic("shop", Action.CREATE, TRACE_TOPIC).allowed
+    assert not one.topic("shop", Action.SUB, TRACE_TOPIC).allowed
+
+
+@pytest.mark.parametrize("topic", sorted(RESERVED_TOPICS - {TRACE_TOPIC}))
 def test_topics_of_the_system_are_for_administrators(topic):
     everything = [Rule(list(Action), ["*"], ["*"])]
     for action in Action:

@@ -11,6 +11,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.features.topics import topics
 from mqmesh.roles.broker.features.topics.topics import TopicTable
@@ -69,9 +70,17 @@ def test_clients_read_system_topics_but_never_write_them(table):
     with pytest.raises(NoPermission):
         table.create("%DLQ%g", 4, 1)
     with pytest.raises(NoPermission):
-        table.update(TopicConfig("RMQ_SYS_TRACE_TOPIC"), 1)
+        table.update(TopicConfig("TRANS_CHECK_MAX_TIME_TOPIC"), 1)
     with pytest.raises(NoPermission):
         table.check_deletable("%RETRY%g")
+
+
+def test_the_topic_of_the_message_trace_belongs_to_clients(table):
+    table.create(TRACE_TOPIC, 1, 1)
+    table.require_writable(TRACE_TOPIC, 0)
+    table.update(TopicConfig(TRACE_TOPIC, 2, 2), 1)
+    table.require_writable(TRACE_TOPIC, 1)
+    table.check_deletable(TRACE_TOPIC)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from mqmesh.message import (
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     MAX_TOPIC_LENGTH,
+    TRACE_TOPIC,
 )
 from mqmesh.protocol.command import ANYBODY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome
@@ -220,11 +221,13 @@ def _create(context: BrokerContext, request: Request, name: str, queue_id: int) 
     principal = request.principal
     client = request.peer if principal == ANYBODY else principal.name.encode()
     context.creation_rates.check(client, now_ms)
-    if queue_id >= config.default_topic_queue_nums:
+    # What the message trace needs is one queue, whose order is that of its time.
+    queue_nums = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
+    if queue_id >= queue_nums:
         raise InvalidArgument(
             f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
-            f"default_topic_queue_nums = {config.default_topic_queue_nums}"
+            f"default_topic_queue_nums = {queue_nums}"
         )
-    topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
+    topic = context.topics.create(name, queue_nums, context.clock.wall_ms())
     context.creation_rates.note(client, now_ms)
     return topic

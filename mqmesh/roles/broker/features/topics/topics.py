@@ -16,7 +16,14 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.figures import SIZE_BOUNDS_BYTES, Histogram
-from mqmesh.message import DLQ_PREFIX, HIDDEN_TOPICS, STATE_TOPIC, check_topic, is_system_topic
+from mqmesh.message import (
+    DLQ_PREFIX,
+    HIDDEN_TOPICS,
+    STATE_TOPIC,
+    check_topic,
+    is_closed_topic,
+    is_system_topic,
+)
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.units import TimestampMs
@@ -126,7 +133,7 @@ class TopicTable:
         topic = self.require(name)
         if queue_id < topic.writable_queues:
             return topic
-        if is_system_topic(name):
+        if is_closed_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
         if not topic.config.perm & _WRITE:
             raise NoPermission(f"topic {name!r} does not permit writing")
@@ -184,7 +191,7 @@ class TopicTable:
             SystemBusy: There are too many topics, or too many that were made so.
         """
         check_topic(name)
-        if is_system_topic(name):
+        if is_closed_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
         self._check_room(name, self._most)
         if self._auto_count >= self._most_auto:
@@ -220,7 +227,7 @@ class TopicTable:
             SystemBusy: There are too many topics.
         """
         name = check_topic(config.topic)
-        if is_system_topic(name):
+        if is_closed_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
         if config.perm & ~Perm.READ_WRITE.value:
             raise InvalidArgument(
@@ -272,7 +279,7 @@ class TopicTable:
             NoPermission: It is a system topic, other than one of dead letters.
         """
         self.require(name)
-        if is_system_topic(name) and not name.startswith(DLQ_PREFIX):
+        if is_closed_topic(name) and not name.startswith(DLQ_PREFIX):
             raise NoPermission(f"topic {name!r} is reserved; it cannot be deleted")
 
     def delete(self, name: str, now_ms: TimestampMs) -> None:
@@ -373,7 +380,7 @@ class TopicTable:
 
 def _prepare(topic: Topic, config: TopicConfig) -> None:
     topic.config = config
-    may_write = config.perm & _WRITE and not is_system_topic(config.topic)
+    may_write = config.perm & _WRITE and not is_closed_topic(config.topic)
     topic.writable_queues = config.write_queue_nums if may_write else 0
     may_read = config.perm & _READ and config.topic not in HIDDEN_TOPICS
     topic.readable_queues = config.read_queue_nums if may_read else 0

@@ -1,0 +1,161 @@
+"""`mqmesh trace`: what clients told of a message; see docs/tracing.md."""
+
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import TRACE_TOPIC, parse_message_id
+from mqmesh.protocol.queries import MAX_QUERY_MESSAGES
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.traces import MessageSpans, TraceClient, TraceSpan
+from mqmesh.sdk.admin.tracks import MessageTrack
+
+from ..notes import tell_note, tell_warning
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table, timestamp
+from .track import show_track, track_dict
+
+STYLES = {"SUCCESS": "green", "COMMIT": "green", "RUNNING": "dim", "UNKNOWN": "dim"}
+
+NO_TRACE = (
+    "there is no trace of this message: its clients write none (msg_trace), chose others, or it "
+    "is gone"
+)
+
+_topic_option = click.option(
+    "--trace-topic",
+    metavar="TOPIC",
+    default=TRACE_TOPIC,
+    show_default=True,
+    help="Where clients write their trace.",
+)
+
+
+@click.group()
+def trace() -> None:
+    """What clients told of a message: who sent it, who consumed it, when, how long, how it ended.
+
+    \b
+    Examples:
+      mqmesh trace show 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh trace by-key orders 4711
+    """
+
+
+@trace.command()
+@click.argument("message_id")
+@_topic_option
+@namesrv_option
+@json_option
+def show(message_id: str, trace_topic: str, namesrv: str, as_json: bool) -> int:
+    """The trace of a message, by time; without one, what `mqmesh query track` shows.
+
+    \b
+    Examples:
+      mqmesh trace show 0C6A9F0E5D3B7A12000000000000002A
+    """
+    with TraceClient(namesrv) as client:
+        found = client.trace(message_id, trace_topic=trace_topic)
+        track = None if found.spans else _track(client, message_id)
+    _warn(found)
+    if as_json:
+        told = None if track is None else track_dict(found.message_id, track)
+        print_json({**msgspec.to_builtins(found), "track": told})
+    elif found.spans:
+        _show(found)
+    else:
+        tell_note(NO_TRACE)
+        if track is not None and track.copies:
+            click.echo("what is stored says:")
+            show_track(track)
+    is_known = found.spans or (track is not None and track.copies)
+    return ExitCode.OK if is_known else ExitCode.FAILED
+
+
+@trace.command("by-key")
+@click.argument("topic")
+@click.argument("key")
+@_topic_option
+@click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1, MAX_QUERY_MESSAGES),
+    default=64,
+    show_default=True,
+    help="Messages to show, the newest.",
+)
+@namesrv_option
+@json_option
+def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str, as_json: bool) -> int:
+    """The trace of the messages of TOPIC that have KEY among their keys.
+
+    \b
+    Examples:
+      mqmesh trace by-key orders 4711
+    """
+    with TraceClient(namesrv) as client:
+        found = client.trace_by_key(topic, key, trace_topic=trace_topic, max_count=most)
+    for one in found:
+        _warn(one)
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+    else:
+        for one in found:
+            click.echo(f"message {one.message_id}")
+            if one.spans:
+                _show(one)
+            else:
+                tell_note(NO_TRACE)
+    if not found:
+        tell_note(f"no message of {topic} with key {key} was found, nor a trace of one")
+    return ExitCode.OK if found else ExitCode.FAILED
+
+
+def _track(client: TraceClient, message_id: str) -> MessageTrack | None:
+    try:
+        parse_message_id(message_id)
+    except InvalidArgument:
+        return None  # RocketMQ's ids are others
+    return client.track(message_id)
+
+
+def _warn(found: MessageSpans) -> None:
+    for name, note in found.notes.items():
+        tell_warning(f"broker {name}: {note}")
+    if found.strange:
+        tell_warning(f"{found.strange} records of the trace topic cannot be read")
+
+
+def _show(found: MessageSpans) -> None:
+    print_table(
+        ("TIME", "MS", "WHAT", "GROUP", "CLIENT", "RESULT", "REMARK"),
+        [
+            (
+                timestamp(one.time_ms),
+                "-" if one.cost_ms is None else one.cost_ms,
+                one.kind.lower().replace("_", " "),
+                one.group,
+                one.client,
+                Text(one.result, style=STYLES.get(one.result, "yellow")),
+                _remark(one),
+            )
+            for one in found.spans
+        ],
+    )
+
+
+def _remark(one: TraceSpan) -> str:
+    facts: list[Any] = []
+    if one.store_host:
+        facts.append(f"{one.topic} at {one.store_host}")
+    if one.message_type in ("HALF", "DELAY"):
+        facts.append(one.message_type.lower())
+    if one.retry_times:
+        facts.append(f"retry {one.retry_times}")
+    if one.from_check:
+        facts.append("the broker had asked")
+    return ", ".join(facts)

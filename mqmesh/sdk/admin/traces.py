@@ -1,0 +1,216 @@
+"""Who sent a message, who consumed it, when, how long, with what result: from the message trace."""
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from mqmesh.errors import TopicNotFound
+from mqmesh.message import TRACE_TOPIC, StoredMessage, check_topic
+from mqmesh.protocol.queries import MAX_QUERY_MESSAGES
+from mqmesh.sdk.admin.queries import QueryResult
+from mqmesh.sdk.admin.tracks import TrackClient
+from mqmesh.sdk.tracing.trace_records import (
+    ContextCode,
+    TraceKind,
+    TraceMessageType,
+    TraceRecord,
+    decode_records,
+)
+
+_NOTHING = "null"
+
+
+class SpanKind(enum.StrEnum):
+    """What a span is of."""
+
+    SEND = "SEND"
+    """A producer has sent the message."""
+    CONSUME = "CONSUME"
+    """A consumer was given it."""
+    END_TRANSACTION = "END_TRANSACTION"
+    """It was committed or rolled back."""
+
+
+class TraceSpan(msgspec.Struct, frozen=True):
+    """One thing that happened to a message.
+
+    Attributes:
+        kind: What.
+        time_ms: When it began, ms since 1970.
+        cost_ms: How long it took; None while a consumer has not ended, as far as its trace came.
+        group: Producer or consumer group.
+        client: Who told it, as ``host:pid``; as ``host`` where RocketMQ's client did.
+        result: ``SUCCESS``, ``FAILED``, ``EXCEPTION``, ``TIME_OUT``, ``COMMIT``, ``ROLLBACK``,
+            ``UNKNOWN``; ``RUNNING`` without an end.
+        topic: Topic; "" of consumers, whose records do not say it.
+        tag, keys: Of the message, as far as the record says them.
+        store_host: The broker that has it; "" of consumers.
+        size: Bytes of its body; 0 of consumers.
+        message_type: ``NORMAL``, ``HALF``, ``COMMIT`` or ``DELAY``.
+        retry_times: How often it was sent back before.
+        from_check: The broker had asked how the transaction ended.
+    """
+
+    kind: SpanKind
+    time_ms: int
+    cost_ms: int | None
+    group: str
+    client: str
+    result: str
+    topic: str = ""
+    tag: str = ""
+    keys: str = ""
+    store_host: str = ""
+    size: int = 0
+    message_type: str = ""
+    retry_times: int = 0
+    from_check: bool = False
+
+
+class MessageSpans(msgspec.Struct, frozen=True):
+    """The trace of one message.
+
+    Attributes:
+        message_id: Its id.
+        spans: By time; none when nobody has traced it, or its trace is gone.
+        notes: By broker group, why something may be missing.
+        strange: Records in its trace messages that nobody can read.
+    """
+
+    message_id: str
+    spans: list[TraceSpan]
+    notes: dict[str, str] = {}
+    strange: int = 0
+
+
+class TraceClient(TrackClient):
+    """Reads the message trace, in the caller's thread; see docs/tracing.md."""
+
+    def trace(self, message_id: str, *, trace_topic: str = TRACE_TOPIC) -> MessageSpans:
+        """What the trace tells of a message.
+
+        Args:
+            message_id: From ``SendResult`` or ``StoredMessage``; also RocketMQ's.
+            trace_topic: Where clients write their trace.
+
+        Raises:
+            InvalidArgument: That cannot be a message id, or a topic.
+            TransportError, BrokerError: No broker could answer.
+        """
+        message_id = message_id.upper()
+        found = self._with_key(trace_topic, message_id, MAX_QUERY_MESSAGES)
+        records, strange = _records(found.messages)
+        mine = [(one, who) for one, who in records if one.message_id.upper() == message_id]
+        return MessageSpans(message_id, _spans(mine), found.notes, strange)
+
+    def trace_by_key(
+        self, topic: str, key: str, *, trace_topic: str = TRACE_TOPIC, max_count: int = 64
+    ) -> list[MessageSpans]:
+        """What the trace tells of the messages that have a key.
+
+        They are found by their key, or, when they are gone, by that of their trace.
+
+        Args:
+            topic: Theirs.
+            key: One of their keys.
+            trace_topic: Where clients write their trace.
+            max_count: Messages, 1 to 1,024.
+
+        Returns:
+            The oldest first.
+
+        Raises:
+            InvalidArgument: An illegal topic, key or number.
+            TransportError, BrokerError: No broker could answer.
+        """
+        check_topic(topic)
+        stored = self._with_key(topic, key, max_count)
+        ids = {one.message_id: one.store_timestamp for one in reversed(stored.messages)}
+        traced = self._with_key(trace_topic, key, max_count)
+        for record, _ in _records(traced.messages)[0]:
+            if record.topic == topic and f" {key} " in f" {record.keys} ":
+                ids.setdefault(record.message_id, record.time_ms)  # type: ignore[arg-type]
+        newest = sorted(ids, key=lambda one: ids[one])[-max_count:]
+        return [self.trace(one, trace_topic=trace_topic) for one in newest]
+
+    def _with_key(self, topic: str, key: str, max_count: int) -> QueryResult:
+        try:
+            return self.by_key(topic, key, max_count=max_count)
+        except TopicNotFound:
+            return QueryResult([])
+
+
+def _records(messages: Iterable[StoredMessage]) -> tuple[list[tuple[TraceRecord, str]], int]:
+    """What is in trace messages, each record once, with who wrote it."""
+    found: dict[tuple[TraceRecord, str], None] = {}
+    strange = 0
+    for message in messages:
+        records, others = decode_records(bytes(message.body).decode(errors="replace"))
+        strange += others
+        found.update(dict.fromkeys((one, message.born_host) for one in records))
+    return list(found), strange
+
+
+def _spans(records: list[tuple[TraceRecord, str]]) -> list[TraceSpan]:
+    ends = {
+        (one.request_id, one.message_id): one
+        for one, _ in records
+        if one.kind is TraceKind.SUB_AFTER
+    }
+    spans = []
+    for one, client in records:
+        if one.kind is TraceKind.SUB_BEFORE:
+            spans.append(_consumed(one, ends.pop((one.request_id, one.message_id), None), client))
+        elif one.kind is not TraceKind.SUB_AFTER:
+            spans.append(_sent(one, one.client_host or client))
+    # What has an end alone began before as much as it took.
+    writers = {(one.request_id, one.message_id): client for one, client in records}
+    for key, end in ends.items():
+        begin = msgspec.structs.replace(end, time_ms=max(end.time_ms - end.cost_ms, 0))
+        spans.append(_consumed(begin, end, writers[key]))
+    return sorted(spans, key=lambda one: one.time_ms)
+
+
+def _consumed(begin: TraceRecord, end: TraceRecord | None, client: str) -> TraceSpan:
+    result = "RUNNING"
+    if end is not None:
+        result = "SUCCESS" if end.success else "FAILED"
+        if end.context_code in (ContextCode.TIME_OUT, ContextCode.EXCEPTION):
+            result = ContextCode(end.context_code).name
+    return TraceSpan(
+        SpanKind.CONSUME,
+        begin.time_ms,
+        None if end is None else end.cost_ms,
+        begin.group,
+        client,
+        result,
+        keys=_text(begin.keys),
+        retry_times=begin.retry_times,
+    )
+
+
+def _sent(one: TraceRecord, client: str) -> TraceSpan:
+    is_end = one.kind is TraceKind.END_TRANSACTION
+    result = "SUCCESS" if one.success else "FAILED"
+    if is_end:
+        result = one.state.removesuffix("_MESSAGE").replace("UNKNOW", "UNKNOWN")
+    return TraceSpan(
+        SpanKind.END_TRANSACTION if is_end else SpanKind.SEND,
+        one.time_ms,
+        None if is_end else one.cost_ms,
+        one.group,
+        client,
+        result,
+        one.topic,
+        _text(one.tag),
+        _text(one.keys),
+        one.store_host,
+        one.size,
+        TraceMessageType(one.message_type).name,
+        from_check=one.from_check,
+    )
+
+
+def _text(text: str) -> str:
+    return "" if text == _NOTHING else text

@@ -1,0 +1,1 @@
+"""What clients tell of the messages they send and consume: message trace, and OpenTelemetry."""

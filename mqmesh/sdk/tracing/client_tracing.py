@@ -1,0 +1,95 @@
+"""What a client has for tracing: its hooks, and what begins and ends with it."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.figures import FigureBoard
+from mqmesh.message import MAX_GROUP_LENGTH
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.hooks import Hooks, make_hook_calls
+from mqmesh.sdk.tracing.message_trace import MessageTrace
+from mqmesh.sdk.tracing.sampling import Sampler
+from mqmesh.sdk.tracing.trace_dispatcher import TRACE_FIGURES, TraceDispatcher, TraceProducer
+from mqmesh.sdk.tracing.tracing_options import TracingOptions
+
+_GROUP: Final = "_INNER_TRACE_PRODUCER-"
+
+
+class ClientTracing:
+    """The hooks of one client: the user's, and those that its options ask for.
+
+    Args:
+        group: The client's.
+        hooks: The user's.
+        options: The client's.
+        engine: Tells the client's engine, once that is made.
+        make_producer: Makes a producer of a group, by the client's settings of the connection; None
+            where the client was given a transport, which is for one loop alone.
+        timeout_ms: A listener's call of so long is too long; None for no limit.
+
+    Attributes:
+        hooks: Calls them; None when there are none.
+
+    Raises:
+        InvalidArgument: They are no hooks, or too many, or there is no message trace here.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        hooks: Sequence[Hooks],
+        options: TracingOptions,
+        engine: Callable[[], ClientEngine],
+        make_producer: Callable[[str], TraceProducer] | None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._dispatcher: TraceDispatcher | None = None
+        own: list[Hooks] = []
+        if options.msg_trace:
+            own.append(self._message_trace(group, options, make_producer, timeout_ms))
+        self.hooks = make_hook_calls(hooks, group, own)
+
+    def start(self, figures: FigureBoard, *, at_exit: bool = False) -> None:
+        """The client starts.
+
+        Args:
+            figures: The client's.
+            at_exit: Nobody else ends this at the end of the program.
+        """
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            figures.add(TRACE_FIGURES, lambda: dispatcher)
+            dispatcher.start(self._engine().transport, at_exit=at_exit)
+
+    def close(self) -> None:
+        """The client is closed, and tells nothing more; takes some seconds at most."""
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+
+    def _message_trace(
+        self,
+        group: str,
+        options: TracingOptions,
+        make_producer: Callable[[str], TraceProducer] | None,
+        timeout_ms: int | None,
+    ) -> MessageTrace:
+        if make_producer is None:
+            raise InvalidArgument("msg_trace needs a client that makes its transport by itself")
+        make, own_group = make_producer, (_GROUP + group)[:MAX_GROUP_LENGTH]
+        self._dispatcher = TraceDispatcher(options.trace_topic, lambda: make(own_group))
+        return MessageTrace(
+            self._dispatcher,
+            options.trace_topic,
+            Sampler(options.msg_trace),
+            lambda: self._engine().loop.clock.wall_ms(),
+            self._host_of,
+            lambda: self._engine().transport.random.randbytes(16).hex().upper(),
+            timeout_ms=timeout_ms,
+        )
+
+    def _host_of(self, broker_name: str) -> str:
+        address = self._engine().routes.address(broker_name)
+        return "" if address is None else address.tcp

@@ -1,0 +1,235 @@
+"""Has trace records sent: beside the client's own work, and never at its cost."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import MQMeshError
+from mqmesh.figures import Measured, counter
+from mqmesh.message import MAX_KEYS, Message
+from mqmesh.sdk.client.at_exit import close_at_exit, closed
+from mqmesh.sdk.client.forks import tell_of_forks
+from mqmesh.sdk.tracing.trace_records import TraceRecord, encode_record
+from mqmesh.transport.interface import Condition, LoopThread, Transport
+
+MAX_WAITING: Final = 2_048
+"""Records that wait; what is beyond is dropped."""
+MESSAGE_RECORDS: Final = 100
+"""Records of a trace message, at most; a message has no more than 64 keys, either."""
+MESSAGE_BYTES: Final = 128_000
+"""And its size, as in RocketMQ."""
+LINGER_S: Final = 0.5
+"""So long a record may wait for others."""
+FLUSH_S: Final = 2.0
+"""So long ``close`` waits until what waits is sent; mostly some milliseconds are enough."""
+STORE_S: Final = 0.5
+"""And so long again until it is stored."""
+
+_log = logging.getLogger(__name__)
+
+
+class TraceOutcome(Protocol):
+    """The outcome of a send; ``SendFuture`` has it."""
+
+    def exception(self) -> MQMeshError | None:
+        """Why it failed."""
+
+
+class TraceProducer(Protocol):
+    """What sends trace messages; ``Producer`` has it."""
+
+    def start(self) -> None:
+        """Connects."""
+
+    def send_async(self, message: Message, on_done: Callable[[Any], None]) -> object:
+        """Sends a message; may wait for room."""
+
+    def close(self) -> None:
+        """Waits for outcomes for a moment, and closes; idempotent."""
+
+
+class Traced(msgspec.Struct, frozen=True, gc=False):
+    """A record that is to be written.
+
+    Attributes:
+        record: The record.
+        keys: By which it is found, besides the message's id.
+    """
+
+    record: TraceRecord
+    keys: Sequence[str]
+
+
+class TraceDispatcher:
+    """Sends records in the order in which they come, by a producer and a thread of its own.
+
+    Args:
+        topic: Trace topic.
+        make_producer: Makes the producer, which must not be traced; called with the first record.
+
+    Attributes:
+        sent: Records that are stored.
+        dropped: Records that were lost: too many waited, or they could not be sent.
+    """
+
+    def __init__(self, topic: str, make_producer: Callable[[], TraceProducer]) -> None:
+        self._topic = topic
+        self._make_producer = make_producer
+        self._producer: TraceProducer | None = None
+        self._changed: Condition | None = None
+        self._thread: LoopThread | None = None
+        self._waiting: list[Callable[[], Iterable[Traced]]] = []
+        self._count = 0
+        self._closing = False
+        self._told = False
+        self.sent = 0
+        self.dropped = 0
+        tell_of_forks(self._forked)
+
+    def start(self, transport: Transport, *, at_exit: bool) -> None:
+        """Takes records from now on.
+
+        Args:
+            transport: Makes its thread.
+            at_exit: The end of the program closes it; else its owner does.
+        """
+        self._changed = transport.condition()
+        self._thread = transport.run_loop(self._work, "mqmesh-trace")
+        if at_exit:
+            close_at_exit(self)
+
+    def room(self, wanted: int) -> int:
+        """How many of so many records there is room for just now; the others are dropped."""
+        granted = max(min(wanted, MAX_WAITING - self._count), 0)
+        self.dropped += wanted - granted
+        return granted
+
+    def add(self, count: int, make: Callable[[], Iterable[Traced]]) -> None:
+        """Takes records, or drops them; returns at once, from any thread.
+
+        Args:
+            count: How many.
+            make: Makes them, in the dispatcher's thread.
+        """
+        changed = self._changed
+        if changed is None:
+            self.dropped += count
+            return
+        with changed:
+            if self._closing or self._count + count > MAX_WAITING:
+                self.dropped += count
+                return
+            self._waiting.append(make)
+            self._count += count
+            if len(self._waiting) == 1 or self._count >= MESSAGE_RECORDS:
+                changed.notify()
+
+    def close(self) -> None:
+        """Sends what waits, within ``FLUSH_S`` and ``STORE_S``, and ends; idempotent."""
+        if self._closing or self._changed is None or self._thread is None:
+            return
+        closed(self)
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(FLUSH_S)
+        if self._producer is not None:
+            self._producer.close()  # whatever the thread waits for ends with it
+        self._thread.join(STORE_S)
+        if self.dropped:
+            _log.warning("%d of %d trace records were lost", self.dropped, self.dropped + self.sent)
+
+    def _forked(self) -> None:
+        # The thread stayed with the parent, and perhaps the lock.
+        self._closing = self._changed is not None
+
+    def _work(self) -> None:
+        while True:
+            changed = self._changed
+            assert changed is not None
+            with changed:
+                changed.wait_for(lambda: bool(self._waiting) or self._closing)
+                if not self._waiting:
+                    return
+            try:
+                self._send_all(self._producer or self._start_producer(), self._take(changed))
+            except Exception:
+                # The next ones may go well.
+                _log.exception("trace records could not be written")
+                with changed:
+                    self.dropped += self._count
+                    self._waiting, self._count = [], 0
+
+    def _start_producer(self) -> TraceProducer:
+        producer = self._make_producer()
+        producer.start()
+        closed(producer)  # it has its end when this has
+        self._producer = producer
+        return producer
+
+    def _take(self, changed: Condition) -> list[Callable[[], Iterable[Traced]]]:
+        with changed:
+            changed.wait_for(lambda: self._count >= MESSAGE_RECORDS or self._closing, LINGER_S)
+            waiting, self._waiting, self._count = self._waiting, [], 0
+        return waiting
+
+    def _send_all(
+        self, producer: TraceProducer, makers: list[Callable[[], Iterable[Traced]]]
+    ) -> None:
+        for body, keys, count in pack(one for make in makers for one in make()):
+            self._send(producer, Message(self._topic, body, keys=keys), count)
+
+    def _send(self, producer: TraceProducer, message: Message, count: int) -> None:
+        try:
+            producer.send_async(message, partial(self._done, count))
+        except MQMeshError as error:
+            self._lose(count, error)
+
+    def _done(self, count: int, outcome: TraceOutcome) -> None:
+        error = outcome.exception()
+        if error is not None:
+            self._lose(count, error)
+        else:
+            self.sent += count
+
+    def _lose(self, count: int, error: MQMeshError) -> None:
+        self.dropped += count
+        if not self._told:
+            self._told = True
+            _log.warning("trace records are lost, of which only the first are told: %s", error)
+
+
+def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
+    """Trace messages: body, keys, and how many records each has."""
+    texts: list[bytes] = []
+    keys: dict[str, None] = {}
+    size = 0
+    for one in traced:
+        text = encode_record(one.record).encode()
+        more = {one.record.message_id: None} | dict.fromkeys(one.keys[: MAX_KEYS - 1])
+        if texts and (
+            len(texts) >= MESSAGE_RECORDS
+            or size + len(text) > MESSAGE_BYTES
+            or len(keys.keys() | more.keys()) > MAX_KEYS
+        ):
+            yield b"".join(texts), list(keys), len(texts)
+            texts, keys, size = [], {}, 0
+        texts.append(text)
+        keys.update(more)
+        size += len(text)
+    if texts:
+        yield b"".join(texts), list(keys), len(texts)
+
+
+TRACE_FIGURES: Final[tuple[Measured[TraceDispatcher], ...]] = (
+    counter(
+        "trace_records_total",
+        "records of the message trace: sent, or dropped",
+        lambda one: {("sent",): one.sent, ("dropped",): one.dropped},
+        unit="records",
+        labels=("outcome",),
+    ),
+)

@@ -1,0 +1,35 @@
+"""What a client is told about tracing; part of the options of every client."""
+
+from typing import Annotated, TypedDict
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import MAX_TOPIC_LENGTH, TRACE_TOPIC, check_topic, is_closed_topic
+
+
+class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client tells of its messages; see docs/tracing.md.
+
+    Attributes:
+        msg_trace: Share of the messages, 0 to 1, of which it writes RocketMQ's message trace; with
+            the same share at all clients these are the same messages.
+        trace_topic: Where it writes that.
+    """
+
+    msg_trace: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    trace_topic: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOPIC_LENGTH)] = (
+        TRACE_TOPIC
+    )
+
+    def __post_init__(self) -> None:
+        """Looks at the name of the trace topic."""
+        if is_closed_topic(check_topic(self.trace_topic)):
+            raise InvalidArgument(f"trace_topic {self.trace_topic!r} is reserved")
+
+
+class TracingKeywords(TypedDict, total=False):
+    """Fields of ``TracingOptions``, as keyword arguments."""
+
+    msg_trace: float
+    trace_topic: str
