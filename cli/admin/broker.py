@@ -7,11 +7,13 @@ import click
 import msgspec
 
 from mqmesh.figures import Distribution, FigureReading, FigureValue
+from mqmesh.protocol.admin import MAX_QUEUE_ENTRIES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
 
-from ..notes import tell_error, tell_warning
+from ..notes import tell_error, tell_note, tell_warning
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table
 from .clusters import ping_role, role_state
@@ -96,6 +98,135 @@ def undrain(name: str, namesrv: str, as_json: bool) -> None:
     with NamesrvAdmin(namesrv) as admin:
         done = admin.undrain(name)
     _tell_draining(name, done, "is written to again", as_json)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--producers", is_flag=True, help="Only those that send.")
+@click.option("--consumers", is_flag=True, help="Only those that consume.")
+@namesrv_option
+@json_option
+def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: bool) -> None:
+    """List who is registered at the broker NAME: what it is, and for which groups.
+
+    \b
+    Examples:
+      mqmesh broker clients broker-a
+      mqmesh broker clients broker-a --consumers --json
+    """
+    with BrokerAdmin(namesrv) as admin:
+        found = [
+            one
+            for one in admin.clients(name)
+            if (one.producer_groups or not producers) and (one.consumer_groups or not consumers)
+        ]
+    if as_json:
+        print_json([msgspec.structs.asdict(one) for one in found])
+        return
+    print_table(
+        ("CLIENT", "LANGUAGE", "VERSION", "CONNECTED", "SILENT", "PRODUCES FOR", "CONSUMES FOR"),
+        [
+            (
+                one.client_id,
+                one.language,
+                one.version or "-",
+                "yes" if one.connected else "no",
+                duration(one.silent_ms),
+                " ".join(one.producer_groups) or "-",
+                " ".join(one.consumer_groups) or "-",
+            )
+            for one in found
+        ],
+    )
+
+
+@click.command()
+@click.argument("name")
+@click.argument("topic")
+@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(0, 2**32 - 1))
+@click.option("--from", "start", type=click.IntRange(0), default=0, help="First queue offset.")
+@click.option(
+    "--count",
+    type=click.IntRange(1, MAX_QUEUE_ENTRIES),
+    default=32,
+    show_default=True,
+    help="Most entries.",
+)
+@namesrv_option
+@json_option
+def queue(
+    name: str, topic: str, queue_id: int, start: int, count: int, namesrv: str, as_json: bool
+) -> None:
+    """Show entries of a queue as the broker NAME has stored them; damaged ones say so.
+
+    \b
+    Examples:
+      mqmesh broker queue broker-a orders 0 --from 17 --count 100
+    """
+    with BrokerAdmin(namesrv) as admin:
+        found = admin.queue_entries(name, topic, queue_id, start=start, count=count)
+    if as_json:
+        place = {"broker_name": name, "topic": topic, "queue_id": queue_id}
+        print_json(place | _named(found))
+        return
+    print_table(
+        ("OFFSET", "LOG OFFSET", "SIZE", "TAG HASH", "PROBLEM"),
+        [
+            (
+                one.queue_offset,
+                str(one.commitlog_offset) if one.commitlog_offset >= 0 else "-",
+                str(one.size),
+                f"{one.tag_hash:016x}",
+                one.problem or "-",
+            )
+            for one in found.entries
+        ],
+    )
+    click.echo(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@namesrv_option
+@json_option
+def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
+    """Have the broker NAME remove old log segments now, whatever the hour is.
+
+    Its other limits count: storage.file_reserved_time, storage.delete_files_batch_max.
+
+    \b
+    Examples:
+      mqmesh broker clean broker-a --dry-run
+    """
+    with BrokerAdmin(namesrv) as admin:
+        done = admin.clean(name, dry_run=dry_run)
+    if as_json:
+        print_json({"broker_name": name, "dry_run": dry_run, **_named(done)})
+        return
+    size = sum(one.size for one in done.segments)
+    word = "would go" if dry_run else "went"
+    click.echo(f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}")
+    if not done.topics:
+        return
+    print_table(
+        ("TOPIC", "QUEUES", "MESSAGES", "FIRST OFFSET", "FIRST AFTER"),
+        [
+            (one.topic, one.queues, one.messages, one.min_before, one.min_after)
+            for one in done.topics
+        ],
+    )
+    if done.more_topics:
+        tell_note(f"and {done.more_topics} topics that lose fewer messages")
+
+
+def _named(value: msgspec.Struct) -> dict[str, Any]:
+    """A struct that is an array on the wire, by names, and those inside it, too."""
+    told: dict[str, Any] = {}
+    for name, inner in msgspec.structs.asdict(value).items():
+        is_list = isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct)
+        told[name] = [msgspec.structs.asdict(one) for one in inner] if is_list else inner
+    return told
 
 
 def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.figures import FigureReading
+from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.route import Name, TopicConfig
 
 
@@ -206,3 +207,109 @@ class ConfigChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What has changed; what was so before is left out."""
 
     changes: list[ConfigChange]
+
+
+MAX_QUEUE_ENTRIES: Final = 1_000
+MAX_CLEANED_TOPICS: Final = 1_000
+MAX_CLEANED_SEGMENTS: Final = 10_000
+
+
+class QueueEntriesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_CONSUME_QUEUE: entries of a queue as they are; answered with ``QueueEntries``.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        queue_offset: Of the first one.
+        count: Most.
+    """
+
+    topic: Name
+    queue_id: QueueId
+    queue_offset: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUE_ENTRIES)]
+
+
+class QueueEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One entry of a consume queue.
+
+    Attributes:
+        queue_offset: Of its message.
+        commitlog_offset: Where the message's batch begins, as the entry says; -1 if it does not.
+        size: Of the batch in bytes.
+        tag_hash: 0 for no tag.
+        problem: What is wrong with it; "" for nothing.
+    """
+
+    queue_offset: int
+    commitlog_offset: int
+    size: int
+    tag_hash: int
+    problem: str = ""
+
+
+class QueueEntries(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Entries of a queue.
+
+    Attributes:
+        min_queue_offset: First message of the queue.
+        max_queue_offset: Behind the last one.
+        entries: Ascending.
+    """
+
+    min_queue_offset: int
+    max_queue_offset: int
+    entries: Annotated[list[QueueEntry], msgspec.Meta(max_length=MAX_QUEUE_ENTRIES)]
+
+
+class CleanRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """DELETE_EXPIRED_COMMITLOG: one pass of retention now, answered with ``CleanResult``.
+
+    Attributes:
+        dry_run: Only tell what would go.
+    """
+
+    dry_run: bool = False
+
+
+class CleanedSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A segment of the log that went: where it began, and its bytes."""
+
+    commitlog_offset: int
+    size: int
+
+
+class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What consumers of a topic lose with the segments.
+
+    Attributes:
+        topic: Physical topic.
+        queues: Of its queues, those that begin later.
+        messages: That cannot be read any more.
+        min_before: Lowest first offset of these queues before.
+        min_after: And after.
+    """
+
+    topic: str
+    queues: int
+    messages: int
+    min_before: int
+    min_after: int
+
+
+class CleanResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a pass of retention did, or would do.
+
+    Attributes:
+        segments: That went, oldest first.
+        reason: Why they did, or why none did.
+        forced: They went before their time.
+        topics: Most messages first.
+        more_topics: Topics beyond these.
+    """
+
+    segments: Annotated[list[CleanedSegment], msgspec.Meta(max_length=MAX_CLEANED_SEGMENTS)]
+    reason: str
+    forced: bool
+    topics: Annotated[list[CleanedTopic], msgspec.Meta(max_length=MAX_CLEANED_TOPICS)]
+    more_topics: int = 0

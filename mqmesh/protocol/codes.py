@@ -102,6 +102,9 @@ class RequestCode(enum.IntEnum):
     GET_BROKER_RUNTIME_INFO = 28
     GET_TOPIC_STATS_INFO = 202
     DELETE_TOPIC_IN_BROKER = 215
+    QUERY_CONSUME_QUEUE = 321
+    GET_ALL_CLIENTS = 328
+    DELETE_EXPIRED_COMMITLOG = 329
     CREATE_SNAPSHOT = 1_070
 
     # Between replicas of a broker group; see ``protocol/replication.py``.

@@ -323,6 +323,11 @@ _ROWS: Final = (
          admin.GetConfigRequest, admin.ConfigEntries),
     _row(C.UPDATE_BROKER_CONFIG, BROKER, ADMIN, "", "",
          admin.UpdateConfigRequest, admin.ConfigChanges),
+    _row(C.QUERY_CONSUME_QUEUE, BROKER, VIEW, "topic", "",
+         admin.QueueEntriesRequest, admin.QueueEntries),
+    _row(C.GET_ALL_CLIENTS, BROKER, VIEW, "", "", groups.AllClientsRequest, groups.AllClients),
+    _row(C.DELETE_EXPIRED_COMMITLOG, BROKER, ADMIN, "", "",
+         admin.CleanRequest, admin.CleanResult),
     _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
          snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
     # Between replicas of a broker group.

@@ -14,6 +14,7 @@ from mqmesh.protocol.route import Name
 MAX_GROUPS_PER_ANSWER: Final = 256
 MAX_QUEUES_PER_RESET: Final = 256
 MAX_QUEUES_PER_STATS: Final = 128
+MAX_CLIENTS_PER_ANSWER: Final = 100
 """Queues in one answer about a group's progress: each may cost a read from the log."""
 
 LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
@@ -191,6 +192,50 @@ class ProducerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False
     """Members of a producer group, by client id."""
 
     members: list[ProducerConnection]
+
+
+class AllClientsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ALL_CLIENTS: who is registered at a broker; answered with ``AllClients``.
+
+    Attributes:
+        after_client_id: Go on behind this one: the last of the former answer.
+    """
+
+    after_client_id: Name = ""
+
+
+class ClientInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One client of a broker.
+
+    Attributes:
+        client_id: It.
+        language: As it says.
+        version: mqmesh version of it.
+        connected: As for ``ConsumerConnection``.
+        silent_ms: As for ``ConsumerConnection``.
+        producer_groups: That it sends for.
+        consumer_groups: That it consumes for.
+    """
+
+    client_id: str
+    language: str
+    version: str
+    connected: bool
+    silent_ms: int
+    producer_groups: list[str]
+    consumer_groups: list[str]
+
+
+class AllClients(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Clients of a broker, by client id.
+
+    Attributes:
+        clients: At most 100.
+        more: Ask again behind the last one.
+    """
+
+    clients: Annotated[list[ClientInfo], msgspec.Meta(max_length=MAX_CLIENTS_PER_ANSWER)]
+    more: bool
 
 
 class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

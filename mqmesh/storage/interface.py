@@ -394,6 +394,83 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.mapped_file_size_commit_log - 128
 
 
+class StoredEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a consume queue.
+
+    Attributes:
+        queue_offset: Of its message.
+        commitlog_offset: Where the message's batch begins, as it says; -1 if it does not.
+        size: Of the batch in bytes.
+        tag_hash: 0 for no tag.
+        problem: What is wrong with it; "" for nothing.
+    """
+
+    queue_offset: int
+    commitlog_offset: int
+    size: int
+    tag_hash: int
+    problem: str = ""
+
+
+class QueueView(Protocol):
+    """Consume queues of a store, as those see them who look for damage."""
+
+    def entries(
+        self, topic: str, queue_id: int, queue_offset: int, count: int
+    ) -> list[StoredEntry]:
+        """Entries as they are, ascending; what is damaged is told, and no error.
+
+        Args:
+            topic: Physical topic.
+            queue_id: From 0.
+            queue_offset: The first one; where the queue begins later, there.
+            count: Most; none behind what consumers see.
+        """
+
+
+@runtime_checkable
+class InspectableStore(Protocol):
+    """A store with consume queues to look at.
+
+    Attributes:
+        inspector: Reads them. Another one after ``ReplicableLog.truncate``.
+    """
+
+    inspector: QueueView
+
+
+class GoingSegment(msgspec.Struct, frozen=True, gc=False):
+    """A segment of the log that goes.
+
+    Attributes:
+        commitlog_offset: Where it begins.
+        size: Its bytes.
+    """
+
+    commitlog_offset: int
+    size: int
+
+
+class CleaningReport(msgspec.Struct):
+    """What a pass of retention does.
+
+    Attributes:
+        segments: That go, oldest first.
+        reason: Why they go, or why none does.
+        forced: They go before their time.
+        moves: Queues that begin later.
+        finished: The pass is over, or what it would do is known.
+        error: Why it stopped before; "" if it did not.
+    """
+
+    segments: list[GoingSegment]
+    reason: str
+    forced: bool = False
+    moves: list[QueueMove] = []
+    finished: bool = False
+    error: str = ""
+
+
 class Retention(Protocol):
     """What removes old messages from a store, as those see it who steer it."""
 
@@ -403,6 +480,16 @@ class Retention(Protocol):
         Args:
             config: Its marks and times count: ``file_reserved_time``, ``delete_when``,
                 ``disk_max_used_space_ratio``, ``clean_file_forcibly_enable``.
+        """
+
+    def clean(self, *, dry_run: bool) -> CleaningReport | None:
+        """Begins a pass now, whatever the hour is; ``tick`` does it, and completes the report.
+
+        Args:
+            dry_run: Nothing goes: only find out what would.
+
+        Returns:
+            What it does; None if a pass is under way.
         """
 
 

@@ -148,6 +148,51 @@ def test_other_settings_count_at_once_and_after_the_log_was_cut(kept: Kept) -> N
     kept.tick_until(lambda: kept.store.stats().deleted_segments > 0)
 
 
+def test_a_pass_on_demand_says_what_would_go_and_what_went(kept: Kept) -> None:
+    kept.put(31)
+    kept.make_durable()
+    kept.store.retention.configure(
+        msgspec.structs.replace(kept.files.config, delete_when="04", delete_files_batch_max=4)
+    )
+    kept.run(15_000)
+    nothing = kept.store.retention.clean(dry_run=False)
+    assert nothing is not None
+    assert (nothing.finished, nothing.segments) == (True, [])
+    assert "no full segment is older than 72 h" in nothing.reason
+    # Noon, local time: by itself nothing goes then.
+    now = time.localtime(kept.clock.wall_ms() / 1_000)
+    kept.clock.advance((73 + (24 + 12 - 1 - now.tm_hour) % 24) * HOUR_MS)
+    planned = kept.store.retention.clean(dry_run=True)
+    assert planned is not None
+    kept.tick_until(lambda: planned.finished)
+    assert [one.commitlog_offset for one in planned.segments] == [
+        number * SEGMENT_BYTES for number in range(4)
+    ]
+    (move,) = planned.moves
+    assert (move.first_before, move.first) == (0, 12)
+    assert kept.store.stats().deleted_segments == 0
+    assert kept.store.queue_bounds("topic", 0) == (0, 31)
+
+    done = kept.store.retention.clean(dry_run=False)
+    assert done is not None
+    assert kept.store.retention.clean(dry_run=False) is None, "a pass is under way"
+    kept.tick_until(lambda: done.finished)
+    assert (done.segments, done.moves, done.error) == (planned.segments, planned.moves, "")
+    assert kept.store.stats().deleted_segments == 4
+    assert kept.store.queue_bounds("topic", 0) == (12, 31)
+
+
+def test_a_pass_on_demand_removes_nothing_that_somebody_needs(kept: Kept) -> None:
+    kept.put(31)
+    kept.make_durable()
+    kept.store.keep_from("a follower", CommitLogOffset(0))
+    kept.clock.advance(73 * HOUR_MS)
+    report = kept.store.retention.clean(dry_run=False)
+    assert report is not None
+    assert (report.finished, report.segments) == (True, [])
+    assert report.reason == "a follower needs the segments that would go"
+
+
 def test_passes_while_views_are_out(kept: Kept) -> None:
     """Whoever holds views reads on in what was removed; its room comes back with the last one."""
     kept.put(31)

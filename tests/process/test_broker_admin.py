@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 from harness.patience import until
@@ -11,9 +12,12 @@ from harness.patience import until
 from mqmesh import aio
 from mqmesh.cli import main
 from mqmesh.errors import MessageIllegal, TopicNotFound
-from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.message import AUTO_CREATE_TOPIC, Message, tag_hash
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 
@@ -51,6 +55,14 @@ def table(capsys):
         return capsys.readouterr().out.splitlines()
 
     return table
+
+
+@pytest.fixture
+def topic(cluster, request):
+    name = "b." + request.node.name[5:60]
+    with AdminClient(cluster.namesrv_addr) as admin:
+        admin.create_topic(name, queues=1)
+    return name
 
 
 def settings_of(admin, name="broker-a"):
@@ -167,3 +179,58 @@ def test_programs_change_settings_from_coroutines(cluster):
     assert [(one.key, one.before, one.after) for one in changes] == [("busy_poll_us", "200", "0")]
     with NamesrvAdmin(cluster.namesrv_addr) as admin:
         assert admin.config(cluster.namesrv_addr) == entries
+
+
+def test_everybody_who_is_registered_is_listed(run, table, cluster, topic):
+    names = cluster.namesrv_addr
+    with (
+        PullConsumer("readers", namesrv_addr=names) as consumer,
+        Producer("writers", namesrv_addr=names) as producer,
+    ):
+        consumer.subscribe(topic)
+        producer.send(Message(topic, b"x"))
+        until(lambda: consumer.poll(100, 1) or True)
+
+        def listed(*options):
+            found = []
+            for name in ("broker-a", "broker-b"):
+                code, (clients,), _ = run("broker", "clients", name, *options)
+                assert code == 0
+                found += [(one["producer_groups"], one["consumer_groups"]) for one in clients]
+            return found
+
+        until(lambda: ([], ["readers"]) in listed("--consumers"))
+        assert all(consumes for _, consumes in listed("--consumers"))
+        until(lambda: (["writers"], []) in listed("--producers"))
+        assert all(produces for produces, _ in listed("--producers"))
+        head, *lines = table("broker", "clients", "broker-a", "--consumers")
+        assert head.split()[:3] == ["CLIENT", "LANGUAGE", "VERSION"]
+        assert any("readers" in line and "python" in line.lower() for line in lines)
+    code, _, (err,) = run("broker", "clients", "broker-x")
+    assert (code, "there are broker-a, broker-b" in err["error"]) == (1, True)
+
+
+def test_entries_of_a_queue_are_shown(run, table, cluster, topic):
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        results = [producer.send(Message(topic, b"x", tag="red")) for _ in range(6)]
+    (name, count), *_ = Counter(one.message_queue.broker_name for one in results).most_common()
+    code, (found,), _ = run("broker", "queue", name, topic, "0", "--from", "1", "--count", "2")
+    assert code == 0
+    assert (found["min_queue_offset"], found["max_queue_offset"]) == (0, count)
+    assert [one["queue_offset"] for one in found["entries"]] == [1, 2][: count - 1]
+    assert {one["tag_hash"] for one in found["entries"]} == {tag_hash("red")}
+    assert {one["problem"] for one in found["entries"]} == {""}
+    lines = table("broker", "queue", name, topic, "0")
+    assert len(lines) == 1 + count + 1
+    assert lines[-1] == f"the queue has 0 to {count}"
+    assert run("broker", "queue", name, "no-such-topic", "0")[0] == 1
+    assert run("broker", "queue", name, topic, "0", "--count", "1001")[0] == 2
+
+
+def test_a_pass_of_retention_is_made_now(run, table, cluster):
+    with BrokerAdmin(cluster.namesrv_addr) as admin:
+        code, (done,), _ = run("broker", "clean", "broker-a", "--dry-run")
+        assert (code, done["segments"], done["topics"]) == (0, [], [])
+        assert "no full segment is older than 72 h" in done["reason"]
+        assert table("broker", "clean", "broker-a")[0].startswith("0 segments of 0 bytes went: no")
+        assert admin.clean("broker-b", dry_run=True).segments == []

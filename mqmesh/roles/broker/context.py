@@ -11,6 +11,7 @@ from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.features.admin.cleaning import CleaningDesk
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
@@ -123,6 +124,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         read_advice: Which follower readers are told to read from.
         leadership: Of a master that was elected: who is in sync, and what is confirmed.
         is_follower: It only reads.
+        cleaning: The pass of retention that somebody waits for.
     """
 
     settings: LiveSettings[BrokerConfig]
@@ -160,6 +162,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     read_advice: ReadAdvice
     leadership: Leadership | None = None
     is_follower: bool = False
+    cleaning: CleaningDesk = msgspec.field(default_factory=CleaningDesk)
 
     @property
     def config(self) -> BrokerConfig:

@@ -1,27 +1,38 @@
-"""Sees to brokers that run: their settings."""
+"""Sees to brokers that run: settings, clients, queues as they are stored, retention."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from mqmesh.errors import MQMeshError, NoRoute
+from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
+    CleanRequest,
+    CleanResult,
     ConfigChange,
     ConfigChanges,
     ConfigEntries,
     ConfigEntry,
     GetConfigRequest,
+    QueueEntries,
+    QueueEntriesRequest,
     UpdateConfigRequest,
 )
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.groups import AllClients, AllClientsRequest, ClientInfo
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.transport.endpoints import endpoint_of
+
+CLEAN_TIMEOUT_MS: Final = 60_000
+"""A pass waits for a checkpoint of the store."""
 
 
 class BrokerAdmin(AdminClient):
     """Administration of brokers that run; arguments as for ``AdminClient``."""
+
+    # ---- Settings --------------------------------------------------------------------
 
     def config(self, broker_name: str) -> dict[int, list[ConfigEntry]]:
         """All settings of a broker group, by the ids of its replicas.
@@ -75,6 +86,72 @@ class BrokerAdmin(AdminClient):
                 raise
             done[broker_id] = decode_header(ConfigChanges, answer.header).changes
         return done
+
+    # ---- What is there ---------------------------------------------------------------
+
+    def clients(self, broker_name: str) -> list[ClientInfo]:
+        """Everybody who is registered at the master of a broker group, by client id.
+
+        Raises:
+            NoRoute: No master of that group is known.
+            TransportError: A name server or the broker does not answer.
+        """
+        endpoint = self._master_of(broker_name, self._masters())
+        found: list[ClientInfo] = []
+        while True:
+            after = found[-1].client_id if found else ""
+            header = encode_header(AllClientsRequest(after))
+            answer = self._request(endpoint, RequestCode.GET_ALL_CLIENTS, header)
+            page = decode_header(AllClients, answer.header)
+            found += page.clients
+            if not page.more:
+                return found
+
+    def queue_entries(
+        self, broker_name: str, topic: str, queue_id: int, *, start: int = 0, count: int = 32
+    ) -> QueueEntries:
+        """Entries of a consume queue as they are stored; what is damaged says so.
+
+        Args:
+            broker_name: Broker group; its master is asked.
+            topic: Physical topic.
+            queue_id: From 0.
+            start: Queue offset of the first one.
+            count: Most, 1 to 1,000.
+
+        Raises:
+            NoRoute: No master of that group is known.
+            TopicNotFound: It has no such topic.
+            UnsupportedCommand: Its store has no consume queues.
+            TransportError: A name server or the broker does not answer.
+        """
+        header = encode_header(QueueEntriesRequest(check_topic(topic), queue_id, start, count))
+        endpoint = self._master_of(broker_name, self._masters())
+        answer = self._request(endpoint, RequestCode.QUERY_CONSUME_QUEUE, header)
+        return decode_header(QueueEntries, answer.header)
+
+    def clean(self, broker_name: str, *, dry_run: bool = False) -> CleanResult:
+        """Has the master of a broker group remove now what is old, whatever the hour is.
+
+        Its other limits count: ``storage.file_reserved_time``, ``storage.delete_files_batch_max``.
+
+        Args:
+            broker_name: Broker group.
+            dry_run: Only tell what would go.
+
+        Raises:
+            NoRoute: No master of that group is known.
+            SystemBusy: It is doing so already.
+            UnsupportedCommand: Its store removes nothing by itself.
+            BrokerError, TransportError: It failed, or did not answer.
+        """
+        answer = self._request(
+            self._master_of(broker_name, self._masters()),
+            RequestCode.DELETE_EXPIRED_COMMITLOG,
+            encode_header(CleanRequest(dry_run)),
+            max(self._timeout_ms, CLEAN_TIMEOUT_MS),
+        )
+        return decode_header(CleanResult, answer.header)
 
     def _replicas(self, broker_name: str) -> dict[int, str]:
         """Endpoints of a group's replicas, by id; the master's first."""

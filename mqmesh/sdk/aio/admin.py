@@ -124,6 +124,9 @@ class BrokerAdmin(AdminClient):
 
     config = awaited(BlockingBrokerAdmin.config)
     set_config = awaited(BlockingBrokerAdmin.set_config)
+    clients = awaited(BlockingBrokerAdmin.clients)
+    queue_entries = awaited(BlockingBrokerAdmin.queue_entries)
+    clean = awaited(BlockingBrokerAdmin.clean)
 
 
 class AccessClient(AdminClient):

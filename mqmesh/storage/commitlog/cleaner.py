@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
 from mqmesh.storage.commitlog.cut_files import remove_old_cuts
@@ -32,19 +32,20 @@ from mqmesh.storage.commitlog.retention import (
     Verdict,
     WriteGate,
     files_to_delete,
+    hours_of,
 )
 from mqmesh.storage.files.atomic_file import sync_directory
 from mqmesh.storage.files.chores import Chores
 from mqmesh.storage.files.disk_space import Space, SpaceOf
 from mqmesh.storage.files.open_files import OpenFiles
-from mqmesh.storage.interface import QueueMove, StoreConfig
+from mqmesh.storage.interface import CleaningReport, GoingSegment, QueueMove, StoreConfig
 from mqmesh.storage.log.beginning import NAME, write_log_beginning
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.log.segments import STAT_BLOCK_BYTES, Segment
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
-from mqmesh.storage.queues.queue_minimum import remove_unused
+from mqmesh.storage.queues.queue_minimum import first_at_or_behind, remove_unused
 from mqmesh.units import QueueOffset
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class Cleaner:
         self.forced_moves: dict[tuple[str, int], QueueMove] = {}
         self._blind = False
         self._pass: Iterator[bool] | None = None
+        self._report: CleaningReport | None = None
         self._look_ms: int | None = None
         self._next_ms: int | None = None
         self._look_at_disk()
@@ -164,14 +166,62 @@ class Cleaner:
             if not verdict.count:
                 return False
             self._pass = self._steps(verdict)
+        problem = ""
         try:
             return next(self._pass)
         except StopIteration:
             pass
-        except OSError as error:
+        except (OSError, StorageError) as error:
             log.error("retention stops for now: %s", error)
+            problem = str(error)
         self._pass = None
+        if self._report is not None:
+            self._report.finished, self._report.error = True, problem
+            self._report = None
         return False
+
+    def clean(self, *, dry_run: bool) -> CleaningReport | None:
+        """See ``Retention.clean``."""
+        if self._pass is not None:
+            return None
+        verdict = self._decide(hour=min(hours_of(self.config.delete_when)))
+        going = self._sealed()[: verdict.count]
+        report = CleaningReport(
+            [GoingSegment(one.start, one.size) for one in going],
+            verdict.reason or self._why_nothing(),
+            verdict.forced,
+        )
+        if not going:
+            report.finished = True
+            return report
+        self._report = report
+        self._pass = self._look_ahead(verdict) if dry_run else self._steps(verdict)
+        return report
+
+    def _why_nothing(self) -> str:
+        if self.wish:
+            holder = min(self.keep_from, key=self.keep_from.__getitem__)
+            return f"{holder} needs the segments that would go"
+        hours = self.config.file_reserved_time
+        return f"no full segment is older than {hours} h (file_reserved_time)"
+
+    def _look_ahead(self, verdict: Verdict) -> Iterator[bool]:
+        """A pass that only finds out which queues would begin later."""
+        assert self._report is not None
+        following = self._log.segments.after(self._sealed()[verdict.count - 1].start)
+        assert following is not None
+        until_ns = self._clock.monotonic_ns() + MOST_WORKING_NS
+        for queue in list(self._queues):
+            if self._clock.monotonic_ns() >= until_ns:
+                yield True
+                until_ns = self._clock.monotonic_ns() + MOST_WORKING_NS
+            try:
+                first = first_at_or_behind(queue, self._files, following.start)
+            except CorruptRecord as error:
+                log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
+                continue
+            if first != queue.first:
+                self._report.moves.append(_move(queue, queue.first, first))
 
     def _look_at_disk(self) -> None:
         try:
@@ -198,7 +248,8 @@ class Cleaner:
             log.warning("the wall clock has leaped; ages of log segments are measured without that")
         return now_ms
 
-    def _decide(self) -> Verdict:
+    def _decide(self, hour: int | None = None) -> Verdict:
+        """What goes; ``hour`` stands for the time of day."""
         files = []
         sealed = self._sealed()
         for segment in sealed:
@@ -212,7 +263,8 @@ class Cleaner:
             files.append(SealedFile(size, found.st_mtime_ns // 1_000_000))
         if not files:
             return Verdict(0)
-        hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour
+        if hour is None:
+            hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour
         # Not known is not full: by age alone, then.
         space = self.space if self.space is not None and not self._blind else Space(0, 1)
         verdict = files_to_delete(
@@ -283,6 +335,8 @@ class Cleaner:
             try:
                 if self._queues.advance(queue, log_start):
                     moved.add(queue.topic)
+                    if self._report is not None:
+                        self._report.moves.append(_move(queue, before, queue.first))
                     if forced:
                         self._note_forced(queue, before)
             except CorruptRecord as error:
@@ -341,6 +395,10 @@ class Cleaner:
         future = self._chores.submit(partial(remove_unused, fd, firsts, entries))
         for name in (yield from _wait(future)):
             self._files.close_path(f"{directory}/{name}")
+
+
+def _move(queue: ConsumeQueue, before: int, first: int) -> QueueMove:
+    return QueueMove(queue.topic, queue.queue_id, QueueOffset(before), QueueOffset(first))
 
 
 def _wait(future: "Future[T]") -> Generator[bool, None, T]:

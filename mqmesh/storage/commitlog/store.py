@@ -42,6 +42,7 @@ from mqmesh.storage.commitlog.log_repair import LogRepair
 from mqmesh.storage.commitlog.machine import REAL_MACHINE, Machine
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
 from mqmesh.storage.commitlog.opening import StoreParts, open_parts
+from mqmesh.storage.commitlog.queue_inspector import QueueInspector
 from mqmesh.storage.commitlog.queue_repair import QueueRepairs
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
@@ -57,6 +58,7 @@ from mqmesh.storage.interface import (
     PutResult,
     QueueBeginning,
     QueueMove,
+    QueueView,
     RepairableLog,
     Retention,
     StoreConfig,
@@ -84,10 +86,12 @@ class CommitLogStore(MessageStore):
     Attributes:
         repair: What a disk has changed in the log.
         retention: Removes old messages.
+        inspector: Shows consume queues as they are.
     """
 
     repair: RepairableLog
     retention: Retention
+    inspector: QueueView
 
     def __init__(
         self, parts: StoreParts, config: StoreConfig, *, reopen: Callable[[StoreLock], StoreParts]
@@ -154,6 +158,7 @@ class CommitLogStore(MessageStore):
         )
         parts.resources.callback(repair.close)
         self.repair = repair
+        self.inspector = QueueInspector(parts.queues, parts.files, parts.commitlog)
 
     @classmethod
     def open(

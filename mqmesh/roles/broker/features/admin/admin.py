@@ -1,10 +1,17 @@
 """Topics, and single messages, for administrators."""
 
+import msgspec
+
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
+from mqmesh.errors import UnsupportedCommand
 from mqmesh.protocol.admin import (
+    CleanRequest,
     GetTopicConfigRequest,
+    QueueEntries,
+    QueueEntriesRequest,
+    QueueEntry,
     QueueStats,
     TopicConfigs,
     TopicStats,
@@ -15,9 +22,10 @@ from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.admin.cleaning import Answer
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.state_answers import reply_when_saved
-from mqmesh.storage.interface import GetStatus
+from mqmesh.storage.interface import GetStatus, InspectableStore, RetainingStore
 from mqmesh.units import CommitLogOffset, TimestampMs
 
 
@@ -72,6 +80,66 @@ def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsR
             updated = _last_update(context, topic, queue_id, high)
         queues.append(QueueStats(queue_id, low, high, updated, first))
     return reply_with(TopicStats(name, queues))
+
+
+def query_consume_queue(
+    context: BrokerContext, request: Request, query: QueueEntriesRequest
+) -> Reply:
+    """Entries of a queue, as they are.
+
+    Raises:
+        UnsupportedCommand: The store has no consume queues.
+    """
+    store = context.store
+    if not isinstance(store, InspectableStore):
+        raise UnsupportedCommand(_only_commitlog(context, "consume queues"))
+    context.topics.require(query.topic)
+    low, high = store.queue_bounds(query.topic, query.queue_id)
+    entries = store.inspector.entries(query.topic, query.queue_id, query.queue_offset, query.count)
+    found = [QueueEntry(*msgspec.structs.astuple(one)) for one in entries]
+    return reply_with(QueueEntries(low, high, found))
+
+
+def delete_expired_commitlog(
+    context: BrokerContext, request: Request, asked: CleanRequest
+) -> Reply | None:
+    """Begins a pass of retention; answered once it is over.
+
+    Raises:
+        UnsupportedCommand: The store removes nothing by itself.
+        SystemBusy: A pass is under way.
+    """
+    store = context.store
+    if not isinstance(store, RetainingStore):
+        raise UnsupportedCommand(_only_commitlog(context, "retention"))
+    context.cleaning.begin(request.without_frame(), store.retention, dry_run=asked.dry_run)
+    answer_cleaned(context, 0)
+    return None
+
+
+def answer_cleaned(context: BrokerContext, now_ms: int) -> None:
+    """Answers who has waited for a pass of retention that is over."""
+    _answer(context, context.cleaning.take_answer())
+
+
+def give_up_cleaning(context: BrokerContext) -> None:
+    """The broker stops."""
+    _answer(context, context.cleaning.give_up())
+
+
+def _answer(context: BrokerContext, answer: Answer | None) -> None:
+    if answer is None:
+        return
+    request, result = answer
+    if isinstance(result, Exception):
+        context.wire.fail(request, result)
+    else:
+        context.wire.reply(request, reply_with(result))
+
+
+def _only_commitlog(context: BrokerContext, what: str) -> str:
+    backend = context.config.storage.backend
+    return f"{what} are of the backend commitlog, and this broker has {backend} (storage.backend)"
 
 
 def view_message(context: BrokerContext, request: Request, query: ViewMessageRequest) -> Reply:

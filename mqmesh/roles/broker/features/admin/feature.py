@@ -29,7 +29,11 @@ ADMIN: Final = Feature(
         RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
         RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
         RequestCode.VIEW_MESSAGE: admin.view_message,
+        RequestCode.QUERY_CONSUME_QUEUE: admin.query_consume_queue,
+        RequestCode.DELETE_EXPIRED_COMMITLOG: admin.delete_expired_commitlog,
     },
+    tick=admin.answer_cleaned,
+    stopping=admin.give_up_cleaning,
     configured=_announce_anew,
     figures=(
         text("cluster_name", "cluster of the broker", lambda broker: broker.config.cluster_name),

@@ -200,12 +200,13 @@ class ConsumerGroups:
         clients = [self._clients[client_id] for client_id in members]
         return [client.peer for client in clients if client.lost_at_ms is None]
 
-    def producer_clients(self, group: str) -> list[GroupClient]:
-        """Members of a producer group, by client id."""
+    def clients(self, producer_group: str = "") -> list[GroupClient]:
+        """All clients, or the members of a producer group, by client id."""
         return [
             self._clients[client_id]
             for client_id in sorted(self._clients)
-            if group in self._clients[client_id].heartbeat.producer_groups
+            if not producer_group
+            or producer_group in self._clients[client_id].heartbeat.producer_groups
         ]
 
     def warnings(self, client_id: str) -> list[str]:

@@ -95,6 +95,7 @@ GROUPS: Final = Feature(
         RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete_group,
         RequestCode.GET_CONSUMER_CONNECTION_LIST: groups.get_consumer_connections,
         RequestCode.GET_PRODUCER_CONNECTION_LIST: groups.get_producer_connections,
+        RequestCode.GET_ALL_CLIENTS: groups.get_all_clients,
         RequestCode.GET_CONSUME_STATS: groups.get_consume_stats,
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups.query_topic_consumers,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset_offset,

@@ -8,8 +8,12 @@ from mqmesh.errors import InvalidArgument, StorageError
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.groups import (
+    MAX_CLIENTS_PER_ANSWER,
     MAX_GROUPS_PER_ANSWER,
     MAX_QUEUES_PER_STATS,
+    AllClients,
+    AllClientsRequest,
+    ClientInfo,
     ConsumerConnection,
     ConsumerConnections,
     ConsumerConnectionsRequest,
@@ -129,10 +133,26 @@ def get_producer_connections(
     """The members of a producer group."""
     check_client_group(query.group)
     now_ms = context.clock.monotonic_ms()
-    clients = context.groups.producer_clients(query.group)
+    clients = context.groups.clients(query.group)
     return reply_with(
         ProducerConnections([ProducerConnection(*_connection(one, now_ms)) for one in clients])
     )
+
+
+def get_all_clients(context: BrokerContext, request: Request, query: AllClientsRequest) -> Reply:
+    """Everybody who is registered, in pages."""
+    now_ms = context.clock.monotonic_ms()
+    after = query.after_client_id
+    clients = [one for one in context.groups.clients() if one.heartbeat.client_id > after]
+    found = [
+        ClientInfo(
+            *_connection(one, now_ms),
+            sorted(one.heartbeat.producer_groups),
+            sorted(data.group for data in one.heartbeat.consumers),
+        )
+        for one in clients[:MAX_CLIENTS_PER_ANSWER]
+    ]
+    return reply_with(AllClients(found, len(found) < len(clients)))
 
 
 def get_consume_stats(
