@@ -153,7 +153,7 @@ def _row(report: ReplicaReport, reports: Sequence[ReplicaReport]) -> tuple[str, 
         if one.broker_name == report.broker_name and one.status and one.status.role == "MASTER"
     ]
     end = max(masters, default=status.leader_end)
-    is_master = status.role.endswith("MASTER")
+    is_master = status.role in ("MASTER", "STARTING_MASTER", "HANDING_OVER", "ISOLATED")
     state = f"{len(status.replicas)} followers" if is_master else "streaming"
     if status.in_sync:
         state += f", in sync: {' '.join(map(str, status.in_sync))}"

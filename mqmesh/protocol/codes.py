@@ -125,6 +125,7 @@ class RequestCode(enum.IntEnum):
     CHECKSUM_LOG = 1_066
     GET_HA_SETTINGS = 1_067
     PUT_HA_SETTINGS = 1_068
+    HOLD_STILL = 1_069
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

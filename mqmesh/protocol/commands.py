@@ -341,6 +341,7 @@ _ROWS: Final = (
     _row(C.FENCE, BROKER, INTERNAL, "", "",
          replication.FenceRequest, replication.FenceResponse),
     _row(C.STAND_FOR_ELECTION, BROKER, INTERNAL, "", "", replication.StandRequest),
+    _row(C.HOLD_STILL, BROKER, INTERNAL, "", "", replication.HoldStillRequest),
     _row(C.PROMOTE_REPLICA, BROKER, ADMIN, "", "",
          replication.PromoteReplicaRequest, replication.PromoteReplicaResponse),
     _row(C.SWITCH_OVER, BROKER, ADMIN, "", "",

@@ -22,6 +22,7 @@ of a group are upgraded one after the other, followers first."""
 OLDEST_REPLICATION_VERSION: Final = 1
 """The oldest that it still speaks: that of the release before."""
 MAX_REPLICA_ID: Final = 64
+MAX_HOLD_MS: Final = 600_000
 MAX_CHUNK_BYTES: Final = 1024 * 1024
 """Of several records; one record alone is sent whatever its size."""
 
@@ -303,6 +304,23 @@ class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     broker_name: Name
     replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+
+
+class HoldStillRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """HOLD_STILL: a leader that does not reach the coordinator asks a replica not to stand for
+    election, and not to lead, for a while. An answer is a promise.
+
+    Attributes:
+        broker_name: Broker group.
+        epoch: Of the leader.
+        replica_id: Of the leader.
+        ttl_ms: For so long.
+    """
+
+    broker_name: Name
+    epoch: Epoch
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOLD_MS)]
 
 
 class PromoteReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

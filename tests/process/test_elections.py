@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.failovers import ElectedGroup, run_failovers
+from harness.failovers import ElectedGroup, Load, run_failovers, wait_acked
+from harness.patience import until
 
 from mqmesh.figures import Readings
 
@@ -47,6 +48,30 @@ def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_
             "leads epoch 2"
         )[2]
     ), "nobody had to"
+
+
+def test_without_a_coordinator_a_master_that_asks_nobody_goes_on_by_promises(short_tmp_path: Path):
+    group = ElectedGroup(short_tmp_path, ha__ack_replicas="none", ha__min_in_sync_replicas="1")
+    load = Load(group.namesrv.endpoint)
+
+    def is_failsafe() -> bool:
+        masters = (one for one in group.admin.ha_status() if one.broker_id == 0)
+        return next(one.status.failsafe for one in masters)
+
+    try:
+        wait_acked(load, 10)
+        master = group.master()
+        group.coordinator.kill()
+        until(is_failsafe)
+        wait_acked(load, 50)
+        group.start_coordinator()
+        until(lambda: not is_failsafe())
+        wait_acked(load, 10)
+        assert group.master() == master
+    finally:
+        load.close()
+        group.close()
+    assert load.errors == []
 
 
 def test_a_machine_that_is_gone_costs_a_pause_and_nothing_else():

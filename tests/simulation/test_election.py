@@ -13,7 +13,7 @@ from harness.simulation import run
 from harness.simulation.election import ElectionRun, leadership_of, start_group
 from harness.simulation.real_disk import RealDisk
 from harness.simulation.run import run_seed
-from harness.simulation.world import World
+from harness.simulation.world import Process, World
 from simulation.test_seeds import simulate
 
 from mqmesh.coordination.interface import AckReplicas
@@ -96,9 +96,9 @@ def test_a_leader_that_shows_too_little_or_goes_back_is_found():
 class Site:
     """Three replicas that elect their master, and an administrator."""
 
-    def __init__(self, folder: Path) -> None:
-        self.world = World(1, folder, real_store=True)
-        self.replicas = start_group(self.world, AckReplicas.ALL)
+    def __init__(self, folder: Path, mode: AckReplicas = AckReplicas.ALL) -> None:
+        self.world, self.mode = World(1, folder, real_store=True), mode
+        self.replicas = start_group(self.world, mode)
         self.admin = HaAdmin(self.world.namesrv_addr, transport=self.world.transport("admin"))
 
     def leader(self) -> int:
@@ -112,8 +112,31 @@ class Site:
             0,
         )
 
+    def leaders(self) -> list[int]:
+        """Epochs of those who would answer sends now."""
+        found = [leadership_of(one) for one in self.replicas]
+        return [
+            one.epoch
+            for one in found
+            if one is not None and one.may_answer() and not one.is_isolated
+        ]
+
+    def cut(self, one: Process, *others: Process) -> None:
+        for other in others:
+            self.world.network.cut(one.node, other.node)
+            self.world.network.cut(other.node, one.node)
+
     def run(self, span_ms: int) -> None:
         self.world.simulation.run(span_ms)
+
+    def run_until(self, condition: Callable[[], bool], most_ms: int) -> None:
+        """Runs, and where nobody confirms looks all the time that no two lead who answer."""
+        for _ in range(most_ms // 20):
+            if condition():
+                return
+            self.run(20)
+            assert self.mode is not AckReplicas.NONE or len(self.leaders()) < 2
+        raise AssertionError(f"not within {most_ms} ms")
 
     def close(self) -> None:
         self.admin.close()
@@ -125,8 +148,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, getattr(request, "param", AckReplicas.ALL))
     yield site
     site.close()
 
@@ -316,3 +339,64 @@ def test_where_all_replicas_are_stopped_nobody_takes_over_and_all_stay_in_sync(s
     after = leadership_of(site.replicas[site.leader() - 1]).in_sync.state
     assert after.epoch == state.epoch + 1
     assert {one.replica_id for one in after.in_sync} == {1, 2, 3}
+
+
+# ---- Without the coordinator -------------------------------------------------------------
+
+NONE = pytest.mark.parametrize("site", [AckReplicas.NONE], indirect=True)
+TTL_MS = 3_000
+
+
+@NONE
+def test_without_the_coordinator_a_leader_goes_on_while_all_in_sync_promise_to_hold_still(site):
+    first = site.replicas[site.leader() - 1]
+    epoch, coordinator = leadership_of(first).epoch, site.world.coordinators[0]
+    coordinator.kill()
+    site.run(4 * TTL_MS)
+    assert site.leaders() == [epoch]
+    assert first.server._member.status().is_failsafe
+    other = next(one for one in site.replicas if one is not first)
+    site.cut(first, other)
+    site.run_until(lambda: site.leaders() == [], 2 * TTL_MS)
+    site.world.network.heal()
+    coordinator.start()
+    site.run_until(lambda: site.leaders() != [], 4 * TTL_MS)
+
+
+@NONE
+def test_a_leader_that_alone_misses_the_coordinator_is_replaced_only_once_it_has_stopped(site):
+    first = site.replicas[site.leader() - 1]
+    epoch, coordinator = leadership_of(first).epoch, site.world.coordinators[0]
+    site.cut(first, coordinator)
+    site.run(4 * TTL_MS)
+    assert site.leaders() == [epoch], "its session ended long ago, and nobody stands"
+    site.cut(first, *(one for one in site.replicas if one is not first))
+    site.run_until(lambda: site.leaders() == [], 2 * TTL_MS)
+    site.run_until(lambda: site.leaders() == [epoch + 1], 3 * TTL_MS)
+    site.world.network.heal()
+    site.run_until(lambda: leadership_of(first) is None, TTL_MS)
+
+
+def test_a_leader_that_hears_neither_coordinator_nor_followers_takes_nothing(site):
+    first = site.replicas[site.leader() - 1]
+    epoch = leadership_of(first).epoch
+    site.cut(first, site.world.coordinators[0], *(one for one in site.replicas if one is not first))
+    site.run_until(lambda: leadership_of(first).is_isolated, 2 * TTL_MS)
+    assert first.server._ha_status().role == "ISOLATED"
+    site.run_until(lambda: site.leaders() == [epoch + 1], 2 * TTL_MS)
+    site.world.network.heal()
+    site.run_until(lambda: leadership_of(first) is None, TTL_MS)
+
+
+def test_an_isolated_leader_goes_on_when_its_followers_are_back(site):
+    first = site.replicas[site.leader() - 1]
+    epoch, coordinator = leadership_of(first).epoch, site.world.coordinators[0]
+    other = next(one for one in site.replicas if one is not first)
+    coordinator.kill()
+    site.cut(first, other)
+    site.run_until(lambda: leadership_of(first).is_isolated, 2 * TTL_MS)
+    site.world.network.heal()
+    site.run_until(lambda: site.leaders() == [epoch], 2 * TTL_MS)
+    coordinator.start()
+    site.run(2 * TTL_MS)
+    assert site.leaders() == [epoch]

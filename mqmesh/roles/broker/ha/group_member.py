@@ -28,7 +28,7 @@ from mqmesh.coordination.interface import (
     SettingsRecord,
     StateRecord,
 )
-from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StorageError
+from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch, StorageError
 from mqmesh.figures import (
     LATENCY_BOUNDS_MS,
     Distribution,
@@ -53,6 +53,7 @@ from mqmesh.protocol.replication import (
     FenceRequest,
     FenceResponse,
     HaStatus,
+    HoldStillRequest,
     InitGroupRequest,
     StandRequest,
     SwitchOverRequest,
@@ -83,8 +84,9 @@ from mqmesh.roles.broker.ha.election import (
     standing_delay_ms,
     suspicion_of,
 )
+from mqmesh.roles.broker.ha.failsafe import Failsafe, Stillness
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
-from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.lease import ReplicaLease
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
@@ -247,6 +249,9 @@ class GroupMember:
         self._settings_ms = 0
         self._must_begin = False
         self._lease = ReplicaLease(config.ha.lease_ttl_ms)
+        ttl_ms = config.ha.lease_ttl_ms
+        self._failsafe = Failsafe(ttl_ms, config.ha.failsafe)
+        self._stillness = Stillness(started_until_ms=self._clock.boot_ms() + ttl_ms)
         self._election = Election(promises.state.member)
         self._is_stepping = False
         self._is_told = False
@@ -290,6 +295,7 @@ class GroupMember:
         return {
             RequestCode.FENCE: self._on_fence,
             RequestCode.STAND_FOR_ELECTION: self._on_stand,
+            RequestCode.HOLD_STILL: self._on_hold_still,
             RequestCode.SWITCH_OVER: self._on_switch_over,
             RequestCode.ELECT_REPLICA: self._on_elect,
             RequestCode.INIT_GROUP: self._on_init,
@@ -358,8 +364,8 @@ class GroupMember:
                     frozenset(one.presence.replica_id for one in self._view.members), now_ms
                 )
                 self._carry_out(in_sync.tick(now_ms), of_election=False)
-            if self.leadership is not None and not self.leadership.may_answer():
-                self.step_down(LEASE_OVER)
+            if self.leadership is not None:
+                self._look_at_lease(self.leadership, now_ms)
         else:
             self._suspect(now_ms)
             state = self._view.record.state
@@ -492,6 +498,52 @@ class GroupMember:
     def _lease_holds(self) -> bool:
         return self._lease.holds(self._clock.boot_ms())
 
+    def _may_lead(self) -> bool:
+        """Whether nobody else can lead by now, as far as that rests on time."""
+        if self._lease_holds():
+            return True
+        leadership, now_ms = self.leadership, self._clock.boot_ms()
+        return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
+
+    def _look_at_lease(self, leadership: Leadership, now_ms: int) -> None:
+        """What a leader does whose session is not renewed."""
+        if leadership.policy.mode is AckReplicas.NONE:
+            boot_ms = self._clock.boot_ms()
+            if self._failsafe.must_ask(self._lease.deadline_ms - boot_ms, boot_ms):
+                self._ask_to_hold_still(leadership, boot_ms)
+        if not leadership.may_answer():
+            self.step_down(LEASE_OVER)
+            return
+        was_isolated = leadership.is_isolated
+        leadership.look(now_ms)
+        if leadership.is_isolated and not was_isolated:
+            _log.error("sends are refused: %s", ISOLATED)
+        elif was_isolated and not leadership.is_isolated:
+            _log.warning("sends are taken again: the coordinator or enough followers are heard")
+
+    def _ask_to_hold_still(self, leadership: Leadership, boot_ms: int) -> None:
+        config, failsafe = self._config, self._failsafe
+        asked = HoldStillRequest(
+            config.broker_name, leadership.epoch, config.broker_id, failsafe.ttl_ms
+        )
+
+        def on_done(replica_id: int, outcome: Command | MQMeshError) -> None:
+            if not isinstance(outcome, MQMeshError):
+                failsafe.on_promised(replica_id, boot_ms)
+
+        header = encode_header(asked)
+        for one in leadership.electable:
+            done = partial(on_done, one)
+            self._peers.ask(one, RequestCode.HOLD_STILL, header, done, failsafe.ttl_ms)
+
+    def _still_ms(self) -> int:
+        """How long this replica has promised not to stand, and not to lead."""
+        state = self._view.record.state
+        if state is None:
+            return 0
+        last_epoch, now_ms = self._replica.position().last_epoch, self._clock.boot_ms()
+        return self._stillness.left_ms(state, self._config.broker_id, last_epoch, now_ms)
+
     # ---- Settings of the cluster -----------------------------------------------------
 
     @property
@@ -586,7 +638,10 @@ class GroupMember:
         """The record names this replica. Unless it has led this epoch before, it may."""
         is_new = self._replica.position().last_epoch < state.epoch
         if is_new and state.epoch > self._promises.promised_epoch and self._session is not None:
-            self._lead(record)
+            if still_ms := self._still_ms():
+                self._loop.call_later(still_ms, self._react)
+            else:
+                self._lead(record)
 
     def _member(self, replica_id: int | None) -> Presence | None:
         found = (one.presence for one in self._view.members)
@@ -645,6 +700,9 @@ class GroupMember:
             return
         if self._election.step is not CandidateStep.IDLE or now_ms < self._rest_until_ms:
             return
+        if self._still_ms():
+            self._stand_ms = None
+            return
         silent_ms = self._replica.silent_ms(now_ms)
         if silent_ms >= SILENCE_MS and now_ms >= self._look_ms:
             self._look_ms = now_ms + LOOK_MS
@@ -688,6 +746,9 @@ class GroupMember:
         self, reason: str, now_ms: int, *, is_told: bool = False, is_unclean: bool = False
     ) -> None:
         if self._election.step is not CandidateStep.IDLE or self._session is None:
+            return
+        if still_ms := self._still_ms():
+            _log.info("this replica has promised not to stand for %d ms more", still_ms)
             return
         # Who tells it has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
@@ -853,7 +914,8 @@ class GroupMember:
         try:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
-            self.leadership.lease_holds = self._lease_holds
+            self._failsafe = Failsafe(self._lease.ttl_ms, self._config.ha.failsafe)
+            self.leadership.lease_holds = self._may_lead
         except MQMeshError as error:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
@@ -896,6 +958,17 @@ class GroupMember:
             self._stand(reason, now_ms, is_told=True)
         return Reply()
 
+    def _on_hold_still(self, request: Request, asked: HoldStillRequest) -> Reply:
+        self._check_group(asked.broker_name)
+        state = self._view.record.state
+        newest = max(self._promises.promised_epoch, 0 if state is None else state.epoch)
+        if asked.epoch < newest:
+            raise StaleEpoch(f"epoch {asked.epoch} is over, {newest} was promised or has begun")
+        if self.leadership is not None or self._election.step is not CandidateStep.IDLE:
+            raise InvalidArgument("this replica leads, or stands for election")
+        self._stillness.promise(self._clock.boot_ms() + asked.ttl_ms)
+        return Reply()
+
     # ---- Administrators --------------------------------------------------------------
 
     def _on_elect(self, request: Request, asked: ElectReplicaRequest) -> Reply:
@@ -909,6 +982,8 @@ class GroupMember:
             raise InvalidArgument("the group has a master that lives")
         if self._session is None:
             raise InvalidArgument("this replica does not reach the coordinator")
+        if still_ms := self._still_ms():
+            raise InvalidArgument(f"it has promised the master not to lead for {still_ms} ms more")
         self._rest_until_ms = now_ms
         reason = "an administrator has it lead, whatever it lacks"
         self._stand(reason, now_ms, is_told=True, is_unclean=True)

@@ -59,6 +59,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             1 to 64.
         lease_ttl_ms: In ``auto``: a replica that does not renew its session for so long is taken
             for gone, 2,000 to 600,000 ms.
+        failsafe: With ``none``: a master that does not reach the coordinator goes on while all
+            replicas in sync promise not to stand.
         replica_lag_max_ms: A follower that was not caught up for so long answers no reads, and in
             ``auto`` leaves the replicas in sync, 100 to 600,000 ms.
         preferred: In ``auto``: this replica leads where others could as well.
@@ -79,5 +81,6 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     total_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
     min_in_sync_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
     lease_ttl_ms: Annotated[int, msgspec.Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = 3_000
+    failsafe: bool = True
     replica_lag_max_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 3_000
     preferred: bool = False

@@ -17,6 +17,11 @@ from mqmesh.errors import InvalidArgument, NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 
+ACKS_MS: Final = 1_000
+"""A leader without a session goes on while as many as confirm were heard in that time."""
+ISOLATED: Final = (
+    "this replica reaches neither the coordinator nor enough followers: another one may lead by now"
+)
 LEASE_OVER: Final = "its session was not renewed (ha.lease_ttl_ms): another replica may lead by now"
 
 
@@ -40,6 +45,8 @@ class Leadership:
         is_over: Why this epoch is over, once that is known.
         closing: Why no more sends are taken, while the lead is handed over.
         lease_holds: Whether nobody takes this replica for gone.
+        is_isolated: It has neither a session nor acknowledgements, so that it takes nothing: but
+            for that another replica may lead, whom it does not hear.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class Leadership:
         self.is_over: str | None = None
         self.closing: str | None = None
         self.lease_holds: Callable[[], bool] = lambda: True
+        self.is_isolated = False
         self._log_end = log_end
         self._counts_synced = counts_synced
 
@@ -95,6 +103,36 @@ class Leadership:
         """Whether sends may be answered: without copies only for as long as the lease holds."""
         return self.policy.mode is not AckReplicas.NONE or self.lease_holds()
 
+    @property
+    def electable(self) -> frozenset[int]:
+        """Ids of the others that could be elected."""
+        rules = (self.log.rule, self.log.next_rule or self.log.rule)
+        members = {one for rule in rules for one in rule.members} - {self.log.me}
+        return frozenset(one.replica_id for one in members)
+
+    def look(self, now_ms: int) -> None:
+        """Looks whether it is isolated; monotonic clock."""
+        recent = {one for one, at in self.heard_ms.items() if now_ms - at <= ACKS_MS}
+        recent.add(self.log.me.replica_id)
+        rules = (self.log.rule, self.log.next_rule or self.log.rule)
+        is_heard = all(
+            sum(member.replica_id in recent for member in rule.members) >= rule.copies
+            for rule in rules
+        )
+        is_sync = self.policy.mode is not AckReplicas.NONE
+        self.is_isolated = is_sync and not is_heard and not self.lease_holds()
+
+    def check_leads(self) -> None:
+        """To be called before anything that only one replica may grant.
+
+        Raises:
+            NotMaster: Another one may lead by now.
+        """
+        if not self.may_answer():
+            raise NotMaster(LEASE_OVER)
+        if self.is_isolated:
+            raise NotMaster(ISOLATED)
+
     def check(self) -> None:
         """To be called before a put.
 
@@ -102,8 +140,7 @@ class Leadership:
             BrokerNotAvailable: Too few replicas are there.
             NotMaster: The lead is handed over just now, or another one may have it.
         """
-        if not self.may_answer():
-            raise NotMaster(LEASE_OVER)
+        self.check_leads()
         if self.closing is not None:
             raise NotMaster(self.closing)
         self.policy.check(self.log, self._log_end())

@@ -18,7 +18,10 @@ def lock_batch_mq(context: BrokerContext, request: Request, wanted: LockBatchReq
 
     Raises:
         StaleGeneration: It is no member of the group here.
+        NotMaster: Another replica may lead by now, and grants the same queues.
     """
+    if context.leadership is not None:
+        context.leadership.check_leads()
     check_client_group(wanted.group)
     context.groups.require_member(wanted.group, wanted.client_id)
     now_ms = context.clock.monotonic_ms()

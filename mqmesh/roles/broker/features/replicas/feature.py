@@ -56,6 +56,7 @@ REPLICAS: Final = Feature(
         RequestCode.PAUSE_FAILOVER: replicas.refuse_election,
         RequestCode.GET_HA_SETTINGS: replicas.refuse_election,
         RequestCode.PUT_HA_SETTINGS: replicas.refuse_election,
+        RequestCode.HOLD_STILL: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
     durable=replicas.note_durable,

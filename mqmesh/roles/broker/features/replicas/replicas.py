@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.coordination.interface import MemberIncarnation
-from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange, StaleEpoch
+from mqmesh.errors import (
+    CorruptRecord,
+    InvalidArgument,
+    NotMaster,
+    OffsetOutOfRange,
+    StaleEpoch,
+)
 from mqmesh.log_identity import LogIdentity, common_end
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, Request, encode_header, reply_with
@@ -25,9 +31,9 @@ from mqmesh.protocol.replication import (
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.replicas.follower_table import TURN_BYTES, Follower
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed, refuse_waiting
 from mqmesh.roles.broker.ha.ha_config import HaMode
-from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.leadership import ISOLATED, Leadership
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import FlushDiskType, replicable
 from mqmesh.units import CommitLogOffset
@@ -238,6 +244,8 @@ def _forget(context: BrokerContext, one: Follower) -> None:
 
 def tick(context: BrokerContext, now_ms: int) -> None:
     """Tells idle followers that the master lives; keeps the log for those heard lately."""
+    if context.leadership is not None and context.leadership.is_isolated:
+        refuse_waiting(context, NotMaster(ISOLATED))
     if not context.followers.was_used:
         return
     log = replicable(context.store)
@@ -268,11 +276,10 @@ def get_ha_status(context: BrokerContext, request: Request, asked: HaStatusReque
 def ha_status(context: BrokerContext) -> HaStatus:
     """How a master and its replicas are."""
     identity, leadership = replicable(context.store).identity(), context.leadership
-    is_starting = leadership is not None and not leadership.is_confirmed
     return HaStatus(
         context.config.broker_name,
         context.config.broker_id,
-        "STARTING_MASTER" if is_starting else "MASTER",
+        _role(leadership),
         context.store.epoch(),
         identity.log_start,
         identity.log_end,
@@ -281,6 +288,12 @@ def ha_status(context: BrokerContext) -> HaStatus:
         in_sync=[] if leadership is None else leadership.members,
         confirmed=0 if leadership is None else leadership.confirmed(),
     )
+
+
+def _role(leadership: Leadership | None) -> str:
+    if leadership is None or not (leadership.is_isolated or leadership.closing):
+        return "MASTER" if leadership is None or leadership.is_confirmed else "STARTING_MASTER"
+    return "ISOLATED" if leadership.is_isolated else "HANDING_OVER"
 
 
 def refuse_promotion(

@@ -123,6 +123,18 @@ def refuse_all(context: BrokerContext, error: MQMeshError) -> None:
             context.wire.fail(send.request, error)
 
 
+def refuse_waiting(context: BrokerContext, error: MQMeshError) -> None:
+    """Sends that wait have no answer but this error: who repeats them does not store them twice.
+
+    What the broker sent itself waits on: it is told as done, or not at all.
+    """
+    for send, _ in context.commit_point.expired(MAX_OFFSET):
+        if send.request is None:
+            _wait(context, send)
+        else:
+            context.wire.fail(send.request, error)
+
+
 def _account(
     context: BrokerContext,
     batches: list[BatchToPut],
