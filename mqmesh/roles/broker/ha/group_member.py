@@ -84,19 +84,20 @@ from mqmesh.roles.broker.ha.election import (
     standing_delay_ms,
     suspicion_of,
 )
-from mqmesh.roles.broker.ha.failsafe import Failsafe, Stillness
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
-from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
-from mqmesh.roles.broker.ha.lease import ReplicaLease
-from mqmesh.roles.broker.ha.promises import KeptPromises
-from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
-from mqmesh.roles.broker.ha.switch_over import (
+from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
+from mqmesh.roles.broker.ha.lead.isolation import is_isolated
+from mqmesh.roles.broker.ha.lead.lease import ReplicaLease
+from mqmesh.roles.broker.ha.lead.switch_over import (
     PATIENCE_MS,
     Retirement,
     RetirementStep,
     SwitchOver,
     choose_successor,
 )
+from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.dispatch import Handler
 
 STEP_MS: Final = 20
@@ -251,7 +252,8 @@ class GroupMember:
         self._lease = ReplicaLease(config.ha.lease_ttl_ms)
         ttl_ms = config.ha.lease_ttl_ms
         self._failsafe = Failsafe(ttl_ms, config.ha.failsafe)
-        self._stillness = Stillness(started_until_ms=self._clock.boot_ms() + ttl_ms)
+        self._started_ms = self._clock.boot_ms()
+        self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
         self._election = Election(promises.state.member)
         self._is_stepping = False
         self._is_told = False
@@ -515,7 +517,7 @@ class GroupMember:
             self.step_down(LEASE_OVER)
             return
         was_isolated = leadership.is_isolated
-        leadership.look(now_ms)
+        leadership.is_isolated = is_isolated(leadership, now_ms)
         if leadership.is_isolated and not was_isolated:
             _log.error("sends are refused: %s", ISOLATED)
         elif was_isolated and not leadership.is_isolated:
@@ -566,6 +568,7 @@ class GroupMember:
         for name, problem in self._settings.problems.items():
             _log.error("ha.%s of the cluster cannot be used here: %s", name, problem)
         ttl_ms = self.config.ha.lease_ttl_ms
+        self._stillness.started_until_ms = self._started_ms + ttl_ms
         if ttl_ms != self._lease.ttl_ms:
             self._lease.change_ttl(ttl_ms)
             self._must_begin = self._session is not None

@@ -17,8 +17,6 @@ from mqmesh.errors import InvalidArgument, NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 
-ACKS_MS: Final = 1_000
-"""A leader without a session goes on while as many as confirm were heard in that time."""
 ISOLATED: Final = (
     "this replica reaches neither the coordinator nor enough followers: another one may lead by now"
 )
@@ -45,8 +43,7 @@ class Leadership:
         is_over: Why this epoch is over, once that is known.
         closing: Why no more sends are taken, while the lead is handed over.
         lease_holds: Whether nobody takes this replica for gone.
-        is_isolated: It has neither a session nor acknowledgements, so that it takes nothing: but
-            for that another replica may lead, whom it does not hear.
+        is_isolated: It hears neither the coordinator nor enough followers.
     """
 
     def __init__(
@@ -110,28 +107,12 @@ class Leadership:
         members = {one for rule in rules for one in rule.members} - {self.log.me}
         return frozenset(one.replica_id for one in members)
 
-    def look(self, now_ms: int) -> None:
-        """Looks whether it is isolated; monotonic clock."""
-        recent = {one for one, at in self.heard_ms.items() if now_ms - at <= ACKS_MS}
-        recent.add(self.log.me.replica_id)
-        rules = (self.log.rule, self.log.next_rule or self.log.rule)
-        is_heard = all(
-            sum(member.replica_id in recent for member in rule.members) >= rule.copies
-            for rule in rules
-        )
-        is_sync = self.policy.mode is not AckReplicas.NONE
-        self.is_isolated = is_sync and not is_heard and not self.lease_holds()
-
-    def check_leads(self) -> None:
-        """To be called before anything that only one replica may grant.
-
-        Raises:
-            NotMaster: Another one may lead by now.
-        """
+    @property
+    def loss(self) -> str | None:
+        """Why it is to grant nothing that one leader alone may; None while it may."""
         if not self.may_answer():
-            raise NotMaster(LEASE_OVER)
-        if self.is_isolated:
-            raise NotMaster(ISOLATED)
+            return LEASE_OVER
+        return ISOLATED if self.is_isolated else None
 
     def check(self) -> None:
         """To be called before a put.
@@ -140,7 +121,8 @@ class Leadership:
             BrokerNotAvailable: Too few replicas are there.
             NotMaster: The lead is handed over just now, or another one may have it.
         """
-        self.check_leads()
+        if (loss := self.loss) is not None:
+            raise NotMaster(loss)
         if self.closing is not None:
             raise NotMaster(self.closing)
         self.policy.check(self.log, self._log_end())

@@ -1,6 +1,6 @@
 """Locks of ordered consumers, and members that give queues back."""
 
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import MQMeshError, NotMaster
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
@@ -20,8 +20,8 @@ def lock_batch_mq(context: BrokerContext, request: Request, wanted: LockBatchReq
         StaleGeneration: It is no member of the group here.
         NotMaster: Another replica may lead by now, and grants the same queues.
     """
-    if context.leadership is not None:
-        context.leadership.check_leads()
+    if context.leadership is not None and (loss := context.leadership.loss) is not None:
+        raise NotMaster(loss)
     check_client_group(wanted.group)
     context.groups.require_member(wanted.group, wanted.client_id)
     now_ms = context.clock.monotonic_ms()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation
-from mqmesh.roles.broker.ha.failsafe import Failsafe, Stillness
-from mqmesh.roles.broker.ha.lease import ISOLATED_MS
+from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
+from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS
 
 TTL_MS = 3_000
 STATE = GroupState(

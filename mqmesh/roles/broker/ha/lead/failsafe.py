@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.coordination.interface import AckReplicas, GroupState
-from mqmesh.roles.broker.ha.lease import ISOLATED_MS
+from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS
 
 ASKS: Final = 4
 """So often within the life of a session all are asked again, from half of it without a renewal."""

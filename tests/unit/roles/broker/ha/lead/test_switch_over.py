@@ -18,8 +18,7 @@ from mqmesh.errors import InvalidArgument, NotMaster
 from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.effects import ChangeRecord, Follow, ReadRecord, ResumeSends
 from mqmesh.roles.broker.ha.in_sync import REREAD_MS
-from mqmesh.roles.broker.ha.leadership import Leadership
-from mqmesh.roles.broker.ha.switch_over import (
+from mqmesh.roles.broker.ha.lead.switch_over import (
     MOST_LAG_BYTES,
     OTHERS_LEAVE_MS,
     PATIENCE_MS,
@@ -29,6 +28,7 @@ from mqmesh.roles.broker.ha.switch_over import (
     SwitchOver,
     choose_successor,
 )
+from mqmesh.roles.broker.ha.leadership import Leadership
 
 ME, SECOND, THIRD = (MemberIncarnation(number, 1) for number in (1, 2, 3))
 RECORD = StateRecord(

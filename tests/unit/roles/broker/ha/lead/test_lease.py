@@ -8,9 +8,9 @@ from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarna
 from mqmesh.errors import NotMaster
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmRule
-from mqmesh.roles.broker.ha.leadership import ACKS_MS, Leadership
-from mqmesh.roles.broker.ha.lease import ISOLATED_MS, RETRY_MS, ReplicaLease
+from mqmesh.roles.broker.ha.confirm import AckPolicy
+from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS, RETRY_MS, ReplicaLease
+from mqmesh.roles.broker.ha.leadership import Leadership
 
 TTL_MS = 3_000
 
@@ -86,10 +86,9 @@ class Store:
         return 100
 
 
-def leading(mode: AckReplicas, clock: list[int], *others: int, copies: int = 1) -> Leadership:
+def leading(mode: AckReplicas, clock: list[int]) -> Leadership:
     me, lease = MemberIncarnation(1, 1), begun(0)
-    members = (me, *(MemberIncarnation(one, 1) for one in others))
-    state = GroupState(log_id=1, epoch=4, master=1, in_sync=members, mode=mode, copies=copies)
+    state = GroupState(log_id=1, epoch=4, master=1, in_sync=(me,), mode=mode)
     made = Leadership(
         StateRecord(7, state),
         me,
@@ -143,45 +142,3 @@ def test_another_time_counts_from_when_a_session_is_asked_for_and_the_shorter_on
     assert lease.deadline_ms == 5_600, "the old session may go on"
     lease.on_begun()
     assert lease.deadline_ms == 10_700
-
-
-LATE_MS = 100_000
-
-
-@pytest.mark.parametrize(
-    ("mode", "needed"),
-    [(AckReplicas.QUORUM, {2}), (AckReplicas.ONE, {3}), (AckReplicas.ALL, {2, 3})],
-)
-def test_a_leader_without_a_session_goes_on_while_enough_to_confirm_are_heard(mode, needed):
-    clock = [LATE_MS]
-    leadership = leading(mode, clock, 2, 3, copies=2)
-    for one in needed:
-        leadership.heard_ms[one] = LATE_MS - ACKS_MS
-    leadership.look(LATE_MS)
-    assert not leadership.is_isolated
-    leadership.look(LATE_MS + 1)
-    assert leadership.is_isolated
-    with pytest.raises(NotMaster, match="neither the coordinator nor enough followers"):
-        leadership.check()
-    leadership.heard_ms = dict.fromkeys(needed, LATE_MS + 1)
-    leadership.look(LATE_MS + 2)
-    leadership.check()
-
-
-def test_a_session_is_enough_to_go_on_and_so_is_a_set_of_one():
-    leadership = leading(AckReplicas.ALL, [0], 2, 3)
-    leadership.look(LATE_MS)
-    assert not leadership.is_isolated
-    alone = leading(AckReplicas.ALL, [LATE_MS])
-    alone.look(LATE_MS)
-    assert not alone.is_isolated
-
-
-def test_while_the_set_changes_enough_of_both_must_be_heard():
-    leadership = leading(AckReplicas.ALL, [LATE_MS], 2)
-    leadership.heard_ms = {2: LATE_MS}
-    bigger = (*leadership.log.rule.members, MemberIncarnation(3, 1))
-    leadership.log.on_changing(ConfirmRule(bigger, 3))
-    leadership.look(LATE_MS)
-    assert leadership.is_isolated
-    assert leadership.electable == {2, 3}

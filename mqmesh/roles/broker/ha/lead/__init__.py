@@ -1,0 +1,1 @@
+"""Keeping the lead of a group, and handing it over. Pure."""

@@ -1,0 +1,67 @@
+"""A leader with copies that hears nobody takes nothing, until it hears enough again."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, StateRecord
+from mqmesh.errors import NotMaster
+from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmRule
+from mqmesh.roles.broker.ha.lead.isolation import ACKS_MS, is_isolated
+from mqmesh.roles.broker.ha.leadership import Leadership
+
+LATE_MS = 100_000
+
+
+def leading(
+    mode: AckReplicas, *others: int, copies: int = 1, has_lease: bool = False
+) -> Leadership:
+    me = MemberIncarnation(1, 1)
+    members = (me, *(MemberIncarnation(one, 1) for one in others))
+    state = GroupState(log_id=1, epoch=4, master=1, in_sync=members, mode=mode, copies=copies)
+    made = Leadership(
+        StateRecord(7, state),
+        me,
+        AckPolicy(mode),
+        marker_end=0,
+        log_end=lambda: 100,
+        lag_max_ms=3_000,
+        counts_synced=False,
+    )
+    made.lease_holds = lambda: has_lease
+    made.on_own(100)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mode", "needed"),
+    [(AckReplicas.QUORUM, {2}), (AckReplicas.ONE, {3}), (AckReplicas.ALL, {2, 3})],
+)
+def test_a_leader_without_a_session_goes_on_while_enough_to_confirm_are_heard(mode, needed):
+    leadership = leading(mode, 2, 3, copies=2)
+    for one in needed:
+        leadership.heard_ms[one] = LATE_MS - ACKS_MS
+    assert not is_isolated(leadership, LATE_MS)
+    leadership.is_isolated = is_isolated(leadership, LATE_MS + 1)
+    assert leadership.is_isolated
+    with pytest.raises(NotMaster, match="neither the coordinator nor enough followers"):
+        leadership.check()
+    leadership.heard_ms = dict.fromkeys(needed, LATE_MS + 1)
+    leadership.is_isolated = is_isolated(leadership, LATE_MS + 2)
+    leadership.check()
+
+
+def test_a_session_is_enough_to_go_on_and_so_is_a_set_of_one():
+    leadership = leading(AckReplicas.ALL, 2, 3, has_lease=True)
+    assert not is_isolated(leadership, LATE_MS)
+    alone = leading(AckReplicas.ALL)
+    assert not is_isolated(alone, LATE_MS)
+
+
+def test_while_the_set_changes_enough_of_both_must_be_heard():
+    leadership = leading(AckReplicas.ALL, 2)
+    leadership.heard_ms = {2: LATE_MS}
+    bigger = (*leadership.log.rule.members, MemberIncarnation(3, 1))
+    leadership.log.on_changing(ConfirmRule(bigger, 3))
+    assert is_isolated(leadership, LATE_MS)
+    assert leadership.electable == {2, 3}
