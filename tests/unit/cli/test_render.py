@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.text import Text
 
 from mqmesh.cli.render import LogStream, duration, print_json, print_table, timestamp
 from mqmesh.roles.supervisor.log_lines import LogLine
@@ -75,3 +76,10 @@ def test_a_reader_that_is_gone_costs_the_lines_only(monkeypatch):
     monkeypatch.setattr(stream._console, "print", gone)
     stream.say(LINE)
     stream.say(LINE)
+
+
+def test_columns_of_a_pipe_stand_below_one_another_whatever_is_in_them(capsys):
+    print_table(("A", "WIDE", "N"), [("x", Text("漢字", style="red"), 1_234), ("longer", "y", -5)])
+    assert capsys.readouterr().out == (
+        "A       WIDE      N\nx       漢字  1,234\nlonger  y        -5\n"
+    )
