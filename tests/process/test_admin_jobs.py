@@ -34,6 +34,7 @@ MESSAGES = 2 * QUEUES
 
 SHOWN = {
     "startMonitoring": "test_monitor.py::test_messages_that_wait_for_nobody_are_an_alarm",
+    "queryMsgTraceById": "test_trace.py::test_blocking_clients_are_traced",
     "updateAclConfig": "test_secure.py::test_the_list_is_the_same_everywhere",
     "deleteAclConfig": "test_secure.py::test_a_user_sends_what_it_may",
     "clusterAclConfigVersion": "test_secure.py::test_the_list_is_the_same_everywhere",
@@ -147,6 +148,8 @@ JOBS = {
         "broker-b", lambda found: {"broker-a", "broker-b"} <= {one["name"] for one in found[0]}
     ),
     "clusterRT": Job("broker-b", lambda found: len(found) == 4, {"60": "2", "10": "0"}),
+    "queryCq": Job("TAG HASH", lambda found: len(found[0]["entries"]) > 1, {"17": "0"}),
+    "producer": Job("shop", lambda found: "shop" in json.dumps(found)),
     "resetOffsetByTime": Job("orders", lambda found: found[0]["dry_run"] is True),
     "skipAccumulatedMessage": Job("orders", lambda found: found[0]["dry_run"] is False),
     "cloneGroupOffset": Job("orders", lambda found: found[0]["queues"]),
