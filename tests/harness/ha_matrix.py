@@ -244,7 +244,8 @@ class Harm:
 
     def _signal(self, number: signal.Signals) -> None:
         processes = [self._group.replicas[one] for one in self.replicas]
-        processes += [self._group.coordinator] * self._has_coordinator
+        if self._has_coordinator:
+            processes.append(self._group.coordinator)
         for process in processes:
             os.kill(process.pid, number)
         for member in self._members:
