@@ -48,6 +48,9 @@ class Client(DeadLetterClient):
     def _addresses(self):
         return {name: BrokerAddress(f"{name}:1") for name in self.stages}
 
+    def _masters(self):
+        return {name: f"tcp://{name}:1" for name in self.stages}
+
     def _request(self, endpoint, code, header, timeout_ms=None):
         name = endpoint.removeprefix("tcp://").partition(":")[0]
         self.asked.append((name, code))
