@@ -106,6 +106,7 @@ class RequestCode(enum.IntEnum):
     GET_ALL_CLIENTS = 328
     DELETE_EXPIRED_COMMITLOG = 329
     CREATE_SNAPSHOT = 1_070
+    GET_GROUPS_PROGRESS = 1_075
 
     # Between replicas of a broker group; see ``protocol/replication.py``.
     OPEN_REPLICATION = 1_050
@@ -246,7 +247,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
 )
 
 
-def code_of(error: Exception) -> ResponseCode:
+def code_of(error: BaseException) -> ResponseCode:
     """The response code that tells a peer of an error; ``SYSTEM_ERROR`` for unexpected ones."""
     for kind, code in _CODE_OF_CLASS:
         if isinstance(error, kind):

@@ -296,6 +296,8 @@ _ROWS: Final = (
          groups.ProducerConnectionsRequest, groups.ProducerConnections),
     _row(C.GET_CONSUME_STATS, BROKER, VIEW, "topic", "group",
          groups.ConsumeStatsRequest, groups.ConsumeStats),
+    _row(C.GET_GROUPS_PROGRESS, BROKER, VIEW, "", "",
+         groups.GroupsProgressRequest, groups.GroupsProgress),
     _row(C.QUERY_TOPIC_CONSUME_BY_WHO, BROKER, VIEW, "topic", "",
          groups.TopicConsumersRequest, groups.GroupNames),
     _row(C.INVOKE_BROKER_TO_RESET_OFFSET, BROKER, ADMIN, "topic", "group",

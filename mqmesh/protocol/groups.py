@@ -10,6 +10,7 @@ from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
+from mqmesh.units import MAX_OFFSET
 
 MAX_GROUPS_PER_ANSWER: Final = 256
 MAX_QUEUES_PER_RESET: Final = 256
@@ -291,6 +292,79 @@ class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queues: Annotated[list[QueueProgress], msgspec.Meta(max_length=MAX_QUEUES_PER_STATS)]
     more: bool
     consume_tps: float
+    now_ms: int
+
+
+class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_GROUPS_PROGRESS: how far all groups are, by topic; answered with ``GroupsProgress``.
+
+    Attributes:
+        listing: Of the former answer; 0 for the first one.
+        place: As its ``next_place``.
+        after_topic: As its ``after_topic``.
+    """
+
+    listing: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    place: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    after_topic: Name = ""
+
+
+class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How far a group is in a topic: all of its queues on one broker together.
+
+    Attributes:
+        topic: Physical topic.
+        max_queue_offset: Sum of where the queues end.
+        consumer_offset: Sum of the committed offsets.
+        lag: Messages that are not done.
+        in_flight: Messages of them that were handed out, and are with a consumer.
+        oldest_timestamp: Store time of the oldest message that is not done; 0 for none.
+        ready_timestamp: Store time of the oldest message that was not handed out; 0 for none.
+    """
+
+    topic: str
+    max_queue_offset: int
+    consumer_offset: int
+    lag: int
+    in_flight: int = 0
+    oldest_timestamp: int = 0
+    ready_timestamp: int = 0
+
+
+class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A group on one broker; one with many topics may come in several parts.
+
+    Attributes:
+        group: Consumer group.
+        topics: Sorted; its retry topic is one of them, if it has one.
+        members: Connected consumers.
+        message_model: ``MessageModel`` of its members, "" if there are none.
+        dead: Messages in its dead letter topic.
+    """
+
+    group: str
+    topics: list[TopicProgress]
+    members: list[ConsumerConnection] = []
+    message_model: str = ""
+    dead: int = 0
+
+
+class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Progress of some groups; a page ends when so many queues were looked at.
+
+    Attributes:
+        listing: Of the groups that were there at the first page; if it is not the one that was
+            asked for, that one is forgotten, and this page is the first of a new one.
+        groups: In the listing's order.
+        next_place: What to ask for next; -1 at the end.
+        after_topic: Within the group at that place; "" for its beginning.
+        now_ms: The broker's wall clock, which timestamps are to be compared with.
+    """
+
+    listing: int
+    groups: list[GroupTopics]
+    next_place: int
+    after_topic: str
     now_ms: int
 
 

@@ -21,7 +21,7 @@ from mqmesh.figures import (
     gauge,
     histogram,
 )
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import Principal, Reply, Request
 from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
 
@@ -88,8 +88,26 @@ class AllowAll:
         """Permits it."""
 
 
-def _latencies() -> Histogram:
-    return Histogram(LATENCY_BOUNDS_MS)
+class CommandLatencies:
+    """How long one command took, by the response code that it was answered with."""
+
+    __slots__ = ("_by_code",)
+
+    def __init__(self) -> None:
+        self._by_code: dict[int, Histogram] = {}
+
+    def observe(self, took_ns: int, code: int) -> None:
+        """Counts an answer."""
+        meter = self._by_code.get(code)
+        if meter is None:
+            meter = self._by_code[code] = Histogram(LATENCY_BOUNDS_MS)
+        meter.observe(took_ns / _NS_PER_MS)
+
+    def read(self) -> dict[str, Distribution]:
+        """What was observed so far, by the code's name."""
+        return {
+            ResponseCode(code).name.lower(): meter.read() for code, meter in self._by_code.items()
+        }
 
 
 class CommandCount(msgspec.Struct):
@@ -100,7 +118,7 @@ class CommandCount(msgspec.Struct):
         failures: Refused at once, or failed; refusals that come later are not counted here.
         spent_ns: Time of its handler altogether.
         longest_ns: The longest of them.
-        latency: From its handler's beginning to its answer, in ms.
+        latency: From its handler's beginning to its answer.
         held_latency: The same of those that waited for something to answer with.
     """
 
@@ -108,8 +126,8 @@ class CommandCount(msgspec.Struct):
     failures: int = 0
     spent_ns: int = 0
     longest_ns: int = 0
-    latency: Histogram = msgspec.field(default_factory=_latencies)
-    held_latency: Histogram = msgspec.field(default_factory=_latencies)
+    latency: CommandLatencies = msgspec.field(default_factory=CommandLatencies)
+    held_latency: CommandLatencies = msgspec.field(default_factory=CommandLatencies)
 
 
 class Dispatch:
@@ -204,10 +222,15 @@ class Dispatch:
         """The command that is being served does this: for whoever reads the audit log later."""
         self._described = what
 
-    def answered(self, request: Request) -> None:
-        """A request gets its answer, or its error, that its handler did not give at once."""
+    def answered(self, request: Request, code: int) -> None:
+        """A request gets its answer, or its error, that its handler did not give at once.
+
+        Args:
+            request: It.
+            code: Of the response.
+        """
         took_ns = self._now_ns() - request.received_ns
-        self._observe_later[request.command.code](took_ns / _NS_PER_MS)
+        self._observe_later[request.command.code](took_ns, code)
 
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
         # A closure rather than methods: this is on the way of every send and pull.
@@ -224,18 +247,20 @@ class Dispatch:
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()
-            is_answered = True
+            answered_with: int | None = None
             header = None
             try:
                 header = decode(request.command.header)
                 check(request.principal, spec, header)
                 reply = handler(request, header)
-                is_answered = reply is not None
+                if reply is not None:
+                    answered_with = reply.code
                 if of_admin:
                     note(request, header, None)
                 return reply
             except BaseException as error:
                 count.failures += 1
+                answered_with = code_of(error)
                 if header is not None and (of_admin or isinstance(error, NoPermission)):
                     note(request, header, error)
                 raise
@@ -245,8 +270,8 @@ class Dispatch:
                 count.spent_ns += spent_ns
                 if spent_ns > count.longest_ns:
                     count.longest_ns = spent_ns
-                if is_answered:
-                    observe(spent_ns / _NS_PER_MS)
+                if answered_with is not None:
+                    observe(spent_ns, answered_with)
 
         return serve
 
@@ -263,12 +288,12 @@ def _ms_by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dic
 def _latency_by_command(
     counts: Mapping[RequestCode, CommandCount],
 ) -> dict[LabelValues, Distribution]:
-    met = [
-        ((code.name.lower(), held), meter.read())
+    return {
+        (code.name.lower(), held, answer): told
         for code, count in counts.items()
         for held, meter in (("false", count.latency), ("true", count.held_latency))
-    ]
-    return {labels: told for labels, told in met if told.count}
+        for answer, told in meter.read().items()
+    }
 
 
 FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
@@ -296,7 +321,7 @@ FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         "from a request to its answer",
         _latency_by_command,
         unit="ms",
-        labels=("request_code", "is_long_polling"),
+        labels=("request_code", "is_long_polling", "response_code"),
         metric="rocketmq_rpc_latency_milliseconds",
     ),
     gauge(

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from mqmesh.clock import Clock
 from mqmesh.figures import FigureBoard, Measured, counter, gauge, text
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.codes import RequestCode, code_of
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles import dispatch as dispatching
@@ -155,13 +155,13 @@ class RoleShell:
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; once it is closed nobody is there."""
         if self.server is not None:
-            self.dispatch.answered(request)
+            self.dispatch.answered(request, reply.code)
             self.server.reply(request, reply)
 
     def fail(self, request: Request, error: Exception) -> None:
         """Answers a request with an error."""
         if self.server is not None:
-            self.dispatch.answered(request)
+            self.dispatch.answered(request, code_of(error))
             self.server.fail(request, error)
 
     def _ping(self, request: Request, header: None) -> Reply:

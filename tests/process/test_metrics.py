@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from harness.patience import until
 from harness.prometheus import Prometheus, promtool
+from harness.rocketmq import families, golden_families
 
 from mqmesh import (
     ClientOptions,
@@ -160,6 +161,12 @@ def test_every_name_of_rocketmqs_boards_has_a_series(prometheus, project_root):
         return [name for name in names(project_root) if not prometheus.query(f"{name}{{{labels}}}")]
 
     until(lambda: not missing())
+
+
+def test_names_and_labels_are_those_of_a_real_broker_of_rocketmq(cluster, traffic, project_root):
+    golden = golden_families(project_root)
+    told = families(cluster.text().decode())
+    assert {name: told.get(name) for name in golden} == golden
 
 
 def test_every_expression_of_our_boards_gives_a_series(prometheus, project_root):

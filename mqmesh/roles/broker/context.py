@@ -15,6 +15,7 @@ from mqmesh.roles.broker.features.admin.cleaning import CleaningDesk
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
+from mqmesh.roles.broker.features.groups.group_listings import GroupListings
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.groups.offset_resets import OffsetResets
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -117,6 +118,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         group_table: Settings of consumer groups.
         pulls: What groups were handed out.
         resets: Offsets that were moved under running consumers.
+        group_listings: Names of groups, for those who ask for all in pages.
         filter_servers: Where filters in Python run.
         transactions: Half messages.
         snapshots: The snapshot that is being made.
@@ -154,6 +156,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     group_table: GroupTable
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
+    group_listings: GroupListings = msgspec.field(default_factory=GroupListings)
     filter_servers: FilterServers
     turns: PullTurns
     transactions: TransactionDesk

@@ -152,17 +152,16 @@ class Collector:
 
     def _groups(self, client: GroupAdmin, node: Node) -> tuple[list[Series], int]:
         """What is told of consumer groups, and how many are left out."""
-        summaries = [one for found in client.groups().values() for one in found]
-        told = summaries[: self._config.max_groups]
         series: list[Series] = []
-        for summary in told:
-            name = summary.config.group
-            progress = client.progress(name)
-            members = client.connections(name) if summary.members else []
-            series += group_series(node, progress, members)
-            if self._config.rocketmq4_names:
-                series += self._rocketmq4.group(node, progress, members)
-        return series, len(summaries) - len(told)
+        left_out = 0
+        for progress in client.all_progress().values():
+            told = progress.groups[: self._config.max_groups]
+            left_out += len(progress.groups) - len(told)
+            for group in told:
+                series += group_series(node, group, progress.now_ms)
+                if self._config.rocketmq4_names:
+                    series += self._rocketmq4.group(node, group, progress.now_ms)
+        return series, left_out
 
     def _left(
         self, brokers: Iterable[Node], answered: Iterable[Node], now_ms: int

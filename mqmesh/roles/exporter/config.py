@@ -36,8 +36,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         min_interval_ms: Whoever asks again within so long gets the same page, 0 to 600,000 ms.
         forget_ms: A broker that name servers know no more is told as down for so long, 0 to
             86,400,000 ms; then it counts as taken away.
-        max_groups: Consumer groups of each broker whose progress is told, 0 to 100,000. Each costs
-            its broker some requests; ``mqmesh_exporter_groups_left_out`` says how many are not.
+        max_groups: Consumer groups of each broker whose progress is told, 0 to 100,000;
+            ``mqmesh_exporter_groups_left_out`` says how many are not.
         rocketmq4_names: Tell the names of RocketMQ 4's exporter, too: its boards show them.
     """
 
@@ -57,7 +57,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
     min_interval_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 1_000
     forget_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
-    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1_000
+    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 10_000
     rocketmq4_names: bool = True
 
     def __post_init__(self) -> None:

@@ -108,7 +108,7 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     server_keys: dict[_Address, Key] = {}
     interval_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 30
     timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
-    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1_000
+    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 10_000
     state_file: str = ""
     rule: Annotated[list[RuleChange], msgspec.Meta(max_length=1_024)] = []
     notify: NotifyConfig = NotifyConfig()

@@ -12,9 +12,8 @@ import msgspec
 
 from mqmesh.figures import Distribution, Figure, FigureKind, FigureValue, Readings
 from mqmesh.message import DLQ_PREFIX, TRANS_HALF_TOPIC, is_system_topic, retry_topic
-from mqmesh.protocol.groups import ConsumerConnection
+from mqmesh.protocol.groups import GroupTopics, TopicProgress
 from mqmesh.roles.exporter.families import Metric, Series
-from mqmesh.sdk.admin.group_admin import GroupProgress, QueueLag
 
 OWN: Final = "mqmesh_"
 NODE_LABELS: Final = ("cluster", "node_type", "node_id")
@@ -22,7 +21,9 @@ SCOPE: Final = ("otel_scope_name", "broker-meter")
 """A label that RocketMQ's exporter adds; boards may ask for it."""
 _CONSTANTS: Final = {
     "rocketmq_storage_": (("storage_type", "local"), ("storage_medium", "disk")),
-    "rocketmq_rpc_": (("protocol_type", "zmq"),),
+    "rocketmq_rpc_": (("protocol_type", "zmq"), ("result", "success")),
+    "rocketmq_producer_connections": (("protocol_type", "zmq"),),
+    "rocketmq_consumer_connections": (("protocol_type", "zmq"),),
 }
 _UNITS: Final = {"ms": ("seconds", 1_000.0), "percent": ("ratio", 100.0)}
 _PER_SECOND = re.compile(r"_per_s\Z")
@@ -133,9 +134,9 @@ def broker_series(node: Node, readings: Readings) -> Iterator[Series]:
         yield from tell("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
     pending = readings.number("half_messages_pending")
     yield from tell("rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC)
-    for (decision,), value in numbers(readings, "half_messages_ended_total"):
+    for (decision, topic), value in numbers(readings, "half_messages_ended_total"):
         name = f"rocketmq_{decision}_messages_total"
-        yield from tell(name, _COUNTER, "half messages by end", value, topic=TRANS_HALF_TOPIC)
+        yield from tell(name, _COUNTER, "half messages by end", value, topic=topic)
     for labels, value in numbers(readings, "topic_put_messages_total"):
         group = labels[0].removeprefix(DLQ_PREFIX)
         if group != labels[0]:
@@ -159,49 +160,67 @@ def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], fl
                     yield sample.labels, sample.value
 
 
-def group_series(
-    node: Node, progress: GroupProgress, members: list[ConsumerConnection]
-) -> Iterator[Series]:
-    """What RocketMQ 5 tells of a consumer group on one broker."""
+def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series]:
+    """What RocketMQ 5 tells of a consumer group on one broker.
 
-    def metric(name: str, help: str, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
-        return _rocketmq(name, _GAUGE, help, labels)
-
-    # Nothing waits in a topic that was not needed yet.
-    topics: dict[str, list[QueueLag]] = {retry_topic(progress.group): []}
-    topics |= by_topic(progress)
-    for topic, queues in topics.items():
-        is_retry = str(topic == retry_topic(progress.group)).lower()
-        labels = (topic, progress.group, is_retry, str(is_system_topic(topic)).lower())
-        lag, in_flight = sum(one.lag for one in queues), sum(one.in_flight for one in queues)
-        for name, help, value in (
-            ("rocketmq_consumer_lag_messages", "messages that are not done", lag),
-            ("rocketmq_consumer_inflight_messages", "of them, handed out", in_flight),
-            ("rocketmq_consumer_ready_messages", "of them, not handed out", lag - in_flight),
-            (
-                "rocketmq_consumer_lag_latency_milliseconds",
-                "how long the oldest has been waiting",
-                max((one.lag_ms for one in queues), default=0),
-            ),
-        ):
-            of, constants = metric(name, help, _GROUP_LABELS)
-            yield Series(of, (*node.labels, *constants, *labels), value)
-    kinds: dict[tuple[str, str, str, str], int] = {}
-    for one in members:
-        kind = (progress.group, one.language, one.version, one.data.message_model.lower())
-        kinds[kind] = kinds.get(kind, 0) + 1
-    of, constants = metric(
-        "rocketmq_consumer_connections",
-        "members of a consumer group",
-        ("consumer_group", "language", "version", "consume_mode"),
-    )
+    Args:
+        node: The broker.
+        group: What it says.
+        now_ms: Its wall clock.
+    """
+    for one in topics_of(group):
+        is_retry = one.topic == retry_topic(group.group)
+        labels = (one.topic, group.group, _word(is_retry), _word(is_system_topic(one.topic)))
+        values = (
+            one.lag,
+            one.in_flight,
+            one.lag - one.in_flight,
+            waits_ms(one.oldest_timestamp, now_ms),
+            waits_ms(one.ready_timestamp, now_ms),
+        )
+        for (metric, constants), value in zip(_OF_GROUPS, values, strict=True):
+            yield Series(metric, (*node.labels, *constants, *labels), value)
+    kinds: dict[tuple[str, ...], int] = {}
+    is_system = _word(is_system_topic(group.group))
+    for member in group.members:
+        model = member.data.message_model.lower()
+        own = (group.group, member.language.lower(), member.version, model, is_system)
+        kinds[own] = kinds.get(own, 0) + 1
+    metric, constants = _CONNECTIONS
     for kind, count in kinds.items():
-        yield Series(of, (*node.labels, *constants, *kind), count)
+        yield Series(metric, (*node.labels, *constants, *kind), count)
 
 
-def by_topic(progress: GroupProgress) -> dict[str, list[QueueLag]]:
-    """The queues of a group by topic."""
-    found: dict[str, list[QueueLag]] = {}
-    for one in progress.queues:
-        found.setdefault(one.progress.topic, []).append(one)
-    return found
+def topics_of(group: GroupTopics) -> list[TopicProgress]:
+    """The topics of a group; nothing waits in a retry topic that was not needed yet."""
+    own = retry_topic(group.group)
+    if any(one.topic == own for one in group.topics):
+        return group.topics
+    return [TopicProgress(own, 0, 0, 0), *group.topics]
+
+
+def waits_ms(timestamp: int, now_ms: int) -> int:
+    """How long something has been waiting; 0 where nothing waits."""
+    return max(now_ms - timestamp, 0) if timestamp else 0
+
+
+def _word(truth: bool) -> str:
+    return "true" if truth else "false"
+
+
+_OF_GROUPS: Final = tuple(
+    _rocketmq(f"rocketmq_consumer_{name}", _GAUGE, help, _GROUP_LABELS)
+    for name, help in (
+        ("lag_messages", "messages that are not done"),
+        ("inflight_messages", "of them, handed out"),
+        ("ready_messages", "of them, not handed out"),
+        ("lag_latency_milliseconds", "how long the oldest has been waiting"),
+        ("queueing_latency_milliseconds", "the same of the oldest that was not handed out"),
+    )
+)
+_CONNECTIONS: Final = _rocketmq(
+    "rocketmq_consumer_connections",
+    _GAUGE,
+    "members of a consumer group",
+    ("consumer_group", "language", "version", "consume_mode", "is_system"),
+)

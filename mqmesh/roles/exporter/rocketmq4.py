@@ -5,17 +5,19 @@ shows that nothing waits there.
 """
 
 from collections.abc import Hashable, Iterator
+from functools import cache
 from typing import Final
 
 from mqmesh.figures import Distribution, FigureKind, Readings
 from mqmesh.message import DLQ_PREFIX, retry_topic
-from mqmesh.protocol.groups import ConsumerConnection
+from mqmesh.protocol.groups import ConsumerConnection, GroupTopics
 from mqmesh.roles.exporter.families import Metric, Series
-from mqmesh.roles.exporter.names import Node, by_topic, numbers
+from mqmesh.roles.exporter.names import Node, numbers, topics_of, waits_ms
 from mqmesh.roles.exporter.rates import DayTotals, Rates
-from mqmesh.sdk.admin.group_admin import GroupProgress
 
 _SEND: Final = "send_message"
+_GROUP: Final = ("group", "topic", "countOfOnlineConsumers", "msgModel")
+_TOPIC_AND_GROUP: Final = ("cluster", "broker", "topic", "group")
 _RUNTIME_LABELS: Final = ("cluster", "brokerIP", "brokerHost", "des", "boottime", "broker_version")
 _PUT_TIMES: Final = (
     ("0ms", 1.0),
@@ -147,46 +149,45 @@ class RocketMQ4Names:
     ) -> tuple[float, float]:
         return self._days.mornings((node.endpoint, what), total, wall_ms)
 
-    def group(
-        self, node: Node, progress: GroupProgress, members: list[ConsumerConnection]
-    ) -> Iterator[Series]:
-        """What is told of a consumer group on one master."""
-        group = progress.group
-        members_and_model = {
-            "countOfOnlineConsumers": str(progress.members),
-            "msgModel": progress.message_model,
-        }
-        by_name = by_topic(progress)
-        topic = retry_topic(group)
-        end = sum(one.progress.max_queue_offset for one in by_name.pop(topic, []))
-        labels = {"group": group, "topic": topic} | members_and_model
-        retrying = progress.retrying
-        yield _series("rocketmq_group_retrydiff", "waiting for a retry", retrying, labels)
-        of_topic = _of_topic(node, topic)
-        yield _series("rocketmq_topic_retry_offset", "end of its queues", end, of_topic)
-        for topic, queues in by_name.items():
-            lag = sum(one.lag for one in queues)
-            of_topic = _of_topic(node, topic)
-            end = sum(one.progress.max_queue_offset for one in queues)
-            labels = {"group": group, "topic": topic} | members_and_model
-            yield _series("rocketmq_group_diff", "messages not done", lag, labels)
-            yield _series("rocketmq_producer_offset", "end of its queues", end, of_topic)
-            with_group = of_topic | {"group": group}
-            done = sum(max(one.progress.consumer_offset, 0) for one in queues)
-            late_ms = max(one.lag_ms for one in queues)
-            yield _series("rocketmq_consumer_offset", "committed", done, with_group)
+    def group(self, node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series]:
+        """What is told of a consumer group on one master.
+
+        Args:
+            node: The master.
+            group: What it says.
+            now_ms: Its wall clock.
+        """
+        name = group.group
+        own = retry_topic(name)
+        of_members = (str(len(group.members)), group.message_model)
+        for one in topics_of(group):
+            topic = one.topic
+            of_group, of_topic = (name, topic, *of_members), _of_topic(node, topic)
+            if topic == own:
+                yield _gauge("rocketmq_group_retrydiff", _GROUP, of_group, one.lag)
+                end = one.max_queue_offset
+                yield _series("rocketmq_topic_retry_offset", "end of its queues", end, of_topic)
+                continue
+            late_ms = waits_ms(one.oldest_timestamp, now_ms)
+            with_group = (node.cluster, node.broker_name, topic, name)
+            yield _gauge("rocketmq_group_diff", _GROUP, of_group, one.lag)
             yield _series(
-                "rocketmq_group_get_latency_by_storetime", "ms of the oldest", late_ms, with_group
+                "rocketmq_producer_offset", "end of its queues", one.max_queue_offset, of_topic
             )
-        dead = DLQ_PREFIX + group
-        labels = {"group": group, "topic": dead} | members_and_model
-        yield _series("rocketmq_group_dlqdiff", "dead letters", progress.dead, labels)
-        by_group = {"cluster": node.cluster, "broker": node.broker_name, "group": group}
-        yield _series("rocketmq_topic_dlq_offset", "dead letters", progress.dead, by_group)
-        for one in members:
-            labels = {"caddr": one.client_id, "localaddr": one.client_id, "group": group}
-            yield _series("rocketmq_group_count", "members", 1, labels)
-            yield from _of_member(group, one)
+            for metric, value in (
+                ("rocketmq_consumer_offset", one.consumer_offset),
+                ("rocketmq_group_get_latency_by_storetime", late_ms),
+            ):
+                yield _gauge(metric, _TOPIC_AND_GROUP, with_group, value)
+        of_group = (name, DLQ_PREFIX + name, *of_members)
+        yield _gauge("rocketmq_group_dlqdiff", _GROUP, of_group, group.dead)
+        by_group = (node.cluster, node.broker_name, name)
+        labels = ("cluster", "broker", "group")
+        yield _gauge("rocketmq_topic_dlq_offset", labels, by_group, group.dead)
+        for member in group.members:
+            address = (member.client_id, member.client_id, name)
+            yield _gauge("rocketmq_group_count", ("caddr", "localaddr", "group"), address, 1)
+            yield from _of_member(name, member)
 
 
 def _of_member(group: str, member: ConsumerConnection) -> Iterator[Series]:
@@ -221,6 +222,15 @@ def put_times(readings: Readings) -> Iterator[tuple[str, int]]:
 
 def _of_topic(node: Node, topic: str) -> dict[str, str]:
     return {"cluster": node.cluster, "broker": node.broker_name, "topic": topic}
+
+
+@cache
+def _metric(name: str, labels: tuple[str, ...]) -> Metric:
+    return Metric(name, FigureKind.GAUGE, "of a consumer group", labels)
+
+
+def _gauge(name: str, labels: tuple[str, ...], values: tuple[str, ...], value: float) -> Series:
+    return Series(_metric(name, labels), values, value)
 
 
 def _series(name: str, help: str, value: float, labels: dict[str, str]) -> Series:

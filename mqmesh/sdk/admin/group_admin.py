@@ -1,7 +1,7 @@
 """Asks brokers about consumer groups, and changes them and their offsets."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -20,8 +20,11 @@ from mqmesh.protocol.groups import (
     GetGroupsRequest,
     GroupConfig,
     GroupNames,
+    GroupsProgress,
+    GroupsProgressRequest,
     GroupSummaries,
     GroupSummary,
+    GroupTopics,
     OffsetChange,
     OffsetChanges,
     ProducerConnection,
@@ -38,6 +41,9 @@ from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
+
+MOST_RESTARTS: Final = 3
+"""Who asks for all groups begins anew so often when the broker has forgotten where he was."""
 
 
 class QueueLag(msgspec.Struct, frozen=True):
@@ -66,6 +72,18 @@ class QueueLag(msgspec.Struct, frozen=True):
     @property
     def _begin(self) -> int:
         return max(self.progress.consumer_offset, self.progress.min_queue_offset)
+
+
+class AllProgress(msgspec.Struct, frozen=True):
+    """How far all groups of a broker are.
+
+    Attributes:
+        groups: In no order.
+        now_ms: The broker's wall clock, which their timestamps are to be compared with.
+    """
+
+    groups: list[GroupTopics]
+    now_ms: int
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
@@ -282,6 +300,33 @@ class GroupAdmin(AdminClient):
             next((one.message_model for one in summaries if one.message_model), ""),
             max(one.differing for one in summaries),
         )
+
+    def all_progress(self) -> dict[str, AllProgress]:
+        """How far all groups are by topic, by broker group; asked in pages of the broker's choice.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+
+        def ask(endpoint: str) -> AllProgress:
+            found, now_ms, restarts = dict[str, GroupTopics](), 0, 0
+            request = GroupsProgressRequest()
+            while True:
+                code = RequestCode.GET_GROUPS_PROGRESS
+                page = self._ask(endpoint, code, request, GroupsProgress)
+                if request.listing and page.listing != request.listing:
+                    found, restarts = {}, restarts + 1
+                now_ms = page.now_ms
+                for part in page.groups:
+                    before = found.get(part.group)
+                    if before is not None:
+                        part = msgspec.structs.replace(part, topics=[*before.topics, *part.topics])
+                    found[part.group] = part
+                if page.next_place < 0 or restarts > MOST_RESTARTS:
+                    return AllProgress(list(found.values()), now_ms)
+                request = GroupsProgressRequest(page.listing, page.next_place, page.after_topic)
+
+        return self._each(self._masters(), ask)
 
     def topic_consumers(self, topic: str) -> list[str]:
         """The groups that read a topic, sorted.

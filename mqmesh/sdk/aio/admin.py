@@ -159,6 +159,7 @@ class GroupAdmin(AdminClient):
     connections = awaited(BlockingGroupAdmin.connections)
     producer_connections = awaited(BlockingGroupAdmin.producer_connections)
     progress = awaited(BlockingGroupAdmin.progress)
+    all_progress = awaited(BlockingGroupAdmin.all_progress)
     topic_consumers = awaited(BlockingGroupAdmin.topic_consumers)
     create_group = awaited(BlockingGroupAdmin.create_group)
     put_group = awaited(BlockingGroupAdmin.put_group)

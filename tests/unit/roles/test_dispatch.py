@@ -7,7 +7,7 @@ import pytest
 from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
 from mqmesh.figures import FigureBoard, FigureSample
 from mqmesh.protocol.admin import GetTopicConfigRequest
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import (
     ANYBODY,
     EMPTY_REPLY,
@@ -127,9 +127,11 @@ def test_the_latency_of_what_is_answered_later_ends_with_its_answer(code, header
     assert latencies(dispatch) == {}
     later = request.without_frame()
     ticks.now_ns += 8_000_000
-    dispatch.answered(later)
+    dispatch.answered(later, ResponseCode.SYSTEM_BUSY)
     # Ticks: the beginning, the handler's end, and the answer; 10 ms are the sixth bound.
-    assert latencies(dispatch) == {(code.name.lower(), held): (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)}
+    assert latencies(dispatch) == {
+        (code.name.lower(), held, "system_busy"): (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    }
 
 
 def test_the_latency_of_what_is_answered_or_refused_at_once_ends_there():
@@ -138,8 +140,11 @@ def test_the_latency_of_what_is_answered_or_refused_at_once_ends_there():
     dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, PULL))
     with pytest.raises(RemoteProtocolError):
         dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, b"x"))
-    counts = latencies(dispatch)
-    assert counts == {("pull_message", "false"): (0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)}
+    once = (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert latencies(dispatch) == {
+        ("pull_message", "false", "success"): once,
+        ("pull_message", "false", "message_illegal"): once,
+    }
 
 
 def test_a_role_that_cannot_serve_refuses_all_but_ping_with_its_reason():

@@ -8,12 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from mqmesh.errors import RequestTimeout
 from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample, Readings
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.groups import GroupConfig, GroupSummary
+from mqmesh.protocol.groups import GroupTopics
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.page import text_of
-from mqmesh.sdk.admin.group_admin import GroupProgress
+from mqmesh.sdk.admin.group_admin import AllProgress
 from mqmesh.testing.clock import ManualClock
 
 
@@ -61,12 +61,9 @@ class Client:
         name = "coordinator" if endpoint == "co:1" else endpoint
         return RoleInfo("coordinator", name, "0", 1, "running", 1)
 
-    def groups(self):
-        names = self.world.groups
-        return {self.broker_name: [GroupSummary(GroupConfig(name)) for name in names]}
-
-    def progress(self, name):
-        return GroupProgress(name, [], 0.0, 5, 0, "", 0)
+    def all_progress(self):
+        groups = [GroupTopics(name, [], dead=5) for name in self.world.groups]
+        return {self.broker_name: AllProgress(groups, 1)}
 
 
 @pytest.fixture

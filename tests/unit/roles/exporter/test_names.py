@@ -13,7 +13,7 @@ from mqmesh.figures import (
     FigureSample,
     Readings,
 )
-from mqmesh.protocol.groups import ConsumerConnection, QueueProgress
+from mqmesh.protocol.groups import ConsumerConnection, GroupTopics, TopicProgress
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import (
@@ -26,7 +26,6 @@ from mqmesh.roles.exporter.names import (
 from mqmesh.roles.exporter.page import text_of
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names, put_times
-from mqmesh.sdk.admin.group_admin import GroupProgress, QueueLag
 
 NODE = Node("c", "broker", "broker-a", "127.0.0.1:10911", True, "broker-a")
 
@@ -108,7 +107,7 @@ def test_values_come_out_as_prometheus_reads_them():
 
 def test_what_rocketmq_tells_of_a_broker():
     dead = FigureSample(("%DLQ%billing", "normal", "true"), 3)
-    decided = [FigureSample(("commit",), 4), FigureSample(("rollback",), 1)]
+    decided = [FigureSample(("commit", "orders"), 4), FigureSample(("rollback", "orders"), 1)]
     found = values_of(
         broker_series(
             NODE,
@@ -116,7 +115,7 @@ def test_what_rocketmq_tells_of_a_broker():
                 [
                     reading("held_pulls", 9),
                     reading("wiped_write_perm", True),
-                    reading("half_messages_ended_total", decided, labels=("decision",)),
+                    reading("half_messages_ended_total", decided, labels=("decision", "topic")),
                     reading("topic_put_messages_total", [dead], labels=("t", "m", "i")),
                 ]
             ),
@@ -124,22 +123,10 @@ def test_what_rocketmq_tells_of_a_broker():
     )
     assert found["rocketmq_processor_watermark", "pull"] == 9
     assert found["rocketmq_broker_permission",] == 4
-    assert found["rocketmq_commit_messages_total", "RMQ_SYS_TRANS_HALF_TOPIC"] == 4
-    assert found["rocketmq_rollback_messages_total", "RMQ_SYS_TRANS_HALF_TOPIC"] == 1
+    assert found["rocketmq_commit_messages_total", "orders"] == 4
+    assert found["rocketmq_rollback_messages_total", "orders"] == 1
     sent = ("rocketmq_send_to_dlq_messages_total", "billing", "false", "%DLQ%billing")
     assert found[sent] == 3
-
-
-def billing() -> GroupProgress:
-    def queue(topic, queue_id, end, done, pulled, lag_ms):
-        return QueueLag("broker-a", QueueProgress(topic, queue_id, 0, end, done, pulled), lag_ms)
-
-    queues = [
-        queue("orders", 0, 100, 90, 95, 700),
-        queue("orders", 1, 50, 50, 50, 0),
-        queue("%RETRY%billing", 0, 3, 1, -1, 20),
-    ]
-    return GroupProgress("billing", queues, 1.0, 2, 1, "CLUSTERING", 0)
 
 
 MEMBER = ConsumerConnection(
@@ -151,24 +138,35 @@ MEMBER = ConsumerConnection(
     ConsumerData("billing", "CLUSTERING", "LAST", []),
     stats=[TopicConsumption("billing", "orders", 5.0, 1.0, 7, 2.5, 9.0, 40.0)],
 )
+BILLING = GroupTopics(
+    "billing",
+    [
+        TopicProgress("%RETRY%billing", 3, 1, 2, 0, 1_000, 1_000),
+        TopicProgress("orders", 150, 140, 10, 5, 300, 900),
+    ],
+    [MEMBER],
+    "CLUSTERING",
+    2,
+)
 
 
 def test_a_group_by_the_names_of_rocketmq_5():
-    found = values_of(group_series(NODE, billing(), [MEMBER]))
+    found = values_of(group_series(NODE, BILLING, 1_000))
     orders = ("billing", "false", "false", "orders")
     assert found[("rocketmq_consumer_lag_messages", *orders)] == 10
     assert found[("rocketmq_consumer_inflight_messages", *orders)] == 5
     assert found[("rocketmq_consumer_ready_messages", *orders)] == 5
     assert found[("rocketmq_consumer_lag_latency_milliseconds", *orders)] == 700
+    assert found[("rocketmq_consumer_queueing_latency_milliseconds", *orders)] == 100
     retry = ("billing", "true", "true", "%RETRY%billing")
     assert found[("rocketmq_consumer_lag_messages", *retry)] == 2
-    kind = ("clustering", "billing", "PYTHON", "0.1")
+    kind = ("clustering", "billing", "false", "python", "zmq", "0.1")
     assert found[("rocketmq_consumer_connections", *kind)] == 1
 
 
 def test_a_group_by_the_names_of_rocketmq_4():
     names = RocketMQ4Names(Rates(), DayTotals())
-    found = values_of(names.group(NODE, billing(), [MEMBER]))
+    found = values_of(names.group(NODE, BILLING, 1_000))
     assert found["rocketmq_group_diff", "1", "billing", "CLUSTERING", "orders"] == 10
     assert found["rocketmq_group_retrydiff", "1", "billing", "CLUSTERING", "%RETRY%billing"] == 2
     assert found["rocketmq_group_dlqdiff", "1", "billing", "CLUSTERING", "%DLQ%billing"] == 2

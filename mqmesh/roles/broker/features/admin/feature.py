@@ -2,11 +2,14 @@
 
 from typing import Final
 
+from mqmesh.batch.record_batch import read_header
+from mqmesh.errors import StorageError
 from mqmesh.figures import gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin import admin
+from mqmesh.units import CommitLogOffset
 
 
 def _version(context: BrokerContext) -> str:
@@ -20,6 +23,14 @@ def _announce_anew(context: BrokerContext) -> None:
         return
     version = context.topics.version
     context.topics.begin_life(context.clock.wall_ms(), version.counter + 1)
+
+
+def _oldest_age_ms(context: BrokerContext) -> int:
+    try:
+        oldest = context.store.read_at(CommitLogOffset(context.store.stats().min_commitlog_offset))
+    except StorageError:
+        return 0  # there is none, or it is damaged
+    return max(context.clock.wall_ms() - read_header(oldest).store_timestamp, 0)
 
 
 ADMIN: Final = Feature(
@@ -42,6 +53,13 @@ ADMIN: Final = Feature(
         text("instance_id", "another one with every start", lambda broker: str(broker.instance_id)),
         gauge(
             "topics", "topics", lambda broker: len(broker.topics), metric="rocketmq_topic_number"
+        ),
+        gauge(
+            "oldest_message_age_ms",
+            "age of the oldest batch in the log",
+            _oldest_age_ms,
+            unit="ms",
+            metric="rocketmq_storage_message_reserve_time_milliseconds",
         ),
         text(
             "topic_data_version", "tells name servers whether they have the topic table", _version

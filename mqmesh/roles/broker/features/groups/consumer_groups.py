@@ -6,6 +6,7 @@ members that come at once are told once, not a thousand times.
 """
 
 import logging
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -208,6 +209,15 @@ class ConsumerGroups:
             if not producer_group
             or producer_group in self._clients[client_id].heartbeat.producer_groups
         ]
+
+    @property
+    def producer_counts(self) -> dict[tuple[str, ...], int]:
+        """Members of producer groups, by language and version of their clients."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for client in self._clients.values():
+            beat = client.heartbeat
+            found[beat.language.lower(), beat.version] += len(beat.producer_groups)
+        return found
 
     def warnings(self, client_id: str) -> list[str]:
         """What a client should know of its groups, a sentence each."""

@@ -13,6 +13,7 @@ from mqmesh.roles.broker.features.groups import (
     locks,
     membership,
     offsets,
+    progress_pages,
     resets,
 )
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
@@ -97,6 +98,7 @@ GROUPS: Final = Feature(
         RequestCode.GET_PRODUCER_CONNECTION_LIST: groups.get_producer_connections,
         RequestCode.GET_ALL_CLIENTS: groups.get_all_clients,
         RequestCode.GET_CONSUME_STATS: groups.get_consume_stats,
+        RequestCode.GET_GROUPS_PROGRESS: progress_pages.get_groups_progress,
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups.query_topic_consumers,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset_offset,
         RequestCode.CLONE_GROUP_OFFSET: resets.clone_offset,
@@ -114,6 +116,13 @@ GROUPS: Final = Feature(
             "consumer_groups",
             "consumer groups with members",
             lambda broker: broker.groups.group_count,
+        ),
+        gauge(
+            "producer_connections",
+            "clients of producer groups",
+            lambda broker: broker.groups.producer_counts,
+            labels=("language", "version"),
+            metric="rocketmq_producer_connections",
         ),
         gauge(
             "subscription_groups",

@@ -63,9 +63,9 @@ def get_groups(context: BrokerContext, request: Request, query: GetGroupsRequest
     """One group, or all, in pages."""
     if query.group:
         check_client_group(query.group)
-        known = query.group in _all_names(context)
+        known = query.group in all_names(context)
         return reply_with(GroupSummaries([_summary(context, query.group)] if known else []))
-    names = (name for name in _all_names(context) if name > query.after)
+    names = (name for name in all_names(context) if name > query.after)
     page = heapq.nsmallest(MAX_GROUPS_PER_ANSWER + 1, names)
     found: list[GroupSummary] = []
     queues = 0
@@ -110,7 +110,16 @@ def get_consumer_connections(
     context: BrokerContext, request: Request, query: ConsumerConnectionsRequest
 ) -> Reply:
     """The members of a group, and how each differs from it."""
-    group = context.groups.group(check_client_group(query.group))
+    name = check_client_group(query.group)
+    generation = context.groups.group(name).generation
+    return reply_with(ConsumerConnections(connections_of(context, name), generation))
+
+
+def connections_of(context: BrokerContext, name: str) -> list[ConsumerConnection]:
+    """The members of a group, by client id; none if it has none."""
+    group = context.groups.find(name)
+    if group is None:
+        return []
     now_ms = context.clock.monotonic_ms()
     members = []
     for client_id in sorted(group.members):
@@ -121,10 +130,10 @@ def get_consumer_connections(
                 *_connection(client, now_ms),
                 group.members[client_id],
                 group.check.difference(client_id),
-                [one for one in client.stats if one.group == query.group],
+                [one for one in client.stats if one.group == name],
             )
         )
-    return reply_with(ConsumerConnections(members, group.generation))
+    return members
 
 
 def get_producer_connections(
@@ -198,7 +207,8 @@ def topics_of(context: BrokerContext, name: str) -> list[str]:
     return sorted(one for one in found - hidden if context.topics.get(one) is not None)
 
 
-def _all_names(context: BrokerContext) -> set[str]:
+def all_names(context: BrokerContext) -> set[str]:
+    """Groups with settings, offsets or members."""
     names = {*context.group_table.names(), *context.offsets.groups()}
     return names.union(context.groups.names())
 
@@ -230,14 +240,15 @@ def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> Q
         name, context.clock.monotonic_ms()
     )
     pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
-    oldest_ms = _store_time(context, topic, queue_id, max(done, low)) if done < high else 0
+    oldest_ms = store_time(context, topic, queue_id, max(done, low)) if done < high else 0
     claim = context.groups.claims.find(name, topic, queue_id)
     members = group.members if (group := context.groups.find(name)) is not None else {}
     owner = claim.client_id if claim is not None and claim.client_id in members else ""
     return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
 
 
-def _store_time(context: BrokerContext, topic: str, queue_id: int, queue_offset: int) -> int:
+def store_time(context: BrokerContext, topic: str, queue_id: int, queue_offset: int) -> int:
+    """When a message was stored, ms since 1970; 0 if nobody knows."""
     try:
         found = context.store.get(topic, queue_id, queue_offset, max_bytes=1)
     except StorageError:
@@ -258,15 +269,15 @@ def _summary(context: BrokerContext, name: str) -> GroupSummary:
         members=0 if group is None else len(group.members),
         message_model=context.groups.model_of(name),
         topics=topics,
-        lag=sum(_lag(context, name, topic) for topic in topics),
+        lag=sum(lag_of(context, name, topic) for topic in topics),
         consume_tps=context.pulls.rate(name, context.clock.monotonic_ms()),
-        retrying=_lag(context, name, own),
-        dead=_lag(context, "", dlq_topic(name)),
+        retrying=lag_of(context, name, own),
+        dead=lag_of(context, "", dlq_topic(name)),
         differing=0 if group is None else group.check.differing,
     )
 
 
-def _lag(context: BrokerContext, name: str, topic: str) -> int:
+def lag_of(context: BrokerContext, name: str, topic: str) -> int:
     """Messages of a topic that a group has not done; all of them for no group."""
     known = context.topics.get(topic)
     if known is None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.figures import counter, gauge
+from mqmesh.figures import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
@@ -65,11 +65,21 @@ TRANSACTIONS: Final = Feature(
             "half_messages_ended_total",
             "half messages committed and rolled back",
             lambda broker: {
-                (decision.name.lower(),): count
-                for decision, count in broker.transactions.ended.items()
+                (decision.name.lower(), topic): count
+                for (decision, topic), count in broker.transactions.ended.items()
             },
             unit="messages",
-            labels=("decision",),
+            labels=("decision", "topic"),
+        ),
+        histogram(
+            "half_message_commit_s",
+            "from the storing of half messages to their commit; seconds, as RocketMQ's",
+            lambda broker: {
+                (topic,): meter.read() for topic, meter in broker.transactions.took.items()
+            },
+            unit="s",
+            labels=("topic",),
+            metric="rocketmq_finish_message_latency_milliseconds",
         ),
         counter(
             "half_messages_lost_total",

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
+from mqmesh.figures import Histogram
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
@@ -30,6 +31,8 @@ MAX_STAGED_BYTES: Final = 32 * 1024 * 1024
 """Decisions are written at once when their commits are about so large together."""
 MAX_STAGED_RUNS: Final = 100_000
 """Or when there are so many."""
+COMMIT_BOUNDS_S: Final = (5.0, 60.0, 600.0, 3_600.0, 43_200.0, 86_400.0)
+"""RocketMQ's buckets of how long half messages wait."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +98,8 @@ class TransactionDesk:
         is_mending: They are being written just now.
         next_sequence: Of the next op record.
         checks_sent: How often somebody was asked.
-        ended: Messages committed and rolled back since the broker leads, by decision.
+        ended: Messages committed and rolled back since the broker leads, by decision and topic.
+        took: How long those that were committed had waited, in s, by topic.
         lost: Half messages that were lost with the log or could not be read.
         refused: Ends that could not be carried out.
     """
@@ -112,7 +116,8 @@ class TransactionDesk:
         self.next_sequence = 0
         self.saved_changes = -1
         self.checks_sent = 0
-        self.ended: Counter[Decision] = Counter()
+        self.ended: Counter[tuple[Decision, str]] = Counter()
+        self.took: dict[str, Histogram] = {}
         self.lost = 0
         self.refused = 0
 
@@ -168,6 +173,21 @@ class TransactionDesk:
             segment_bytes=segment_bytes,
         )
         self.torn = recovery.run(checkpoint)
+
+    def count_end(self, run: DecidedRun, wall_ms: int) -> None:
+        """Half messages have ended.
+
+        Args:
+            run: Which, and how.
+            wall_ms: Now, wall clock.
+        """
+        decision, topic = Decision(run.decision), run.batch.topic
+        self.ended[decision, topic] += run.count
+        if decision is Decision.COMMIT:
+            took = self.took.get(topic)
+            if took is None:
+                took = self.took[topic] = Histogram(COMMIT_BOUNDS_S)
+            took.observe(max(wall_ms - run.batch.store_timestamp, 0) / 1_000, run.count)
 
     @property
     def has_work(self) -> bool:

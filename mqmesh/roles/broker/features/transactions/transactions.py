@@ -235,8 +235,9 @@ def _landed(context: BrokerContext, flight: Flight, error: MQMeshError | None, s
     if error is None:
         desk.table.op_end += flight.op_count
         desk.table.stored(flight.runs)
+        now_ms = context.clock.wall_ms()
         for run in flight.runs:
-            desk.ended[Decision(run.decision)] += run.count
+            desk.count_end(run, now_ms)
         for park in flight.parks:
             _log.error(
                 "%d half messages of producer group %s for topic %s, from %s on, were asked about "

@@ -25,6 +25,8 @@ from mqmesh.protocol.groups import (
     GetGroupsRequest,
     GroupConfig,
     GroupNames,
+    GroupsProgress,
+    GroupsProgressRequest,
     GroupSummaries,
     OffsetChanges,
     ProducerConnections,
@@ -47,6 +49,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.features.groups.group_listings import LISTINGS
 from mqmesh.roles.broker.features.pulls.group_pulls import ACTIVE_MS
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
 
@@ -430,3 +433,62 @@ def test_a_deleted_group_leaves_nothing(filled):
     delete(filled, remove_topics=True)  # twice does no harm
     assert filled.context.topics.get("%DLQ%g") is filled.context.topics.get("%RETRY%g") is None
     assert filled.context.topics.get("t") is not None
+
+
+# ---- All groups ---------------------------------------------------------------------------
+
+
+def all_groups(stage, **place):
+    """What the pages say from there on, and how many they are."""
+    request, found, pages = GroupsProgressRequest(**place), [], 0
+    while request is not None:
+        page = stage.ask(RequestCode.GET_GROUPS_PROGRESS, request, GroupsProgress)
+        found, pages = found + page.groups, pages + 1
+        place = page.listing, page.next_place, page.after_topic
+        request = GroupsProgressRequest(*place) if page.next_place >= 0 else None
+    return found, pages
+
+
+def test_all_groups_come_in_pages_with_what_is_told_of_one(filled):
+    filled.context.topics.set(TopicConfig("wide", 60, 60), 1)
+    for number in range(70):
+        commit(filled, number % 3, group=f"g{number:02}")
+    commit(filled, 0, topic="wide")
+    commit(filled, 1)
+    beat(filled, "c1")
+    found, pages = all_groups(filled)
+    assert pages >= 3
+    assert {one.group for one in found} == {"g", *(f"g{number:02}" for number in range(70))}
+    topics = {(one.group, topic.topic): topic for one in found for topic in one.topics}
+    assert {topic for name, topic in topics if name == "g"} == {"t", "wide"}
+    (whole,) = [one for one in found if one.members]
+    assert (whole.group, whole.members[0].client_id) == ("g", "c1")
+    assert whole.message_model == "CLUSTERING"
+    for name in "g", "g07":
+        request = ConsumeStatsRequest(name, "t")
+        told = filled.ask(RequestCode.GET_CONSUME_STATS, request, ConsumeStats).queues
+        part = topics[name, "t"]
+        assert part.max_queue_offset == sum(one.max_queue_offset for one in told) > 0
+        assert part.consumer_offset == sum(max(one.consumer_offset, 0) for one in told)
+        assert part.lag == part.max_queue_offset - part.consumer_offset
+        assert part.oldest_timestamp == min(filter(None, (q.oldest_timestamp for q in told)))
+
+
+def test_what_was_handed_out_is_in_flight_and_the_oldest_behind_it_is_ready(filled):
+    beat(filled, "c1")
+    filled.pull()
+    ((part,), _) = all_groups(filled)
+    (topic,) = part.topics
+    assert 0 < topic.in_flight <= topic.lag
+    assert topic.ready_timestamp >= topic.oldest_timestamp or topic.in_flight == topic.lag
+
+
+def test_a_listing_that_is_forgotten_begins_anew(filled):
+    commit(filled, 1, group="one")
+    first = filled.ask(RequestCode.GET_GROUPS_PROGRESS, GroupsProgressRequest(), GroupsProgress)
+    for _ in range(LISTINGS):
+        all_groups(filled)
+    place = GroupsProgressRequest(first.listing, 1)
+    again = filled.ask(RequestCode.GET_GROUPS_PROGRESS, place, GroupsProgress)
+    assert again.listing != first.listing
+    assert [one.group for one in again.groups] == ["one"]

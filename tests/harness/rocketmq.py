@@ -1,0 +1,112 @@
+"""A real broker of RocketMQ 5.3.3, and what pages for Prometheus have in common."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+from harness.debian_package import leave_out
+
+VERSION = "5.3.3"
+DOWNLOAD_S = 240
+TRAFFIC_S = 150
+PROGRAM = Path(__file__).with_name("RocketMQTraffic.java")
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>mqmesh</groupId><artifactId>rocketmq</artifactId><version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-broker</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-namesrv</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+def families(page: str) -> dict[str, set[str]]:
+    """Metrics under RocketMQ's names, with the names of their labels; see the golden file."""
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^(rocketmq_\w+)\{(.*)\} \S+", page, re.MULTILINE):
+        names = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', labels)) - {"le"}
+        plain = re.sub(r"_(bucket|sum|count)\Z", "", name)
+        found.setdefault(plain, set()).add(" ".join(sorted(names)))
+    return found
+
+
+def golden_families(root: Path) -> dict[str, set[str]]:
+    """What the golden file says."""
+    text = (root / "tests" / "data" / f"rocketmq-{VERSION}-labels.txt").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: {labels} for name, _, labels in (line.partition(" ") for line in lines)}
+
+
+def page_of_a_real_broker(folder: Path, wanted: list[str]) -> str:
+    """Runs a broker under some traffic; in a network of its own, where only loopback is.
+
+    Args:
+        folder: For its files.
+        wanted: Metrics that the page must have before it is taken.
+
+    Returns:
+        Its page.
+    """
+    java = [
+        *("java", "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *("-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}", "-cp", f"{_jars()}/*"),
+        *(str(PROGRAM), str(folder), *wanted),
+    ]
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"']
+    done = subprocess.run(
+        [*alone, "sh", *java],
+        env=os.environ | {"ROCKETMQ_HOME": str(folder), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=TRAFFIC_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return done.stdout
+
+
+def _jars() -> Path:
+    """The folder of all jars, from Maven Central the first time."""
+    for program in "java", "javac", "mvn", "unshare":
+        if shutil.which(program) is None:
+            leave_out(f"{program} is not installed")
+    folder = Path(tempfile.gettempdir()) / f"mqmesh-rocketmq-{VERSION}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    jars = folder / "jars"
+    with (folder / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not jars.exists():
+            (folder / "pom.xml").write_text(POM)
+            unpacked = folder / "unpacked"
+            shutil.rmtree(unpacked, ignore_errors=True)
+            done = subprocess.run(
+                [
+                    "mvn",
+                    "-q",
+                    "-B",
+                    "dependency:copy-dependencies",
+                    f"-DoutputDirectory={unpacked}",
+                ],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=DOWNLOAD_S,
+                check=False,
+            )
+            if done.returncode:
+                leave_out(f"Maven gave no jars of RocketMQ: {done.stdout[-500:]}")
+            unpacked.rename(jars)
+    return jars
