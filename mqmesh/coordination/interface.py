@@ -81,6 +81,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         mode_since_epoch: Epoch in which ``mode`` came into force.
         unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
         reason: Why the last change of master was made.
+        preferred_ms: When the lead was handed to a preferred replica last; 0 for never. Wall clock.
         switched_ms: And when, wall clock of who made it; for people.
         paused: Nobody stands because the master is missed: an administrator is at work.
     """
@@ -97,6 +98,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     reason: _Text = ""
     switched_ms: _Number = 0
     paused: bool = False
+    preferred_ms: _Number = 0
 
     def is_voter(self, replica_id: int) -> bool:
         """Whether a replica belongs to the group."""

@@ -50,6 +50,19 @@ def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_
     ), "nobody had to"
 
 
+def test_a_master_that_has_time_to_come_back_leads_again(short_tmp_path: Path):
+    group = ElectedGroup(short_tmp_path, ha__restart_before_failover_ms="30000")
+    try:
+        master = group.master()
+        group.replicas[master].kill()
+        group.start(master)
+        until(lambda: group.master() == master)
+    finally:
+        group.close()
+    for one in {1, 2, 3} - {master}:
+        assert "the leader's session has ended" not in (short_tmp_path / f"r{one}.log").read_text()
+
+
 def test_without_a_coordinator_a_master_that_asks_nobody_goes_on_by_promises(short_tmp_path: Path):
     group = ElectedGroup(short_tmp_path, ha__ack_replicas="none", ha__min_in_sync_replicas="1")
     load = Load(group.namesrv.endpoint)

@@ -23,6 +23,7 @@ from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
+from mqmesh.roles.broker.ha.lead import preference
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.sdk.admin.ha_admin import HaAdmin
@@ -96,9 +97,11 @@ def test_a_leader_that_shows_too_little_or_goes_back_is_found():
 class Site:
     """Three replicas that elect their master, and an administrator."""
 
-    def __init__(self, folder: Path, mode: AckReplicas = AckReplicas.ALL) -> None:
+    def __init__(
+        self, folder: Path, mode: AckReplicas = AckReplicas.ALL, preferred: int = 0
+    ) -> None:
         self.world, self.mode = World(1, folder, real_store=True), mode
-        self.replicas = start_group(self.world, mode)
+        self.replicas = start_group(self.world, mode, preferred)
         self.admin = HaAdmin(self.world.namesrv_addr, transport=self.world.transport("admin"))
 
     def leader(self) -> int:
@@ -339,6 +342,26 @@ def test_where_all_replicas_are_stopped_nobody_takes_over_and_all_stay_in_sync(s
     after = leadership_of(site.replicas[site.leader() - 1]).in_sync.state
     assert after.epoch == state.epoch + 1
     assert {one.replica_id for one in after.in_sync} == {1, 2, 3}
+
+
+def test_a_preferred_replica_gets_the_lead_back_but_not_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(preference, "IN_SET_MS", 3_000)
+    site = Site(tmp_path, preferred=3)
+    try:
+        favourite = site.replicas[2]
+        assert site.leader() == 1, "of a new group only that one is in sync"
+        site.run(8_000)
+        assert site.leader() == 3
+        favourite.stop()
+        site.run(2_000)
+        assert site.leader() == 1
+        favourite.start()
+        site.run(8_000)
+        assert site.leader() == 1, "ten minutes are not over"
+        state = leadership_of(site.replicas[0]).in_sync.state
+        assert {one.replica_id for one in state.in_sync} == {1, 2, 3}
+    finally:
+        site.close()
 
 
 # ---- Without the coordinator -------------------------------------------------------------

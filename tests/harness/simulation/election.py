@@ -11,6 +11,8 @@ Histories over failovers show H1 (C1, C3, C5), H5 (C6), H6 (C4) and H7 (C7, C9),
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from harness.history import ACKED, Commit, Delivery
 from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of, key_of
 from harness.simulation.disk import Disk
@@ -55,12 +57,13 @@ FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
 )
 
 
-def start_group(world: World, mode: AckReplicas) -> list[Process]:
+def start_group(world: World, mode: AckReplicas, preferred: int = 0) -> list[Process]:
     """Starts a coordinator, two name servers, a schedule service and three replicas.
 
     Args:
         world: With real stores.
         mode: Whom sends wait for.
+        preferred: Id of the replica that leads where others could as well, 0 for none.
 
     Returns:
         The replicas, by id; one of them leads.
@@ -74,7 +77,12 @@ def start_group(world: World, mode: AckReplicas) -> list[Process]:
         total_replicas=REPLICAS,
         min_in_sync_replicas=2 if mode is AckReplicas.ALL else 1,
     )
-    replicas = [world.add_broker(GROUP, ha, broker_id=number + 1) for number in range(REPLICAS)]
+    replicas = [
+        world.add_broker(
+            GROUP, msgspec.structs.replace(ha, preferred=one == preferred), broker_id=one
+        )
+        for one in range(1, REPLICAS + 1)
+    ]
     for replica in replicas:
         world.brokers[replica.name] = replica
     world.add_schedule(GROUP)

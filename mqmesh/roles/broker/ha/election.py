@@ -58,6 +58,7 @@ class Suspicion(enum.StrEnum):
     BAD_LINK = "the leader lives and is not heard here"
     NOBODY = "nobody leads"
     NAMED = "the record names this replica, and it does not lead"
+    RESTARTING = "the leader's process has ended, and has time to come back"
     PAUSED = "the leader is missed, and an administrator wants nobody to stand"
     SESSION_ENDED = "the leader's session has ended"
     SILENT = "the leader is not heard and renews nothing"
@@ -65,10 +66,17 @@ class Suspicion(enum.StrEnum):
     @property
     def stands(self) -> bool:
         """Whether it is a reason to stand."""
-        return self not in (Suspicion.NONE, Suspicion.BAD_LINK, Suspicion.PAUSED)
+        return self not in _HOLDS_STILL
 
 
-def suspicion_of(view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: int) -> Suspicion:
+_HOLDS_STILL: Final = frozenset(
+    {Suspicion.NONE, Suspicion.BAD_LINK, Suspicion.RESTARTING, Suspicion.PAUSED}
+)
+
+
+def suspicion_of(
+    view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: int, restart_ms: int = 0
+) -> Suspicion:
     """What a replica that does not lead thinks of the leader.
 
     Args:
@@ -76,6 +84,8 @@ def suspicion_of(view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: in
         replica_id: Of who thinks.
         silent_ms: Since it heard the leader.
         ttl_ms: Of sessions; they are renewed each quarter of it.
+        restart_ms: A leader whose process ended has so long to come back
+            (restart_before_failover_ms).
     """
     state = view.record.state
     if state is None or replica_id not in {one.replica_id for one in state.in_sync}:
@@ -85,6 +95,8 @@ def suspicion_of(view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: in
     if state.master == replica_id:
         return Suspicion.NAMED
     leader = [one for one in view.members if one.presence.replica_id == state.master]
+    if not leader and silent_ms < restart_ms:
+        return Suspicion.RESTARTING
     if not leader:
         return Suspicion.PAUSED if state.paused else Suspicion.SESSION_ENDED
     if state.mode is AckReplicas.NONE or silent_ms < SILENCE_MS:

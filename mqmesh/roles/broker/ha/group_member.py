@@ -88,6 +88,7 @@ from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
 from mqmesh.roles.broker.ha.lead.isolation import is_isolated
 from mqmesh.roles.broker.ha.lead.lease import ReplicaLease
+from mqmesh.roles.broker.ha.lead.preference import Preference
 from mqmesh.roles.broker.ha.lead.switch_over import (
     PATIENCE_MS,
     Retirement,
@@ -260,6 +261,7 @@ class GroupMember:
         self._switch: SwitchOver | None = None
         self._switch_request: Request | None = None
         self._retirement: Retirement | None = None
+        self._preference = Preference()
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -366,6 +368,7 @@ class GroupMember:
                     frozenset(one.presence.replica_id for one in self._view.members), now_ms
                 )
                 self._carry_out(in_sync.tick(now_ms), of_election=False)
+                self._look_for_preferred(now_ms)
             if self.leadership is not None:
                 self._look_at_lease(self.leadership, now_ms)
         else:
@@ -384,6 +387,26 @@ class GroupMember:
         elif self._switch is not None:
             now_ms = self._clock.monotonic_ms()
             self._carry_out(self._switch.tick(now_ms), of_election=False)
+
+    def _look_for_preferred(self, now_ms: int) -> None:
+        """Hands the lead to a replica that is preferred, once it was in sync for a while."""
+        leadership = self.leadership
+        if leadership is None or not leadership.is_confirmed or leadership.in_sync.pending:
+            return
+        present = [one.presence for one in self._view.members]
+        due = self._preference.due(
+            leadership.in_sync.state,
+            self._config.broker_id,
+            {one.replica_id for one in present if one.preferred and one.can_lead},
+            now_ms,
+            self._clock.wall_ms(),
+        )
+        if due is None:
+            return
+        try:
+            self._begin_switch(due, "a preferred replica is in sync", is_by_preference=True)
+        except InvalidArgument as error:
+            _log.info("preferred replica %d does not lead yet: %s", due, error)
 
     def _look_at_set(self, leadership: Leadership) -> None:
         """Tells people of what came of elections, and of changes of the set."""
@@ -732,6 +755,7 @@ class GroupMember:
             self._config.broker_id,
             silent_ms=self._replica.silent_ms(now_ms),
             ttl_ms=self._lease.ttl_ms,
+            restart_ms=self._config.ha.restart_before_failover_ms,
         )
 
     def _stand_if_due(self) -> None:
@@ -917,6 +941,7 @@ class GroupMember:
         try:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
+            self._preference = Preference()
             self._failsafe = Failsafe(self._lease.ttl_ms, self._config.ha.failsafe)
             self.leadership.lease_holds = self._may_lead
         except MQMeshError as error:
@@ -1027,7 +1052,14 @@ class GroupMember:
         self._begin_switch(asked.replica_id, "an administrator wants it so", request)
         return None
 
-    def _begin_switch(self, wanted: int, reason: str, request: Request | None = None) -> None:
+    def _begin_switch(
+        self,
+        wanted: int,
+        reason: str,
+        request: Request | None = None,
+        *,
+        is_by_preference: bool = False,
+    ) -> None:
         leadership = self.leadership
         assert leadership is not None, "who hands over leads"
         end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
@@ -1048,6 +1080,7 @@ class GroupMember:
             reason,
             self._clock.wall_ms(),
             leaves=self._retirement is not None,
+            is_by_preference=is_by_preference,
         )
         self._switch_request = None if request is None else request.without_frame()
         _log.warning("replica %d is to take over: %s", successor, reason)

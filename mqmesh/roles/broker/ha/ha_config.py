@@ -63,7 +63,10 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             replicas in sync promise not to stand.
         replica_lag_max_ms: A follower that was not caught up for so long answers no reads, and in
             ``auto`` leaves the replicas in sync, 100 to 600,000 ms.
-        preferred: In ``auto``: this replica leads where others could as well.
+        restart_before_failover_ms: In ``auto``: a master whose process has ended has so long to be
+            started again before another one takes over, 0 to 60,000 ms.
+        preferred: In ``auto``: this replica leads where others could as well. It gets the lead once
+            it was in sync for a minute, but not twice within ten.
     """
 
     mode: HaMode = HaMode.OFF
@@ -83,4 +86,5 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ttl_ms: Annotated[int, msgspec.Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = 3_000
     failsafe: bool = True
     replica_lag_max_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 3_000
+    restart_before_failover_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
     preferred: bool = False

@@ -133,6 +133,7 @@ class SwitchOver(msgspec.Struct):
         deadline_ms: When it is given up, monotonic clock.
         reason: Goes into the record.
         wall_ms: Goes into the record, too: when it began.
+        is_by_preference: The successor is preferred, and that is all.
         leaves: The old leader stops, so that the new one need not wait for it.
         wanted: The change, once it was asked for.
         reread_ms: When the record is read again, after an outcome that nobody knows.
@@ -145,6 +146,7 @@ class SwitchOver(msgspec.Struct):
     reason: str
     wall_ms: int = 0
     leaves: bool = False
+    is_by_preference: bool = False
     wanted: GroupState | None = None
     reread_ms: int | None = None
 
@@ -172,6 +174,7 @@ class SwitchOver(msgspec.Struct):
                 in_sync=self._next_members(state),
                 reason=self.reason[:255],
                 switched_ms=self.wall_ms,
+                preferred_ms=self.wall_ms if self.is_by_preference else state.preferred_ms,
             )
             return [ChangeRecord(leadership.in_sync.record.version, self.wanted)]
         if link is None or now_ms >= self.deadline_ms:

@@ -289,6 +289,22 @@ def test_what_a_replica_thinks_of_its_leader(state, ages, silent_ms, suspicion):
     assert found.stands == (suspicion not in rests)
 
 
+@pytest.mark.parametrize(
+    ("state", "ages", "silent_ms", "suspicion"),
+    [
+        (ALL, (0, 0, None), 1_499, Suspicion.RESTARTING),
+        (ALL, (0, 0, None), 1_500, Suspicion.SESSION_ENDED),
+        (ALL, (0, 0, 1_500), 1_200, Suspicion.SILENT),
+        (replace(ALL, master=1), (None, 0, 0), 0, Suspicion.NAMED),
+    ],
+)
+def test_a_leader_whose_process_ended_has_time_to_come_back(state, ages, silent_ms, suspicion):
+    group = view(state, *ages)
+    found = suspicion_of(group, 1, silent_ms=silent_ms, ttl_ms=TTL_MS, restart_ms=1_500)
+    assert found is suspicion
+    assert found.stands == (suspicion is not Suspicion.RESTARTING)
+
+
 def test_the_best_position_stands_first():
     group = view(ALL, 0, 0, 0, ends=(100, 300, 200))
     assert [standing_delay_ms(group, number, 149) for number in (1, 2, 3)] == [149, 49, 99]

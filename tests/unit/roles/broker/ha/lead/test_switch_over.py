@@ -216,6 +216,14 @@ def test_a_switch_over_that_is_under_way_is_waited_for_and_none_begun_after_it()
     assert step(retirement, OTHERS_LEAVE_MS) is RetirementStep.STOP
 
 
+def test_the_record_tells_when_a_preferred_replica_got_the_lead():
+    for by_preference, told_ms in ((True, 77), (False, 0)):
+        switch = switching(leading(_2=1_000, _3=1_000))
+        switch.wall_ms, switch.is_by_preference = 77, by_preference
+        (change,) = switch.tick(0)
+        assert (change.state.switched_ms, change.state.preferred_ms) == (77, told_ms)
+
+
 def test_a_leader_that_stops_is_not_waited_for_by_the_next_one_unless_too_few_would_be_left():
     leadership = leading(_2=1_000, _3=1_000)
     switch = switching(leadership)
