@@ -501,6 +501,7 @@ def _member_dict(one: ConsumerConnection) -> dict[str, Any]:
         "consume_from_where": one.data.consume_from_where,
         "subscriptions": [msgspec.structs.asdict(each) for each in one.data.subscriptions],
         "difference": one.difference,
+        "stats": [msgspec.structs.asdict(each) for each in one.stats],
     }
 
 

@@ -68,8 +68,10 @@ class Hanging:
     def __init__(self):
         self.go_on = threading.Event()
         self.entered = threading.Event()
+        self.calls = 0
 
     def __call__(self, messages):
+        self.calls += 1
         self.hang_in_the_listener()
 
     def hang_in_the_listener(self):
@@ -77,7 +79,8 @@ class Hanging:
         assert self.go_on.wait(60)
 
 
-def test_a_push_consumer_that_hangs_says_where(run, client, names):
+def test_a_push_consumer_that_hangs_says_where(run, client, names, monkeypatch):
+    monkeypatch.setattr(handed_over, "HAND_OVER_MS", 200)
     namesrv, topic, group, sent = names
     listener = Hanging()
     consumer = PushConsumer(
@@ -117,8 +120,11 @@ def test_a_push_consumer_that_hangs_says_where(run, client, names):
             assert "hang_in_the_listener" in out
             code, out, _ = run("group", "running", group, "--client", consumer.client_id)
             assert flying["message_id"] in out
+            found = client.hand_to(sent[0], group, consumer.client_id)
+            assert (found.result, "workers are busy" in found.text) == ("TIMEOUT", True)
             listener.go_on.set()
             until(lambda: _done(client, group, consumer.client_id, topic) == 4)
+            assert listener.calls == 4, "what was handed over in vain does not come later"
     finally:
         listener.go_on.set()
     with pytest.raises(GroupNotFound):
@@ -264,6 +270,8 @@ def test_a_message_is_handed_to_a_member_again(run, client, names, monkeypatch):
         listener.answer = hang.hang_in_the_listener
         found = client.hand_to(sent[0], group, consumer.client_id)
         assert (found.result, found.took_ms >= 200) == ("TIMEOUT", True)
+        listener.answer = lambda: None
+        assert client.hand_to(sent[0], group, consumer.client_id).result == "SUCCESS", "by another"
         hang.go_on.set()
         progress = client.progress(group)
         assert (progress.lag, progress.retrying, progress.dead) == (0, 0, 0)

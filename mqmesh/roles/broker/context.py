@@ -151,7 +151,9 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     index: IndexerLink | None = None
     schedule: ScheduleDesk
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
-    questions: ReplyTable = msgspec.field(default_factory=lambda: ReplyTable(QUESTION_TIMEOUT_MS))
+    questions: ReplyTable = msgspec.field(
+        default_factory=lambda: ReplyTable(QUESTION_TIMEOUT_MS, "questions of administrators")
+    )
     retries: Retries
     group_table: GroupTable
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)

@@ -138,20 +138,20 @@ def test_a_track_for_people(capsys):
         Track("late", TrackState.RETRYING, 1, 1, due_ms=10**15),
         Track("slow", TrackState.WAITING, 1, messages_before=1_234, client_id="c"),
     ]
-    track._show(MessageTrack([copy()], 0, tracks))
+    track.show_track(MessageTrack([copy()], 0, tracks))
     out = capsys.readouterr().out
     assert "last failure: ValueError" in out
     assert "\x1b" not in out
     assert "comes again in" in out
     assert "1,234 messages before it; queue with c" in out
-    track._show(MessageTrack([copy()], 0, []))
+    track.show_track(MessageTrack([copy()], 0, []))
     assert "no group reads topic t" in capsys.readouterr().out
-    track._show(MessageTrack([copy()], 10**15, []))
+    track.show_track(MessageTrack([copy()], 10**15, []))
     assert "it is delayed, and will be delivered in" in capsys.readouterr().out
 
 
 def test_a_track_for_programs():
     found = MessageTrack([copy()], 0, [Track("g", TrackState.CONSUMED)])
-    shown = json.loads(json.dumps(track._as_dict("id", found)))
+    shown = json.loads(json.dumps(track.track_dict("id", found)))
     assert shown["groups"][0]["state"] == "CONSUMED"
     assert shown["copies"][0]["queue_offset"] == 5

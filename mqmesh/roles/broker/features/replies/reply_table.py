@@ -30,10 +30,16 @@ class ReplyTable:
 
     Args:
         timeout_ms: How long each waits for its acknowledgement.
+        what: They are, and by which setting they are bounded.
     """
 
-    def __init__(self, timeout_ms: int = ACKNOWLEDGE_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        timeout_ms: int = ACKNOWLEDGE_TIMEOUT_MS,
+        what: str = "replies (max_open_replies)",
+    ) -> None:
         self._timeout_ms = timeout_ms
+        self._what = what
         # All wait equally long, so they stand in the order of their deadlines.
         self._open: dict[int, OpenReply] = {}
         self._tokens: dict[bytes, set[int]] = {}
@@ -58,7 +64,7 @@ class ReplyTable:
             SystemBusy: There are ``most`` already.
         """
         if len(self._open) >= most:
-            raise SystemBusy(f"{most} are under way to clients, no more may (max_open_replies)")
+            raise SystemBusy(f"{most} are under way to clients, no more may: {self._what}")
         self._last_token += 1
         token = self._last_token
         self._open[token] = OpenReply(request, peer, now_ms + self._timeout_ms)
