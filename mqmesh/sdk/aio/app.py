@@ -14,6 +14,7 @@ from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.sdk.tracing.tracing_options import TracingKeywords
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
@@ -50,7 +51,7 @@ class App:
         asyncio.run(app.run())
 
     Args:
-        name, namesrv_addr, credentials, client, transport, hooks: As for ``mqmesh.App``.
+        name, namesrv_addr, credentials, client, transport, hooks, tracing: As for ``mqmesh.App``.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class App:
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
+        **tracing: Unpack[TracingKeywords],
     ) -> None:
         self._common: dict[str, Any] = {
             "namesrv_addr": namesrv_addr,
@@ -69,6 +71,7 @@ class App:
             "client": client,
             "transport": transport,
             "hooks": hooks,
+            **tracing,
         }
         self._subscriptions = Subscriptions()
         self._producer = Producer(name, **self._common)
@@ -117,7 +120,7 @@ class App:
                 self._started.append(self._producer)
                 await self._producer.start()
             for group, subscriptions in self._subscriptions.by_group().items():
-                consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
+                consumer = PushConsumer(group, **{**self._common, **subscriptions[0].options})
                 self._started.append(consumer)
                 for one in subscriptions:
                     await consumer.subscribe(one.topic, one.expression, listener=one.listener)

@@ -14,6 +14,7 @@ from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
+from mqmesh.sdk.tracing.tracing_options import TracingKeywords
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
@@ -69,8 +70,8 @@ class App:
 
     Args:
         name: Producer group of its publishers.
-        namesrv_addr, credentials, client, transport, hooks: As for ``PushConsumer``, for all of
-            its clients.
+        namesrv_addr, credentials, client, transport, hooks, tracing: As for ``PushConsumer``, for
+            all of its clients.
 
     Raises:
         InvalidArgument: The name or an option is out of bounds.
@@ -85,6 +86,7 @@ class App:
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
+        **tracing: Unpack[TracingKeywords],
     ) -> None:
         self._common: dict[str, Any] = {
             "namesrv_addr": namesrv_addr,
@@ -92,6 +94,7 @@ class App:
             "client": client,
             "transport": transport,
             "hooks": hooks,
+            **tracing,
         }
         self._subscriptions = Subscriptions()
         self._producer = Producer(name, **self._common)
@@ -182,7 +185,7 @@ class App:
         # Whoever publishes from a handler finds the producer at work.
         clients: list[PushConsumer | Producer] = [self._producer] if self._publishes else []
         for group, subscriptions in self._subscriptions.by_group().items():
-            consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
+            consumer = PushConsumer(group, **{**self._common, **subscriptions[0].options})
             for one in subscriptions:
                 consumer.subscribe(one.topic, one.expression, listener=one.listener)
             clients.append(consumer)

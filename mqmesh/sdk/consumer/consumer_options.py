@@ -104,6 +104,12 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         most = self.max_reconsume_times
         return DEFAULT_MAX_RECONSUME_TIMES if most < 0 else most
 
+    def dead_letters_after(self) -> int | None:
+        """After so many retries a message that fails is a dead letter; None for never."""
+        is_endless = self.consume_orderly and self.max_reconsume_times < 0
+        is_tried_again = self.message_model == MessageModel.CLUSTERING and not is_endless
+        return self.most_retries() if is_tried_again else None
+
     def flow_limits(self) -> FlowLimits:
         """When a queue is not pulled any further."""
         return FlowLimits(

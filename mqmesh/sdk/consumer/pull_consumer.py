@@ -104,6 +104,7 @@ class PullConsumer:
             self.options,
             lambda: self._engine.client,
             self._make_trace_producer if transport is None else None,
+            hooks_polls=True,
         )
         self._hooks = self._tracing.hooks
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
@@ -132,6 +133,7 @@ class PullConsumer:
         self._mode = ""
         self._state = "new"
         self._hooked: list[ConsumeContext] = []
+        self._tracing.instrument(self)
 
     # ---- Life ------------------------------------------------------------------------
 

@@ -220,6 +220,7 @@ class PushConsumer:
             lambda: self._engine.client,
             self._make_trace_producer if transport is None else None,
             timeout_ms=self.options.consume_timeout_ms,
+            most_retries=self.options.dead_letters_after(),
         )
         self._hooks = self._tracing.hooks
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(

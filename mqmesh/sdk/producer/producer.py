@@ -121,6 +121,7 @@ class Producer:
         self._life = ranked_lock(LockRank.LIFE)
         self._state = "new"
         self._is_copy = False
+        self._tracing.instrument(self)
         tell_of_forks(self._forked)
 
     def _make_parts(self) -> None:

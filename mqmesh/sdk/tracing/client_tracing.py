@@ -11,7 +11,7 @@ from mqmesh.sdk.hooks import Hooks, make_hook_calls
 from mqmesh.sdk.tracing.message_trace import MessageTrace
 from mqmesh.sdk.tracing.sampling import Sampler
 from mqmesh.sdk.tracing.trace_dispatcher import TRACE_FIGURES, TraceDispatcher, TraceProducer
-from mqmesh.sdk.tracing.tracing_options import TracingOptions
+from mqmesh.sdk.tracing.tracing_options import Telemetry, TracingOptions
 
 _GROUP: Final = "_INNER_TRACE_PRODUCER-"
 
@@ -27,12 +27,15 @@ class ClientTracing:
         make_producer: Makes a producer of a group, by the client's settings of the connection; None
             where the client was given a transport, which is for one loop alone.
         timeout_ms: A listener's call of so long is too long; None for no limit.
+        most_retries: After so many a message that fails is a dead letter; None for never.
+        hooks_polls: It consumes by polls, around which hooks are called.
 
     Attributes:
         hooks: Calls them; None when there are none.
 
     Raises:
-        InvalidArgument: They are no hooks, or too many, or there is no message trace here.
+        InvalidArgument: They are no hooks, or too many, or there is no message trace here, or the
+            package of OpenTelemetry is missing.
     """
 
     def __init__(
@@ -44,13 +47,25 @@ class ClientTracing:
         make_producer: Callable[[str], TraceProducer] | None,
         *,
         timeout_ms: int | None = None,
+        most_retries: int | None = None,
+        hooks_polls: bool = False,
     ) -> None:
         self._engine = engine
         self._dispatcher: TraceDispatcher | None = None
+        self._telemetry: Telemetry | None = None
         own: list[Hooks] = []
         if options.msg_trace:
             own.append(self._message_trace(group, options, make_producer, timeout_ms))
+        if options.telemetry:
+            self._telemetry = self._make_telemetry(group, options, most_retries)
+            if not hooks_polls:  # a poll's span is around it
+                own.append(self._telemetry)
         self.hooks = make_hook_calls(hooks, group, own)
+
+    def instrument(self, client: object) -> None:
+        """Has what the client offers to users told to OpenTelemetry, if that is wanted."""
+        if self._telemetry is not None:
+            self._telemetry.instrument(client)
 
     def start(self, figures: FigureBoard, *, at_exit: bool = False) -> None:
         """The client starts.
@@ -88,6 +103,25 @@ class ClientTracing:
             self._host_of,
             lambda: self._engine().transport.random.randbytes(16).hex().upper(),
             timeout_ms=timeout_ms,
+        )
+
+    def _make_telemetry(
+        self, group: str, options: TracingOptions, most_retries: int | None
+    ) -> Telemetry:
+        try:
+            from mqmesh.sdk.tracing.otel import Otel
+        except ModuleNotFoundError as error:
+            raise InvalidArgument(
+                f"telemetry = 'otel' needs the package opentelemetry-api, which is not installed "
+                f"({error}): pip install 'mqmesh[otel]'"
+            ) from error
+        return Otel(
+            group,
+            options,
+            lambda: self._engine().loop.clock,
+            lambda: self._engine().client_id,
+            self._host_of,
+            most_retries=most_retries,
         )
 
     def _host_of(self, broker_name: str) -> str:

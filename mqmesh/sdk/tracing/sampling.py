@@ -28,6 +28,9 @@ class Sampler:
     def __init__(self, rate: float) -> None:
         self._below = below = min(max(round(rate * _MODULUS), 1), _MODULUS)
         self._phases: dict[int, int] = {}
+        # By producer: no message from the first sequence on is chosen before the second one, whose
+        # value is the third number.
+        self._next: dict[int, tuple[int, int, int]] = {}
         # From one chosen message to the next there are three distances: one that adds to the
         # value, one that takes from it, and both together.
         self._up = 1 + _steps(_STEP, below)
@@ -47,8 +50,13 @@ class Sampler:
         value = (self._phase(producer_id) + first_sequence * _STEP) % _MODULUS
         if count == 1:
             return (0,) if value < below else ()
-        position = _steps(value, below)
-        value = (value + position * _STEP) % _MODULUS
+        # Mostly it goes on where it ended the last time, before a message that is known already.
+        begin, sequence, next_value = self._next.get(producer_id, (0, -1, 0))
+        if begin <= first_sequence <= sequence:
+            position, value = sequence - first_sequence, next_value
+        else:
+            position = _steps(value, below)
+            value = (value + position * _STEP) % _MODULUS
         found = []
         while position < count:
             found.append(position)
@@ -60,6 +68,7 @@ class Sampler:
             else:
                 position += self._up + self._down
                 value += self._added - self._taken
+        self._next[producer_id] = first_sequence + count, first_sequence + position, value
         return found
 
     def _phase(self, producer_id: int) -> int:
@@ -67,6 +76,7 @@ class Sampler:
         if phase is None:
             if len(self._phases) >= MAX_PRODUCERS:
                 self._phases.clear()
+                self._next.clear()
             digest = hashlib.blake2b(producer_id.to_bytes(8, "big"), digest_size=8).digest()
             phase = self._phases[producer_id] = int.from_bytes(digest, "big")
         return phase

@@ -209,17 +209,17 @@ def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
     size = 0
     for one in traced:
         text = encode_record(one.record).encode()
-        more = {one.record.message_id: None} | dict.fromkeys(one.keys[: MAX_KEYS - 1])
+        more = (one.record.message_id, *one.keys[: MAX_KEYS - 1])
+        size += len(text)
         if texts and (
             len(texts) >= MESSAGE_RECORDS
-            or size + len(text) > MESSAGE_BYTES
-            or len(keys.keys() | more.keys()) > MAX_KEYS
+            or size > MESSAGE_BYTES
+            or len(keys) + sum(key not in keys for key in set(more)) > MAX_KEYS
         ):
             yield b"".join(texts), list(keys), len(texts)
-            texts, keys, size = [], {}, 0
+            texts, keys, size = [], {}, len(text)
         texts.append(text)
-        keys.update(more)
-        size += len(text)
+        keys.update(dict.fromkeys(more))
     if texts:
         yield b"".join(texts), list(keys), len(texts)
 

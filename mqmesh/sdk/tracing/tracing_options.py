@@ -1,11 +1,12 @@
 """What a client is told about tracing; part of the options of every client."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MAX_TOPIC_LENGTH, TRACE_TOPIC, check_topic, is_closed_topic
+from mqmesh.sdk.hooks import Hooks
 
 
 class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,12 +16,19 @@ class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msg_trace: Share of the messages, 0 to 1, of which it writes RocketMQ's message trace; with
             the same share at all clients these are the same messages.
         trace_topic: Where it writes that.
+        telemetry: ``otel`` for spans and metrics of OpenTelemetry.
+        otel_create_spans: A span for each message of a batch, too.
+        otel_parent: ``message``: what a listener does belongs to the trace of the message; else it
+            has one of its own, which is linked to that.
     """
 
     msg_trace: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     trace_topic: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOPIC_LENGTH)] = (
         TRACE_TOPIC
     )
+    telemetry: Literal["", "otel"] = ""
+    otel_create_spans: bool = False
+    otel_parent: Literal["", "message"] = ""
 
     def __post_init__(self) -> None:
         """Looks at the name of the trace topic."""
@@ -33,3 +41,13 @@ class TracingKeywords(TypedDict, total=False):
 
     msg_trace: float
     trace_topic: str
+    telemetry: Literal["", "otel"]
+    otel_create_spans: bool
+    otel_parent: Literal["", "message"]
+
+
+class Telemetry(Hooks):
+    """What ``Otel`` is, to who may not have its package."""
+
+    def instrument(self, client: object) -> None:
+        """Puts spans around what a client offers."""

@@ -50,3 +50,17 @@ def test_the_choice_never_changes():
     # Clients of other versions choose the same messages.
     chosen = Sampler(0.01).chosen(0x0C6A9F0E5D3B7A12, 0, 500)
     assert list(chosen) == [47, 102, 191, 335, 424]
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.7])
+def test_batches_that_follow_each_other_are_looked_at_from_where_the_last_one_ended(rate):
+    chance = random.Random(rate)
+    sampler, other = Sampler(rate), Sampler(rate)
+    at = 0
+    for _ in range(300):
+        # On, mostly; sometimes over a gap, and sometimes back.
+        at = max(at + chance.choice((0, 0, 0, 7, -300)), 0)
+        count = chance.randrange(1, 200)
+        wanted = [n for n in range(count) if other.wants(7, at + n)]
+        assert list(sampler.chosen(7, at, count)) == wanted
+        at += count
