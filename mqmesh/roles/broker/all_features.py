@@ -37,6 +37,8 @@ _READS: Final[frozenset[RequestCode]] = frozenset(
         RequestCode.GET_TOPIC_CONFIG,
         RequestCode.GET_TOPIC_STATS_INFO,
         RequestCode.VIEW_MESSAGE,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.QUERY_MESSAGE_BY_ID,
         RequestCode.PULL_MESSAGE,
         RequestCode.QUERY_QUEUE_BOUNDS,
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
@@ -59,5 +61,10 @@ def _reads_of(feature: Feature) -> Feature:
     )
 
 
-FOLLOWER_FEATURES: Final = (_reads_of(ADMIN), _reads_of(PULLS), _reads_of(GROUPS))
+FOLLOWER_FEATURES: Final = (
+    _reads_of(ADMIN),
+    _reads_of(QUERIES),
+    _reads_of(PULLS),
+    _reads_of(GROUPS),
+)
 """What a follower does of them: it reads."""

@@ -59,6 +59,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
         replication: What the process counts of it.
         ha: Those of replication in force, where a cluster's stand above them.
         memory_bytes: Of the machine; 0 if that is not known.
+        index: Way to the index process; None if there is none.
     """
 
     settings: LiveSettings[BrokerConfig]
@@ -76,6 +77,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     replication: ReplicaCounts = msgspec.field(default_factory=ReplicaCounts)
     ha: Callable[[], HaConfig] = HaConfig
     memory_bytes: int = 0
+    index: IndexerLink | None = None
 
     @property
     def config(self) -> BrokerConfig:
@@ -98,7 +100,6 @@ def build_context(
     given: BrokerResources,
     store: MessageStore,
     tables: BrokerTables,
-    index: IndexerLink | None = None,
     leadership: Leadership | None = None,
     *,
     epoch: int = 0,
@@ -110,7 +111,6 @@ def build_context(
         given: What the process gives.
         store: Messages.
         tables: Topics, groups and offsets, loaded.
-        index: Way to the index process.
         leadership: Of a master that was elected.
         epoch: Of a master: generations, lock tokens and sessions of it begin with it.
         is_follower: It only reads.
@@ -147,7 +147,7 @@ def build_context(
         tables,
         clock=given.clock,
         instance_id=given.instance_id,
-        index=index,
+        index=given.index,
         leadership=leadership,
         is_follower=is_follower,
         quotas=None if guard is None else guard.quotas,

@@ -1,13 +1,10 @@
 """The master of a broker group: serves everything, and alone adds to the log."""
 
 from functools import partial
-from typing import Final
 
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import NotMaster
-from mqmesh.host import socket_path
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
 from mqmesh.roles.broker.feature import BrokerTurn
@@ -19,24 +16,15 @@ from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfC
 from mqmesh.roles.broker.features.transactions.transactions import has_queue
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
-from mqmesh.roles.broker.index.indexer_link import TICK_MS as INDEX_TICK_MS
-from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent, indexer_arguments
+from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
 from mqmesh.roles.broker.state_answers import write_state
-from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.storage.interface import MessageStore
 from mqmesh.units import MAX_OFFSET
-
-INDEX_SOCKET: Final = "index.sock"
 
 
 def _everything() -> int:
     return MAX_OFFSET
-
-
-def has_index(config: BrokerConfig) -> bool:
-    """Whether the master has an index process."""
-    return config.index.enable and config.storage.backend == "commitlog"
 
 
 class MasterRole(BrokerRole):
@@ -52,7 +40,6 @@ class MasterRole(BrokerRole):
     Raises:
         CorruptRecord: What the log tells of topics, groups or offsets is damaged.
         StorageError: Half messages cannot be recovered.
-        ConfigError: There is no place for the socket of the index process.
     """
 
     def __init__(
@@ -68,8 +55,7 @@ class MasterRole(BrokerRole):
         self._half_checkpoint: HalfCheckpointFile | None = None
         tables = make_tables(given, store)
         tables.load()
-        self.index = self._make_index()
-        context = build_context(given, store, tables, self.index, leadership, epoch=epoch)
+        context = build_context(given, store, tables, leadership, epoch=epoch)
         if leadership is None and given.config.ha.mode is HaMode.MANUAL:
             self._wait_for_followers(context)
         write_state(context)  # shows from the beginning whether there is room
@@ -125,10 +111,6 @@ class MasterRole(BrokerRole):
             if self._leadership or len(context.followers) or context.state.is_due:
                 write_state(context)
         super().tick(now_ms)
-        self._tick_index()
-        if self.index is not None and self.index.is_behind:
-            # Only while the log grows: an idle broker is to sleep.
-            self._given.transport.loop.call_later(INDEX_TICK_MS, self._tick_index)
 
     def save(self) -> None:
         """See ``BrokerRole.save``."""
@@ -143,38 +125,11 @@ class MasterRole(BrokerRole):
         if self._half_checkpoint is not None:
             self._half_checkpoint.close()
             self._half_checkpoint = None
-        if self.index is not None:
-            self.index.close()
-            self.index = None
 
-    def _tick_index(self) -> None:
-        if self.index is not None and self._given.shell.state == "running":
-            self.index.tick()
-
-    def _make_index(self) -> IndexerLink | None:
-        config, transport = self._given.config, self._given.transport
-        if not has_index(config):
-            return None
-        # Without a place for its socket there is no start: a broker without index would only be
-        # noticed by those who miss it.
-        root = self._given.root
-        endpoint = f"ipc://{socket_path(root, INDEX_SOCKET)}"
-        if transport.ring is not None:
-            transport.ring.keep_private(endpoint)
-        return IndexerLink(
-            start_process=lambda suspect: HelperProcess(
-                indexer_arguments(config, root.absolute(), endpoint, suspect=suspect)
-            ),
-            connect=lambda: transport.connect(endpoint),
-            look=self._log_extent,
-            clock=self._given.clock,
-            max_queries=config.index.max_queries,
-            query_timeout_ms=config.index.query_timeout_ms,
-        )
-
-    def _log_extent(self) -> LogExtent | None:
+    def log_extent(self) -> LogExtent | None:
+        """See ``BrokerRole.log_extent``."""
         context = self.context
-        if context is None:
+        if context is None or not self._is_open:
             return None
         stats = context.store.stats()
         visible = context.commit_point.visible(stats.max_commitlog_offset)

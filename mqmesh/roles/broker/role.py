@@ -16,7 +16,8 @@ from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn, Feature, Features
-from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.index.indexer_link import TICK_MS as INDEX_TICK_MS
+from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.dispatch import Handler
 from mqmesh.transport.endpoints import endpoint_of
@@ -36,7 +37,7 @@ class BrokerRole:
 
     Attributes:
         context: What handlers use; None while there is none.
-        index: Way to the index process, None if there is none.
+        index: Way to the index process, None if there is none. It outlives the role.
         links: Name servers.
     """
 
@@ -45,7 +46,7 @@ class BrokerRole:
         self._features: Features | None = None
         self._announced: DataVersion | None = None
         self.context: BrokerContext | None = None
-        self.index: IndexerLink | None = None
+        self.index = given.index
         self.links = NamesrvLinks(
             given.config,
             given.address,
@@ -125,6 +126,14 @@ class BrokerRole:
         if self._features is not None:
             self._features.tick(now_ms)
             self.links.tick()
+        self._tick_index()
+        if self.index is not None and self.index.is_behind:
+            # Only while the log grows: an idle broker is to sleep.
+            self._given.transport.loop.call_later(INDEX_TICK_MS, self._tick_index)
+
+    def log_extent(self) -> LogExtent | None:
+        """How far the log goes that is to be indexed; None while that is not known."""
+        return None
 
     def sample(self, now_ms: int) -> None:
         """It is time for what is done now and then."""
@@ -167,6 +176,10 @@ class BrokerRole:
         """Drops everything that was built."""
         self.context = self._features = None
         self.links.close()
+
+    def _tick_index(self) -> None:
+        if self.index is not None and self._given.shell.state == "running":
+            self.index.tick()
 
     def _on_stale(self, error: StaleEpoch) -> None:
         """Another replica is the master: what this one took now would be lost when it follows."""

@@ -60,12 +60,14 @@ from mqmesh.roles.broker.ha.replica_state import (
 )
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import PLACE as REPLICA_PLACE
+from mqmesh.roles.broker.index.index_process import begin_index, has_index
 from mqmesh.roles.broker.index.index_status import (
     INDEX_PROCESS_FIGURES,
     INDEX_STATE,
     IndexStatus,
 )
-from mqmesh.roles.broker.master_role import MasterRole, has_index
+from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent
+from mqmesh.roles.broker.master_role import MasterRole
 from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
 from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
 from mqmesh.roles.broker.stats import SAMPLE_MS, Stats
@@ -150,6 +152,7 @@ class BrokerServer:
         self._role: BrokerRole | None = None
         self._member: GroupMember | None = None
         self._promises: Promises = NoPromises()
+        self._index: IndexerLink | None = None
         self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
         self._aside = transport.executor("snapshot")
@@ -195,6 +198,10 @@ class BrokerServer:
         )
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
         self._tell_figures()
+        connect = self._transport.connect
+        self._index = begin_index(
+            config, lambda at: connect(at), ring, self._clock, self._root, self._log_extent
+        )
         self._join_group(address)
         self._begin_role(address)
         self._loop.at_tick_end(self._on_tick_end)
@@ -216,8 +223,8 @@ class BrokerServer:
             self._member.leave()
         self._shell.stopping()
         role = self._role
-        if role is not None and role.index is not None:
-            role.index.ask_to_stop()
+        if self._index is not None:
+            self._index.ask_to_stop()
         try:
             if role is not None:
                 role.say_goodbye(self._loop.tick)
@@ -236,6 +243,9 @@ class BrokerServer:
         if self._role is not None:
             self._role.close()
             self._role = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -511,6 +521,8 @@ class BrokerServer:
         assert self._store is not None
         held = replicable(self._store).identity()
         keeps = held.log_end > held.log_start
+        if self._index is not None:
+            self._index.close()  # it is another log's; the next tick starts it anew
         self._store.close()
         try:
             aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms(), keeps=keeps)
@@ -560,6 +572,7 @@ class BrokerServer:
             self._replication.total,
             lambda: self._in_force().ha,
             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            self._index,
         )
 
     def _in_force(self) -> BrokerConfig:
@@ -727,8 +740,10 @@ class BrokerServer:
         return reply_with(status if self._member is None else self._member.complete(status))
 
     def _index_status(self) -> IndexStatus:
-        index = self._opened_role().index
-        return IndexStatus() if index is None else index.status()
+        return IndexStatus() if self._index is None else self._index.status()
+
+    def _log_extent(self) -> LogExtent | None:
+        return None if self._role is None else self._role.log_extent()
 
     def _opened_role(self) -> BrokerRole:
         assert self._role is not None

@@ -1,7 +1,7 @@
 """Finds single messages: by id, by key, by where they stand."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,8 +35,8 @@ from mqmesh.protocol.queries import (
     QueryMessageResponse,
     decode_found,
 )
-from mqmesh.protocol.route import BrokerAddress
-from mqmesh.sdk.admin.admin import AdminClient, masters_of
+from mqmesh.protocol.route import BrokerAddress, BrokerData
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
@@ -204,7 +204,7 @@ class QueryClient(AdminClient):
     # ---- Helpers ---------------------------------------------------------------------
 
     def _addresses(self) -> dict[str, BrokerAddress]:
-        found = masters_of(self.cluster().brokers)
+        found = _readers_of(self.cluster().brokers)
         if not found:
             raise NoRoute("no name server knows a running broker")
         return dict(sorted(found.items()))
@@ -212,7 +212,7 @@ class QueryClient(AdminClient):
     def _carriers(self, topic: str) -> dict[str, BrokerAddress]:
         """Brokers that may have messages of a topic."""
         try:
-            found = masters_of(self.route(topic).brokers)
+            found = _readers_of(self.route(topic).brokers)
         except TopicNotFound:
             # It may have been made a moment ago, by its first message: brokers know first.
             return self._addresses()
@@ -226,13 +226,13 @@ class QueryClient(AdminClient):
             )
         name = broker_name or next(iter(carriers), "")
         if name not in carriers:
-            raise NoRoute(f"no running master of broker group {name!r} carries topic {topic!r}")
+            raise NoRoute(f"no running replica of broker group {name!r} carries topic {topic!r}")
         return name, carriers[name]
 
     def _name_of(self, host: str) -> str:
         """The broker group at an address, "" if that cannot be found out."""
         try:
-            for name, address in masters_of(self.cluster().brokers).items():
+            for name, address in _readers_of(self.cluster().brokers).items():
                 if address.tcp == host:
                     return name
         except (TransportError, BrokerError):
@@ -285,6 +285,15 @@ def parse_offset_message_id(text: str) -> tuple[str, int, int]:
             f"offset message id {text[:80]!r} is not of the form host:port#OFFSET#ORDINAL"
         )
     return match[1], int(match[2], 16), int(match[3], 16)
+
+
+def _readers_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
+    """Who is asked, by broker group: its master, and without one a follower."""
+    return {
+        broker.broker_name: broker.addresses[min(broker.addresses)]
+        for broker in brokers
+        if broker.addresses
+    }
 
 
 def _ask_all(

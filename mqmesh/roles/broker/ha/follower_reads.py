@@ -38,6 +38,15 @@ class FollowerReads:
         """Readers are shown what ends at this commit-log offset or before."""
         return max(self.confirmed, self._begun_end) if self._elects else MAX_OFFSET
 
+    def kept_to(self, log_end: int) -> int | None:
+        """How much of a log that ends at a commit-log offset may be derived for good.
+
+        None while that is not known: it was more before this life of the follower.
+        """
+        if not self._elects:
+            return log_end
+        return min(self.confirmed, log_end) if self.confirmed >= self._begun_end else None
+
     def begin_leader(self, now_ms: int) -> None:
         """It follows another leader from now on, or nobody; monotonic clock."""
         self._goal, self._caught_up_ms = None, now_ms

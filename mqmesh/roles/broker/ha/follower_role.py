@@ -27,6 +27,7 @@ from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.roles.broker.ha.replica_link import LogCopy, ReplicaLink
 from mqmesh.roles.broker.ha.stand_in import StandIn
+from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.storage.interface import LogBeginning, MessageStore, ReplicableLog, replicable
 from mqmesh.transport.endpoints import endpoint_of
@@ -254,6 +255,16 @@ class FollowerRole(BrokerRole):
             for key in list(context.holds.queues):
                 wake_pulls(context, *key)
         self._look_at_reads()
+
+    def log_extent(self) -> LogExtent | None:
+        """See ``BrokerRole.log_extent``: a cut reaches nothing of it where masters are elected."""
+        if self.context is None:
+            return None
+        stats, end = self._store.stats(), self._log().log_end()
+        visible = self._reads.kept_to(end)
+        if visible is None:
+            return None
+        return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
     def _truncate(self, end_offset: CommitLogOffset) -> None:
         self._rest("the end of this follower's log is cut")

@@ -58,3 +58,13 @@ def test_a_new_leader_begins_anew():
     one.heard(150, 0, 5_100)
     assert one.answers(8_000, streaming=True)
     assert not one.answers(8_001, streaming=True)
+
+
+def test_what_is_derived_for_good_is_confirmed_and_never_less_than_before():
+    one = reads()
+    assert one.kept_to(150) is None
+    one.heard(150, 99, 10)
+    assert one.kept_to(150) is None, "an index may have come to 100"
+    one.heard(150, 130, 20)
+    assert (one.kept_to(150), one.kept_to(120)) == (130, 120)
+    assert reads(elects=False).kept_to(150) == 150
