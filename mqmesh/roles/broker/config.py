@@ -158,7 +158,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_auto_topics: Of them, topics that first messages have made (auto_create_topic_enable),
             1 to 100,000. What is left is the administrators'; a topic that one changes is theirs,
             too.
-        auto_topics_per_minute: Topics that one client may make so in a minute, 1 to 100,000.
+        auto_topics_per_minute: Topics that one client may make so in a minute, 1 to 100,000. Where
+            security is on all connections of a user are one client.
+        auto_queues_per_minute: Queues of these topics, 1 to 1,000,000.
+        auto_groups_per_minute: Consumer groups that one client may make in a minute by using them
+            (auto_create_subscription_group), 1 to 100,000.
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
@@ -226,6 +230,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 90_000
     max_auto_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 10_000
     auto_topics_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
+    auto_queues_per_minute: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    auto_groups_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
     max_producers_per_connection: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64

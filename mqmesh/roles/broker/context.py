@@ -9,6 +9,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StoreClosed
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
+from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.admin.cleaning import CleaningDesk
@@ -32,7 +33,6 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotDesk
 from mqmesh.roles.broker.features.storing.staging import OpenSend, SendStage
-from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -108,7 +108,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         wire: Ways to peers.
         state: Writes changes of topics, groups and offsets into the log.
         admission: Decides which sends have waited for too long.
-        creation_rates: How many topics each client's messages have made lately.
+        auto_creation: What each client has made lately by using it.
         quotas: How much users may send and read.
         index: Way to the index process, None if there is none.
         schedule: The schedule service, and who waits for it.
@@ -146,7 +146,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     wire: Wire
     state: StateLog
     admission: SendAdmission
-    creation_rates: CreationRates
+    auto_creation: AutoCreation
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     index: IndexerLink | None = None
     schedule: ScheduleDesk

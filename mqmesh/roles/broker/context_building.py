@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Wire
@@ -22,7 +23,6 @@ from mqmesh.roles.broker.features.retries.feature import make_retries
 from mqmesh.roles.broker.features.sends.feature import make_admission
 from mqmesh.roles.broker.features.snapshots.feature import make_snapshots
 from mqmesh.roles.broker.features.storing.staging import SendStage
-from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.feature import make_transactions
 from mqmesh.roles.broker.ha.ha_config import HaConfig
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -207,7 +207,11 @@ def put_together(
         stats=BrokerStats(),
         wire=wire,
         state=tables.state,
-        creation_rates=CreationRates(config.auto_topics_per_minute),
+        auto_creation=AutoCreation(
+            config.auto_topics_per_minute,
+            config.auto_queues_per_minute,
+            config.auto_groups_per_minute,
+        ),
         quotas=quotas or Quotas(),
         admission=make_admission(begins),
         index=index,

@@ -26,6 +26,7 @@ from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
+from mqmesh.roles.broker.auto_creation import AUTO_CREATION_FIGURES
 from mqmesh.roles.broker.config import CHANGEABLE, BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
@@ -720,6 +721,7 @@ class BrokerServer:
         for feature in FEATURES:
             tell(feature.figures, self._opened_context)
         tell(STORE_FIGURES, lambda: self._opened_context().store.stats())
+        tell(AUTO_CREATION_FIGURES, lambda: self._opened_context().auto_creation)
         tell(REGISTRATION_FIGURES, lambda: self._opened_role().links)
         tell((INDEX_STATE,), self._index_status)
         if has_index(self._config):

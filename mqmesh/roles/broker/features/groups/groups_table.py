@@ -88,6 +88,10 @@ class GroupTable:
             return wanted
         return config.retry_max_times
 
+    def makes(self, group: str) -> bool:
+        """Whether ``note_used`` would make settings for a group."""
+        return self._auto_create and group not in self._groups and not _is_tool(group)
+
     def note_used(self, group: str) -> None:
         """A group is used: gives it settings if it has none.
 

@@ -18,15 +18,32 @@ from mqmesh.protocol.membership import (
     HeartbeatResponse,
     UnregisterClientRequest,
 )
+from mqmesh.roles.broker.auto_creation import client_of
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import check_heartbeat
+
+
+def note_used(context: BrokerContext, request: Request, group: str) -> None:
+    """A client uses a group: gives it settings if it has none.
+
+    Raises:
+        GroupNotFound: Groups get no settings by themselves.
+        SystemBusy: There are too many groups, or this client made too many.
+    """
+    if not context.group_table.makes(group):
+        context.group_table.note_used(group)
+        return
+    client, now_ms = client_of(request), context.clock.monotonic_ms()
+    context.auto_creation.groups.check(client, now_ms)
+    context.group_table.note_used(group)
+    context.auto_creation.groups.note(client, now_ms)
 
 
 def heart_beat(context: BrokerContext, request: Request, heartbeat: HeartbeatRequest) -> Reply:
     """A client says that it is there, and what it belongs to."""
     check_heartbeat(heartbeat)
     for data in heartbeat.consumers:
-        context.group_table.note_used(data.group)
+        note_used(context, request, data.group)
     context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
     groups, client_id = context.groups, heartbeat.client_id
     return reply_with(

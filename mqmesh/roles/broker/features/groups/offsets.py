@@ -18,6 +18,7 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
+from mqmesh.roles.broker.features.groups.membership import note_used
 from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION
 from mqmesh.units import MAX_OFFSET, QueueOffset, TimestampMs
 
@@ -74,7 +75,7 @@ def update_consumer_offset(
         MQMeshError: The first refusal, if any.
     """
     check_client_group(update.group)
-    context.group_table.note_used(update.group)
+    note_used(context, request, update.group)
     is_member = update.generation != NO_GENERATION
     if is_member:
         context.groups.require_member(update.group, update.client_id, update.generation)

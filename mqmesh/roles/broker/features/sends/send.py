@@ -36,8 +36,9 @@ from mqmesh.message import (
     MAX_TOPIC_LENGTH,
     TRACE_TOPIC,
 )
-from mqmesh.protocol.command import ANYBODY, Reply, Request
+from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.roles.broker.auto_creation import client_of
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.delays import to_schedule
@@ -217,17 +218,15 @@ def _create(context: BrokerContext, request: Request, name: str, queue_id: int) 
         )
     now_ms = context.clock.monotonic_ms()
     context.wire.permit_creation(request, name)
-    # Who has a name is known by it: another connection is no other client.
-    principal = request.principal
-    client = request.peer if principal == ANYBODY else principal.name.encode()
-    context.creation_rates.check(client, now_ms)
     # What the message trace needs is one queue, whose order is that of its time.
-    queue_nums = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
-    if queue_id >= queue_nums:
+    queues = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
+    client = client_of(request)
+    context.auto_creation.check_topic(client, queues, now_ms)
+    if queue_id >= queues:
         raise InvalidArgument(
             f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
-            f"default_topic_queue_nums = {queue_nums}"
+            f"default_topic_queue_nums = {queues}"
         )
-    topic = context.topics.create(name, queue_nums, context.clock.wall_ms())
-    context.creation_rates.note(client, now_ms)
+    topic = context.topics.create(name, queues, context.clock.wall_ms())
+    context.auto_creation.note_topic(client, queues, now_ms)
     return topic

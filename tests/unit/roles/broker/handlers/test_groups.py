@@ -9,6 +9,7 @@ from mqmesh.errors import (
     InvalidArgument,
     NoPermission,
     OffsetIllegal,
+    SystemBusy,
     TopicNotFound,
 )
 from mqmesh.message import SCHEDULE_TOPIC
@@ -118,6 +119,21 @@ def test_a_heartbeat_and_a_commit_make_a_group(filled):
     found = groups(filled)
     assert [one.config.group for one in found.groups] == ["one", "two"]
     assert filled.saved.count("groups") == 2
+
+
+def test_a_client_makes_so_many_groups_a_minute_by_using_them(make_stage):
+    stage = make_stage(auto_groups_per_minute=2)
+    stage.send(stage.batch())
+    one = {"peer": b"peer"}
+    beat(stage, "c", group="one", **one)
+    commit(stage, 1, group="two")
+    uses = lambda: beat(stage, "c", group="three", **one), lambda: commit(stage, 1, group="three")
+    for use in uses:
+        with pytest.raises(SystemBusy, match=r"2 a minute \(auto_groups_per_minute\)") as refused:
+            use()
+    beat(stage, "c", group="two", **one)
+    stage.clock.advance(refused.value.retry_after_ms)
+    beat(stage, "c", group="three", **one)
 
 
 def test_without_auto_creation_unknown_groups_are_refused(make_stage):
