@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from mqmesh.errors import ClientClosed, EndpointUnreachable
+from mqmesh.errors import AuthenticationFailed, ClientClosed, EndpointUnreachable
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.interface import OnDone
 from mqmesh.transport.requests import RequestTable, broken, too_late
 from mqmesh.transport.simulated.loop import SimulatedLoop
@@ -22,6 +24,7 @@ class SimulatedClient:
         endpoint: Of the server.
         on_command: Told of commands that the server sends by itself.
         on_connection: Told when the connection is made (True) and broken (False).
+        ring: Keys; None to speak plainly.
 
     Attributes:
         connected: The connection stands.
@@ -36,10 +39,13 @@ class SimulatedClient:
         *,
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.connected = False
         self.unreachable = False
+        self._loop = loop
+        self._refused: AuthenticationFailed | None = None
         self._on_connection = on_connection
         self._closed = False
         self._table = RequestTable(loop, endpoint, self._try_send, on_command)
@@ -51,6 +57,8 @@ class SimulatedClient:
             on_frame=self._take,
             on_up=self._up,
             on_down=self._down,
+            on_refused=self._give_up,
+            ring=ring,
         )
 
     @property
@@ -72,6 +80,8 @@ class SimulatedClient:
             ClientClosed, QueueFull, LocalProtocolError: As there.
         """
         self._table.request(code, on_done, parts, header, timeout_ms)
+        if self._refused is not None:
+            self._loop.call_later(0, self._refuse)
 
     def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
         """Sends a request that gets no answer; it may be lost.
@@ -96,7 +106,16 @@ class SimulatedClient:
     def _take(self, frame: bytes) -> None:
         self._table.take(decode_frame(memoryview(frame)))
 
+    def _give_up(self, refused: AuthenticationFailed) -> None:
+        self._refused, self.unreachable = refused, True
+        self._refuse()
+
+    def _refuse(self) -> None:
+        if self._refused is not None and not self._closed:
+            self._table.refuse(self._refused)
+
     def _up(self) -> None:
+        self._refused = None
         self.connected, self.unreachable = True, False
         self._table.flush()
         if self._on_connection is not None:
@@ -114,8 +133,16 @@ class SimulatedClient:
 class SimulatedHintPublisher:
     """The twin of ``mqmesh.transport.zmq.hints.HintPublisher``."""
 
-    def __init__(self, network: Network, node: SimulatedNode) -> None:
+    def __init__(
+        self,
+        network: Network,
+        node: SimulatedNode,
+        own: Credentials | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self.node = node
+        self.own = own
+        self.guard = guard
         self._network = network
         self._hearers: dict[SimulatedConnection, None] = {}
 
@@ -138,7 +165,9 @@ class SimulatedHintPublisher:
             connection.answer(hint)
 
     def review(self) -> None:
-        """Nothing to do: here everybody may listen."""
+        """The access list changed: ends all connections, so that listeners prove themselves."""
+        for connection in list(self._hearers):
+            connection.close_server()
 
     def close(self) -> None:
         """Stops listening."""
@@ -158,6 +187,7 @@ class SimulatedHintSubscriber:
         *,
         on_hint: Callable[[bytes], None],
         on_connected: Callable[[], None] | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._on_connected = on_connected
@@ -169,6 +199,8 @@ class SimulatedHintSubscriber:
             on_frame=on_hint,
             on_up=self._up,
             on_down=lambda broke: None,
+            on_refused=lambda refused: None,
+            ring=ring,
         )
 
     def close(self) -> None:
@@ -183,8 +215,11 @@ class SimulatedHintSubscriber:
 class SimulatedChannel:
     """The twin of ``mqmesh.transport.zmq.channel.BlockingChannel``: a wait runs the simulation."""
 
-    def __init__(self, network: Network, node: SimulatedNode, endpoint: str) -> None:
+    def __init__(
+        self, network: Network, node: SimulatedNode, endpoint: str, ring: KeyRing | None = None
+    ) -> None:
         self.endpoint = endpoint
+        self._refused: AuthenticationFailed | None = None
         self._node = node
         self._next_opaque = 1
         self._connected = False
@@ -199,6 +234,8 @@ class SimulatedChannel:
             on_frame=self._take,
             on_up=self._up,
             on_down=self._down,
+            on_refused=self._refuse,
+            ring=ring,
         )
 
     def request(
@@ -209,8 +246,12 @@ class SimulatedChannel:
         end_ms = self._node.simulation.now_ms + timeout_ms
         opaque = self._next_opaque
         self._next_opaque += 1
-        self._node.wait_until(lambda: self._connected or self._stopped, timeout_ms)
+        self._node.wait_until(
+            lambda: self._connected or self._stopped or self._refused is not None, timeout_ms
+        )
         self._check_open()
+        if self._refused is not None:
+            raise self._refused
         if not self._connected:
             raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
         breaks = self._breaks
@@ -245,8 +286,11 @@ class SimulatedChannel:
         if self._stopped:
             raise ClientClosed(f"the channel to {self.endpoint} is closed")
 
+    def _refuse(self, refused: AuthenticationFailed) -> None:
+        self._refused = refused
+
     def _up(self) -> None:
-        self._connected = True
+        self._connected, self._refused = True, None
 
     def _down(self, broke: bool) -> None:
         self._connected = False

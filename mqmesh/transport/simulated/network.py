@@ -4,6 +4,8 @@ A connection is two pipes, each of which keeps its order; nothing is promised be
 holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end that hears nothing
 gives the connection up by itself, and not at the same time: so a server may take a client for
 present that has long come back by another connection.
+
+Keys are names here: whoever says that it has one has it. Who may connect is asked as with CURVE.
 """
 
 from collections import deque
@@ -11,6 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from mqmesh.errors import AuthenticationFailed
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import Credentials, KeyRing
+from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.transport.simulated.simulation import Simulation
 
@@ -40,9 +46,17 @@ class Weather:
 
 
 class Listener(Protocol):
-    """Who is bound to an endpoint."""
+    """Who is bound to an endpoint.
+
+    Attributes:
+        node: Its process.
+        own: Keys that it proves; None to speak plainly.
+        guard: Knows who may connect.
+    """
 
     node: SimulatedNode
+    own: Credentials | None
+    guard: Guard | None
 
     def accept(self, connection: "SimulatedConnection") -> None:
         """A connection was made."""
@@ -192,9 +206,11 @@ class SimulatedConnection:
         network: Where.
         client, server: The nodes.
         on_client_lost: Told when the client's end is gone, unless the client closed it.
+        key: Public key of the client, "" without security.
 
     Attributes:
         peer: Its routing id at the server.
+        key: As given.
         on_server_lost: Told when the server's end is gone; set by who accepts.
         take_request, take_answer: What to do with a frame that arrives; set by the ends.
     """
@@ -205,7 +221,9 @@ class SimulatedConnection:
         client: SimulatedNode,
         server: SimulatedNode,
         on_client_lost: Callable[[], None],
+        key: str,
     ) -> None:
+        self.key = key
         self.client = client
         self.server = server
         self.peer = network.next_peer()
@@ -306,6 +324,8 @@ class SimulatedLine:
         on_frame: Told of frames.
         on_up: Told when it stands.
         on_down: Told when it broke, or could not be made; with True if it had stood.
+        on_refused: Told when one of both does not trust the other; it is tried again later.
+        ring: Keys; None to speak plainly.
     """
 
     def __init__(
@@ -318,6 +338,8 @@ class SimulatedLine:
         on_frame: Callable[[bytes], None],
         on_up: Callable[[], None],
         on_down: Callable[[bool], None],
+        on_refused: Callable[[AuthenticationFailed], None],
+        ring: KeyRing | None,
     ) -> None:
         self._network = network
         self._node = node
@@ -326,6 +348,8 @@ class SimulatedLine:
         self._on_frame = on_frame
         self._on_up = on_up
         self._on_down = on_down
+        self._on_refused = on_refused
+        self._ring = ring
         self._connection: SimulatedConnection | None = None
         self._closed = False
         network.simulation.after(network.latency_ms(), self._connect)
@@ -357,8 +381,12 @@ class SimulatedLine:
             or not network.is_open(server, node)
         ):
             self._failed(tell=False)  # nobody answers, which a client notices by its own patience
+        elif (refused := _distrust(self._ring, listener, self._endpoint)) is not None:
+            self._told(lambda: self._on_refused(refused))
+            network.simulation.after(TRY_AGAIN_MS, self._connect)
         else:
-            self._stand(listener, SimulatedConnection(network, node, server, self._lost))
+            key = "" if self._ring is None else self._ring.own.public_key
+            self._stand(listener, SimulatedConnection(network, node, server, self._lost, key))
 
     def _stand(self, listener: Listener, connection: SimulatedConnection) -> None:
         connection.take_answer = partial(self._deliver, self._take, connection)
@@ -393,6 +421,26 @@ class SimulatedLine:
                 callback()
 
         self._deliver(call)
+
+
+def _distrust(
+    ring: KeyRing | None, listener: Listener, endpoint: str
+) -> AuthenticationFailed | None:
+    """Why a handshake fails; None if it does not."""
+    if listener.own is None and ring is None:
+        return None
+    if ring is None:
+        return AuthenticationFailed(f"{endpoint} wants CURVE; pass credentials")
+    if listener.own is None or listener.guard is None:
+        return AuthenticationFailed(f"{endpoint} speaks no CURVE")
+    tried: set[str] = set()
+    while (key := ring.server_key(endpoint)) != listener.own.public_key:
+        if key in tried or not ring.try_another(endpoint, key):
+            return AuthenticationFailed(f"{endpoint} does not have the server key {key}")
+        tried.add(key)
+    if listener.guard.principal(ring.own.public_key) is None:
+        return AuthenticationFailed(f"{endpoint} does not accept the key {ring.own.public_key}")
+    return None
 
 
 def _nothing() -> None:

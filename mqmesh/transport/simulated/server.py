@@ -7,9 +7,11 @@ from functools import partial
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
 from mqmesh.protocol.codes import ResponseCode, code_of, error_header
 from mqmesh.protocol.command import (
+    ANYBODY,
     MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
+    Principal,
     Reply,
     Request,
     decode_frame,
@@ -17,6 +19,8 @@ from mqmesh.protocol.command import (
     encode_header,
 )
 from mqmesh.refusals import Refusals
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Network, SimulatedConnection
 from mqmesh.transport.simulated.node import SimulatedNode
@@ -45,9 +49,12 @@ class SimulatedServer:
         loop: Of the process.
         handlers: Handler by request code.
         on_disconnect: Told the routing id of a peer that sent something and is gone.
+        own: Keys that it proves; None to speak plainly, with everybody.
+        guard: Knows who may connect; said together with ``own``.
 
     Attributes:
         node: The process.
+        own, guard: As given.
         malformed_frames, hung_up, silent, requests, dropped_replies, held_bytes, refusals,
             readable_ms, drained_ms, tick_ms: As there.
     """
@@ -58,8 +65,13 @@ class SimulatedServer:
         loop: SimulatedLoop,
         handlers: Mapping[int, Callable[[Request], Reply | None]],
         on_disconnect: Callable[[bytes], None] | None = None,
+        *,
+        own: Credentials | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.node: SimulatedNode = loop.node
+        self.own = own
+        self.guard = guard
         self.malformed_frames = self.hung_up = self.silent = self.requests = 0
         self.dropped_replies = self.held_bytes = 0
         self.refusals = Refusals()
@@ -106,7 +118,11 @@ class SimulatedServer:
         return ""
 
     def review(self) -> None:
-        """Nothing to do: here everybody may connect."""
+        """The access list changed: ends the connections of who may not connect any more."""
+        for connection in [*self._peers.values(), *self._silent_peers]:
+            if self._principal(connection) is None:
+                connection.close_server()
+                self._loop.deliver(self._lost, connection)
 
     def tick(self, now_ms: int) -> None:
         """Nothing to do: simulated connections look after themselves."""
@@ -160,10 +176,15 @@ class SimulatedServer:
         if self._closed:
             return
         self.readable_ms = self.drained_ms = self._loop.clock.monotonic_ms()
+        principal = self._principal(connection)
+        if principal is None:
+            connection.close_server()
+            self._lost(connection)
+            return
         self.requests += 1
         self._silent_peers.pop(connection, None)
         self._peers[connection.peer] = connection
-        request = Request(connection.peer, decode_frame(memoryview(frame)))
+        request = Request(connection.peer, decode_frame(memoryview(frame)), principal)
         try:
             if request.command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
@@ -179,6 +200,10 @@ class SimulatedServer:
         else:
             if reply is not None:
                 self.reply(request, reply)
+
+    def _principal(self, connection: SimulatedConnection) -> Principal | None:
+        """Who it is of; None for nobody who may connect."""
+        return ANYBODY if self.guard is None else self.guard.principal(connection.key)
 
     def _lost(self, connection: SimulatedConnection) -> None:
         self._silent_peers.pop(connection, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
-from mqmesh.security.keys import KeyRing
+from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.interface import Handler, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
@@ -32,15 +32,23 @@ class SimulatedTransport:
     Args:
         network: Where.
         node: The process; it may have several transports, each with a loop of its own.
+        ring: The own keys, and those that servers must prove; None to speak plainly.
+        guard: Who may connect; None for everybody, and where there are no servers.
     """
 
-    def __init__(self, network: Network, node: SimulatedNode) -> None:
+    def __init__(
+        self,
+        network: Network,
+        node: SimulatedNode,
+        ring: KeyRing | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self.node = node
         self.loop = SimulatedLoop(node)
         self.clock = node.clock
         self._network = network
-        self.ring: KeyRing | None = None
-        self.guard: Guard | None = None
+        self.ring = ring
+        self.guard = guard
 
     @property
     def random(self) -> random.Random:
@@ -61,6 +69,7 @@ class SimulatedTransport:
             endpoint,
             on_command=on_command,
             on_connection=on_connection,
+            ring=self.ring,
         )
 
     def serve(
@@ -70,11 +79,13 @@ class SimulatedTransport:
         limits: ServerLimits | None = None,
     ) -> SimulatedServer:
         """A server that is not bound yet; its limits are not reached."""
-        return SimulatedServer(self._network, self.loop, handlers, on_disconnect)
+        return SimulatedServer(
+            self._network, self.loop, handlers, on_disconnect, own=self._own(), guard=self.guard
+        )
 
     def publish(self) -> SimulatedHintPublisher:
         """A publisher of hints that is not bound yet."""
-        return SimulatedHintPublisher(self._network, self.node)
+        return SimulatedHintPublisher(self._network, self.node, self._own(), self.guard)
 
     def subscribe(
         self,
@@ -85,12 +96,17 @@ class SimulatedTransport:
     ) -> SimulatedHintSubscriber:
         """A listener to one publisher's hints."""
         return SimulatedHintSubscriber(
-            self._network, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
+            self._network,
+            self.loop,
+            endpoint,
+            on_hint=on_hint,
+            on_connected=on_connected,
+            ring=self.ring,
         )
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> SimulatedChannel:
         """A connection for requests that wait."""
-        return SimulatedChannel(self._network, self.node, endpoint)
+        return SimulatedChannel(self._network, self.node, endpoint, self.ring)
 
     def executor(self, name: str) -> SimulatedExecutor:
         """One helper thread."""
@@ -117,6 +133,9 @@ class SimulatedTransport:
 
     def close(self) -> None:
         """Nothing is shared by the connections."""
+
+    def _own(self) -> Credentials | None:
+        return None if self.ring is None else self.ring.own
 
 
 class SimulatedThread:

@@ -97,8 +97,8 @@ class ElectionRun(Run):
 
     option = " --election"
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        super().__init__(seed, folder)
+    def __init__(self, seed: int, folder: Path, *, secure: bool = False) -> None:
+        super().__init__(seed, folder, secure=secure)
         self.world.real_store = True
         self.replicas: list[Process] = []
         self._leaders: dict[int, str] = {}

@@ -44,8 +44,8 @@ class FailoverRun(Run):
 
     option = " --failover"
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        super().__init__(seed, folder)
+    def __init__(self, seed: int, folder: Path, *, secure: bool = False) -> None:
+        super().__init__(seed, folder, secure=secure)
         self.world.real_store = True
         self._master = HaConfig(mode=HaMode.MANUAL, ack_replicas=AckReplicas.ONE)
         self._follower = self._master

@@ -98,20 +98,20 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     gc.disable()
     kind = ElectionRun if options.election else FailoverRun if options.failover else Run
     if options.jobs == 1:
-        yield from map(partial(_run, kind=kind), _seeds(options))
+        yield from map(partial(_run, kind=kind, secure=options.secure), _seeds(options))
         return
     waiting: deque[Future[Outcome]] = deque()
     with ProcessPoolExecutor(options.jobs, get_context("fork"), _ignore_interrupts) as pool:
         for seed in _seeds(options):
-            waiting.append(pool.submit(_run, seed, kind))
+            waiting.append(pool.submit(_run, seed, kind, options.secure))
             if len(waiting) > SEEDS_WAITING * options.jobs:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _run(seed: int, kind: type[Run] = Run) -> Outcome:
-    outcome = run_seed(seed, kind=kind)
+def _run(seed: int, kind: type[Run] = Run, secure: bool = False) -> Outcome:
+    outcome = run_seed(seed, kind=kind, secure=secure)
     gc.collect()
     return outcome
 
@@ -144,6 +144,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--election", action="store_true", help="replicas elect their master, whatever goes wrong"
+    )
+    parser.add_argument(
+        "--secure", action="store_true", help="nobody gets in without a key, and strangers try"
     )
     parser.add_argument(
         "--model", action="store_true", help="all courses of elections within bounds, no seeds"

@@ -13,6 +13,7 @@ from harness.history import Commit, Delivery
 from harness.simulation.books import READERS, TOPICS, Books, delivery_of
 from harness.simulation.faults import PROFILES, Faults
 from harness.simulation.load import Client, SimulatedAdministrator, make_clients
+from harness.simulation.secured import STRANGERS, Stranger
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.roles.broker.context import BrokerContext
@@ -98,14 +99,18 @@ class Run:
     Args:
         seed: Decides everything.
         folder: For files of roles.
+        secure: Nobody gets in without a key, and strangers try.
     """
 
     option = ""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, *, secure: bool = False) -> None:
         self.seed = seed
         real_store = seed % REAL_EVERY == REAL_EVERY // 2
-        self.world = World(seed, folder, sync_flush=seed // 3 % 2 == 0, real_store=real_store)
+        self.world = World(
+            seed, folder, sync_flush=seed // 3 % 2 == 0, real_store=real_store, secure=secure
+        )
+        self.strangers: list[Stranger] = []
         self.books = Books()
         self.clients: list[Client] = []
         self._begun_ms = self.world.now_ms
@@ -120,6 +125,10 @@ class Run:
         """Runs it."""
         world, books = self.world, self.books
         self._start()
+        if world.access is not None:
+            self.strangers = [Stranger(world, name) for name in STRANGERS]
+        for stranger in self.strangers:
+            stranger.start()
         faults = Faults(world, books, self.clients, HARM_MS, self.profile)
         world.simulation.run(CALM_MS)
         self._plan(faults)
@@ -140,7 +149,7 @@ class Run:
         ]
         found += [f"C11: not delivered after {PATIENCE_MS} ms: {what}" for what in missing]
         found += [f"C10: {what} while nothing is under way" for what in left]
-        found += self._judged()
+        found += self._judged() + self._let_in()
         found += [f"C12: a store was not as it was synced: {it}" for it in self._complaints.told]
         if world.failures:
             found.append(f"bug: {world.failures} callbacks raised, see the log")
@@ -148,6 +157,7 @@ class Run:
             **faults.counts,
             "messages": sum(len(one) for one in books.attempts.values()),
             "deliveries": sum(len(one) for one in books.deliveries.values()),
+            **{f"refusals of {one.name}": one.refused for one in self.strangers},
         }
         return Outcome(
             self.seed,
@@ -155,7 +165,7 @@ class Run:
             world.now_ms - self._begun_ms,
             world.simulation.event_count,
             counts,
-            self.option,
+            self.option + (" --secure" if world.access is not None else ""),
         )
 
     def close(self) -> None:
@@ -171,6 +181,15 @@ class Run:
 
     def _plan(self, faults: Faults) -> None:
         faults.plan()
+
+    def _let_in(self) -> list[str]:
+        """What strangers got in, and who of them was not refused."""
+        found = [what for stranger in self.strangers for what in stranger.wrong]
+        for stranger in self.strangers:
+            stranger.stop()
+            if not stranger.refused:
+                found.append(f"S1: {stranger.name} was never refused")
+        return found
 
     def _judged(self) -> list[str]:
         """What is wrong beside the histories."""
@@ -257,17 +276,20 @@ class Run:
         return found
 
 
-def run_seed(seed: int, plant: Plant | None = None, kind: type[Run] = Run) -> Outcome:
+def run_seed(
+    seed: int, plant: Plant | None = None, kind: type[Run] = Run, *, secure: bool = False
+) -> Outcome:
     """Runs a seed.
 
     Args:
         seed: Which.
         plant: Plants a bug before.
         kind: What happens in it.
+        secure: Nobody gets in without a key.
     """
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mqmesh-", dir=memory if memory.is_dir() else None))
-    run = kind(seed, folder)
+    run = kind(seed, folder, secure=secure)
     try:
         if plant is not None:
             plant(run)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk
 from harness.simulation.real_disk import SMALL_FILES, RealDisk
+from harness.simulation.secured import Access
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig
@@ -70,8 +71,7 @@ class Process:
             return
         self.lives += 1
         node = self.node = self.world.node(self.name)
-        transport = self.transport = SimulatedTransport(self.world.network, node)
-        self.world.transports.append(transport)
+        transport = self.transport = self.world.transport(self.name, node)
         server = self.server = self._make(transport)
         try:
             server.start()
@@ -125,14 +125,22 @@ class World:
         folder: For what roles keep in files.
         sync_flush: Brokers answer sends when they are on disk.
         real_store: Brokers have a ``CommitLogStore``, not a light one.
+        secure: Nobody gets in without a key.
 
     Attributes:
+        access: Keys and access list; None without security.
         disks: Of the brokers, by name.
         failures: Exceptions in callbacks of any node: each is a bug.
     """
 
     def __init__(
-        self, seed: int, folder: Path, *, sync_flush: bool = False, real_store: bool = False
+        self,
+        seed: int,
+        folder: Path,
+        *,
+        sync_flush: bool = False,
+        real_store: bool = False,
+        secure: bool = False,
     ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
@@ -145,6 +153,7 @@ class World:
         self.schedules: dict[str, Process] = {}
         self.coordinators: list[Process] = []
         self.transports: list[SimulatedTransport] = []
+        self.access = Access(self) if secure else None
         self._places: dict[str, int] = {}
         self.make_broker: Callable[..., BrokerServer] = BrokerServer
 
@@ -170,11 +179,20 @@ class World:
         node.on_death.append(lambda: self.network.break_connections(node))
         return node
 
-    def transport(self, name: str) -> SimulatedTransport:
-        """That of a new process with one loop."""
-        transport = SimulatedTransport(self.network, self.node(name))
+    def transport(self, name: str, node: SimulatedNode | None = None) -> SimulatedTransport:
+        """That of a process with one loop; of a new one if none is given."""
+        node = node or self.node(name)
+        ring, guard = None, None
+        if self.access is not None:
+            ring, guard = self.access.ring(name), self.access.guard(name, node.clock)
+        transport = SimulatedTransport(self.network, node, ring, guard)
         self.transports.append(transport)
         return transport
+
+    def common_addresses(self) -> list[str]:
+        """Name servers and coordinators, which share one key."""
+        coordinators = [f"127.0.0.1:{COORDINATOR_PORT}"] if self.coordinators else []
+        return [*self.namesrv_addr.split(";"), *coordinators]
 
     def client_options(self) -> ClientOptions:
         """Of each client."""
@@ -212,6 +230,8 @@ class World:
             disk = Disk()
         place = f"{name}-r{broker_id}" if broker_id else name
         self.disks[place] = disk
+        if self.access is not None:
+            self.access.add_broker(place, name)
         disk.slowest_sync_ms = self.simulation.random.choice(SLOWEST_SYNCS_MS)
         config = BrokerConfig(
             broker_name=name,
@@ -252,6 +272,8 @@ class World:
     def add_schedule(self, broker_name: str) -> Process:
         """The schedule service of a broker."""
         name = f"schedule-{broker_name}"
+        if self.access is not None:
+            self.access.add_schedule(name)
         lives = iter(range(1_000))
 
         def make(transport: SimulatedTransport) -> ScheduleServer:

@@ -1,0 +1,168 @@
+"""Seeds with security on: who is who, and strangers who try to get something in.
+
+Every process has a key of its own and the rights that it needs, and no more. The strangers: one
+without a key, one with an unknown key, one who is disabled, and one who may read and not send.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from harness.simulation.books import ORDER, PLAIN, PULL, PUSH, TOPICS, body_of
+from mqmesh.errors import AuthenticationFailed, MQMeshError, NoPermission
+from mqmesh.message import Message
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
+from mqmesh.security.access_list import AccessList, Action, Rule, User, UserRole
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import KEY_CHARACTERS, Credentials, KeyRing
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.simulated.node import NodeKilled, SimulatedClock
+from mqmesh.transport.simulated.transport import SimulatedTransport
+
+if TYPE_CHECKING:
+    from harness.simulation.world import World
+
+NAMESRV: Final = "namesrv"
+ADMINISTRATORS: Final = frozenset({"admin", "administrator", "operator"})
+NOBODY, UNKNOWN, DISABLED, READER = "nobody", "unknown", "disabled", "reader"
+STRANGERS: Final = (NOBODY, UNKNOWN, DISABLED, READER)
+EVERY_MS: Final = 2_000
+"""A stranger tries to send so often."""
+PATIENCE_MS: Final = 1_000
+TOPIC_ACTIONS: Final = [Action.PUB, Action.SUB]
+
+
+class Access:
+    """Keys and the access list of a world.
+
+    Args:
+        world: Whose processes they are of.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        topics, groups = list(TOPICS), [PUSH, ORDER, PULL]
+        self._users = [
+            User(NAMESRV, [key_of(NAMESRV)], UserRole.SERVICE),
+            User("admin", [key_of("admin")], UserRole.ADMIN),
+            User(
+                "client",
+                [key_of("client")],
+                allow=[Rule(TOPIC_ACTIONS, topics), Rule([Action.SUB], groups=groups)],
+            ),
+            User(DISABLED, [key_of(DISABLED)], UserRole.ADMIN, enabled=False),
+            User(READER, [key_of(READER)], allow=[Rule([Action.SUB], topics)]),
+        ]
+
+    def add_broker(self, place: str, broker_name: str) -> None:
+        """A replica of a group, before anything is started."""
+        self._users.append(User(place, [key_of(place)], UserRole.BROKER, brokers=[broker_name]))
+
+    def add_schedule(self, name: str) -> None:
+        """A schedule service."""
+        self._users.append(User(name, [key_of(name)], UserRole.SERVICE))
+
+    def ring(self, process: str) -> KeyRing | None:
+        """The keys of a process; None for who has none."""
+        if process == NOBODY:
+            return None
+        known = {user.name for user in self._users} | set(STRANGERS)
+        other = "admin" if process in ADMINISTRATORS else "client"
+        user = self._server(process) or (process if process in known else other)
+        own = Credentials(
+            user=user,
+            public_key=key_of(user),
+            secret_key=key_of("secret"),
+            namesrv_server_key=key_of(NAMESRV),
+        )
+        if self._server(process) is None:
+            return KeyRing(own, *own.namesrv_keys)
+        ring = KeyRing(own, own.public_key)
+        for address in self._world.common_addresses():
+            ring.learn(endpoint_of(address), *own.namesrv_keys)
+        return ring
+
+    def guard(self, process: str, clock: SimulatedClock) -> Guard | None:
+        """What a role goes by; None for clients."""
+        if self._server(process) is None:
+            return None
+
+        def today() -> datetime.date:
+            return datetime.datetime.fromtimestamp(clock.wall_ms() / 1_000, datetime.UTC).date()
+
+        return Guard(AccessList(1, self._users), today)
+
+    def _server(self, process: str) -> str | None:
+        """The user that a role is; None for clients."""
+        if process == "coordinator" or process.startswith("namesrv-"):
+            return NAMESRV
+        roles = (UserRole.BROKER, UserRole.SERVICE)
+        return process if any(u.name == process and u.role in roles for u in self._users) else None
+
+
+class Stranger:
+    """Somebody who may not send, and tries again and again.
+
+    Args:
+        world: Where.
+        name: One of ``STRANGERS``.
+
+    Attributes:
+        refused: How often it was told so.
+        wrong: What it got in; empty when all is well.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.refused = 0
+        self.wrong: list[str] = []
+        self._numbers = itertools.count()
+        self._transport: SimulatedTransport = world.transport(name)
+        self._producer = Producer(
+            "strangers",
+            client=world.client_options(),
+            transport=self._transport,
+            send_msg_timeout_ms=PATIENCE_MS,
+        )
+
+    def start(self) -> None:
+        """Begins."""
+        self._producer.start()
+        self._transport.node.after(EVERY_MS, self._try)
+
+    def stop(self) -> None:
+        """Ends."""
+        self._transport.node.kill()
+        self._producer._forked()
+
+    def _try(self) -> None:
+        try:
+            future = self._producer.send_async(
+                Message(PLAIN, body_of(self.name, next(self._numbers)))
+            )
+        except NodeKilled:
+            return
+        except MQMeshError as error:
+            self._note(error)
+        else:
+            future.add_done_callback(self._outcome)
+        self._transport.node.after(EVERY_MS, self._try)
+
+    def _outcome(self, future: SendFuture) -> None:
+        error = future.exception()
+        if isinstance(error, MQMeshError):
+            self._note(error)
+        else:
+            self.wrong.append(f"S1: {self.name} sent a message: {error or future.result()}")
+
+    def _note(self, error: MQMeshError) -> None:
+        expected = NoPermission if self.name == READER else AuthenticationFailed
+        self.refused += isinstance(error, expected)
+
+
+def key_of(user: str) -> str:
+    """Keys are names here."""
+    return user.ljust(KEY_CHARACTERS, ".")
