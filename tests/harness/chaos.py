@@ -28,9 +28,11 @@ from harness.chaos_scene import (
 from harness.checker import Report
 from harness.delay_scene import run_delay_rounds
 from harness.history import Outage
+from harness.secured import CLIENT, keys_in, secured_folder
 from harness.transaction_scene import run_rounds
 from harness.workload import now_ms
 from mqmesh.errors import MQMeshError
+from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.units import MIB
 
@@ -208,7 +210,9 @@ class Processes(ProcessCluster):
     """
 
     def __init__(self, folder: Path, namesrvs: int = 1) -> None:
-        super().__init__(folder, namesrvs=namesrvs, broker_settings=_settings())
+        super().__init__(
+            folder, namesrvs=namesrvs, broker_settings=_settings(), keys=keys_in(folder)
+        )
 
     @property
     def broker_endpoint(self) -> str:
@@ -241,7 +245,9 @@ def _settings() -> dict[str, str]:
 # ---- The long form -------------------------------------------------------------------
 
 
-def run_one(name: str, seed: int, rounds: int, out: Path | None) -> bool:
+def run_one(
+    name: str, seed: int, rounds: int, out: Path | None = None, *, secure: bool = False
+) -> bool:
     """Runs a scenario once in a folder of its own, which stays if it fails.
 
     Args:
@@ -249,12 +255,15 @@ def run_one(name: str, seed: int, rounds: int, out: Path | None) -> bool:
         seed: Of what is left to chance.
         rounds: Kills, for scenarios that have rounds.
         out: A file that gets a line of JSON about each run.
+        secure: Nobody gets in without a key.
 
     Returns:
         True when everything held.
     """
     folder = Path(tempfile.mkdtemp(prefix="mq-"))
     began = time.monotonic()
+    if secure:
+        os.environ[CREDENTIALS_VARIABLE] = str(secured_folder(folder) / f"{CLIENT}.toml")
     try:
         outcome = SCENARIOS[name](folder, seed, rounds)
         good, text, figures = outcome.report.good, outcome.report.text(), outcome.figures
@@ -275,7 +284,10 @@ def run_one(name: str, seed: int, rounds: int, out: Path | None) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         say(f"       kept: {folder}")
-        say(f"       replay: scripts/chaos --scenario {name} --seed {seed} --rounds {rounds}")
+        option = " --secure" if secure else ""
+        say(
+            f"       replay: scripts/chaos --scenario {name} --seed {seed} --rounds {rounds}{option}"
+        )
     return good
 
 
@@ -292,6 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the first run; the next ones count on")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="kills a run (%(default)s)")
+    parser.add_argument("--secure", action="store_true", help="nobody gets in without a key")
     parser.add_argument("--out", type=Path, help="append a line of JSON about each run")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -305,7 +318,9 @@ def main(arguments: list[str] | None = None) -> int:
         while runs < len(names) or time.monotonic() < deadline:
             name = names[runs % len(names)]
             show(f"run {runs + 1}: {name} --seed {seed + runs} …")
-            failures += not run_one(name, seed + runs, options.rounds, options.out)
+            failures += not run_one(
+                name, seed + runs, options.rounds, options.out, secure=options.secure
+            )
             runs += 1
     except KeyboardInterrupt:
         say("interrupted")

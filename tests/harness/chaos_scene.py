@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from harness.observations import (
     recovery_degradations,
     resources_of,
 )
+from harness.secured import CLIENT, keys_in
 from harness.workload import (
     Plan,
     Worker,
@@ -39,6 +41,7 @@ from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -84,7 +87,8 @@ class UpCluster:
     """`mqmesh up` on free ports, whose roles may be killed: it starts them again.
 
     Args:
-        folder: Data folder; a short path, since it also holds Unix sockets.
+        folder: Data folder; a short path, since it also holds Unix sockets. With keys beside it
+            nobody gets in without one.
         settings: Further settings of the broker, by key.
     """
 
@@ -92,6 +96,10 @@ class UpCluster:
         self.folder = folder
         self._ports = free_ports(3)
         self._settings = settings
+        keys = keys_in(folder.parent)
+        self._secure = ["--secure"] if keys is not None else []
+        if keys is not None:
+            shutil.copytree(keys, folder / keys.name)
         self.namesrv_addr = f"127.0.0.1:{self._ports[0]};127.0.0.1:{self._ports[1]}"
         self.broker_endpoint = f"127.0.0.1:{self._ports[2]}"
         self._command = self._up()
@@ -153,7 +161,7 @@ class UpCluster:
         return True
 
     def _up(self) -> CommandProcess:
-        arguments = [*up_arguments(self.folder, self._ports)]
+        arguments = [*up_arguments(self.folder, self._ports), *self._secure]
         for key, value in self._settings.items():
             arguments += ["--set", f"broker.0.{key}={value}"]
         command = CommandProcess(*arguments)
@@ -190,7 +198,7 @@ class Scene:
         self._cluster = cluster
         self._folder = folder
         self._dead: set[str] = set()
-        self._looks = Looks(cluster.broker_endpoint)
+        self._looks = Looks(cluster.broker_endpoint, keys_in(folder))
         with AdminClient(cluster.namesrv_addr) as admin:
             wait_until("the broker to be known", partial(_has_topic, admin))
             self._before = self._resources(_figures(admin))
@@ -360,13 +368,21 @@ class Scene:
 class Looks:
     """Looks at the group's committed offsets all the time, from a thread of its own.
 
+    Args:
+        endpoint: ``host:port`` of the broker.
+        keys: Folder of keys; None without security.
+
     Attributes:
         seen: What was seen, in the order of time.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: Path | None) -> None:
         self.seen: list[Commit] = []
         self._endpoint = endpoint
+        self._ring: KeyRing | None = None
+        if keys is not None:
+            own, broker = (load_credentials(keys / f"{name}.toml") for name in (CLIENT, BROKER))
+            self._ring = KeyRing(own, broker.public_key)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="looks", daemon=True)
 
@@ -388,7 +404,7 @@ class Looks:
 
     def _run(self) -> None:
         context = sockets.new_context()
-        channel = BlockingChannel(context, endpoint_of(self._endpoint))
+        channel = BlockingChannel(context, endpoint_of(self._endpoint), ring=self._ring)
         while not self._stopping.wait(LOOK_INTERVAL_S):
             try:
                 self.seen += self._look(channel)

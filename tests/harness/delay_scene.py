@@ -15,6 +15,7 @@ from harness.chaos_scene import BROKER, ChaosFailure, wait_until
 from harness.checker import Report, Verdict
 from harness.checker_later import delayed_messages
 from harness.history import ACKED, UNKNOWN, DelayedMessage, Delivery, History
+from harness.secured import keys_in
 from mqmesh.errors import BrokerError, MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.route import TopicConfig
@@ -65,7 +66,8 @@ class DelayScene:
         self._sent: list[_Sent] = []
         self._next = 0
         self.kills: Counter[str] = Counter()
-        self.cluster = ProcessCluster(folder, broker_settings={"storage.flush_disk_type": flush})
+        settings = {"storage.flush_disk_type": flush}
+        self.cluster = ProcessCluster(folder, broker_settings=settings, keys=keys_in(folder))
         with AdminClient(self.cluster.namesrv_addr) as admin:
             wait_until("the broker to be known", lambda: _make_topic(admin))
         self.cluster.start_schedule(BROKER)

@@ -40,6 +40,12 @@ def secured_folder(folder: Path) -> Path:
     return keys
 
 
+def keys_in(folder: Path) -> Path | None:
+    """The folder of keys that ``secured_folder`` made in a folder; None if there is none."""
+    keys = folder / "security"
+    return keys if keys.is_dir() else None
+
+
 def put_users(keys: Path, users: Iterable[User]) -> None:
     """Users are in the access list from now on."""
     path = keys / ACCESS_LIST

@@ -12,6 +12,7 @@ from typing import Final
 
 from harness.chaos_scene import BROKER, ChaosFailure, wait_until
 from harness.checker import Report, Verdict
+from harness.secured import keys_in
 from harness.transaction_worker import (
     DONE,
     STEPS,
@@ -57,9 +58,8 @@ class TransactionScene:
         self._workers: list[TransactionWorker] = []
         self._books = folder / "books.sqlite"
         self.kills: Counter[str] = Counter()
-        self.cluster = ProcessCluster(
-            folder, broker_settings={**SETTINGS, "storage.flush_disk_type": flush}
-        )
+        settings = {**SETTINGS, "storage.flush_disk_type": flush}
+        self.cluster = ProcessCluster(folder, broker_settings=settings, keys=keys_in(folder))
         with AdminClient(self.cluster.namesrv_addr) as admin:
             wait_until("the broker to be known", lambda: _make_topic(admin))
 
