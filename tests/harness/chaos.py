@@ -284,10 +284,8 @@ def run_one(
         shutil.rmtree(folder, ignore_errors=True)
     else:
         say(f"       kept: {folder}")
-        option = " --secure" if secure else ""
-        say(
-            f"       replay: scripts/chaos --scenario {name} --seed {seed} --rounds {rounds}{option}"
-        )
+        replay = f"--scenario {name} --seed {seed} --rounds {rounds}"
+        say(f"       replay: scripts/chaos {replay}{' --secure' if secure else ''}")
     return good
 
 

@@ -215,7 +215,7 @@ class ElectionRun(Run):
         if master is None:
             return
         operator = world.transport("operator")
-        connection = operator.connect(f"tcp://127.0.0.1:{world.broker_port(master.name)}")
+        connection = world.connect_to_broker(operator, master.name)
 
         def done(outcome: Command | MQMeshError) -> None:
             operator.loop.call_later(0, connection.close)

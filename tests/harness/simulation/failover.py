@@ -103,7 +103,7 @@ class FailoverRun(Run):
         world.disks[LOST] = world.disks.pop(FOLLOWER)
         world.brokers[LOST] = self.follower
         operator = world.transport("operator")
-        connection = operator.connect(f"tcp://127.0.0.1:{world.broker_port(FOLLOWER)}")
+        connection = world.connect_to_broker(operator, FOLLOWER)
 
         def ask() -> None:
             connection.request(

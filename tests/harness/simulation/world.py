@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk
 from harness.simulation.real_disk import SMALL_FILES, RealDisk
-from harness.simulation.secured import Access
+from harness.simulation.secured import Access, key_of
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig
@@ -22,6 +22,8 @@ from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.storage.index.config import IndexConfig
 from mqmesh.storage.interface import FlushDiskType
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.simulated.client import SimulatedClient
 from mqmesh.transport.simulated.network import Network
 from mqmesh.transport.simulated.node import NodeKilled, SimulatedNode
 from mqmesh.transport.simulated.simulation import Simulation
@@ -189,6 +191,13 @@ class World:
         self.transports.append(transport)
         return transport
 
+    def connect_to_broker(self, transport: SimulatedTransport, place: str) -> SimulatedClient:
+        """A connection to a broker, whose key nobody tells."""
+        endpoint = f"tcp://127.0.0.1:{self.broker_port(place)}"
+        if transport.ring is not None:
+            transport.ring.learn(endpoint, key_of(place))
+        return transport.connect(endpoint)
+
     def common_addresses(self) -> list[str]:
         """Name servers and coordinators, which share one key."""
         coordinators = [f"127.0.0.1:{COORDINATOR_PORT}"] if self.coordinators else []
@@ -256,6 +265,9 @@ class World:
 
         def make(transport: SimulatedTransport) -> BrokerServer:
             opener = disk.opener_for(transport.node)
+            if transport.ring is not None and config.ha.master_addr:
+                # Of the master of a group that does not elect it, as master_server_key says it.
+                transport.ring.learn(endpoint_of(config.ha.master_addr), key_of(name))
             return self.make_broker(config, transport, opener=opener, **copies)
 
         copies = {"copier": disk.copier} if isinstance(disk, RealDisk) else {}

@@ -90,7 +90,7 @@ class GroupTable:
 
     def makes(self, group: str) -> bool:
         """Whether ``note_used`` would make settings for a group."""
-        return self._auto_create and group not in self._groups and not _is_tool(group)
+        return self.auto_create and group not in self._groups and not _is_tool(group)
 
     def note_used(self, group: str) -> None:
         """A group is used: gives it settings if it has none.
