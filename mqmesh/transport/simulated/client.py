@@ -57,7 +57,6 @@ class SimulatedClient:
             on_frame=self._take,
             on_up=self._up,
             on_down=self._down,
-            on_refused=self._give_up,
             ring=ring,
         )
 
@@ -106,10 +105,6 @@ class SimulatedClient:
     def _take(self, frame: bytes) -> None:
         self._table.take(decode_frame(memoryview(frame)))
 
-    def _give_up(self, refused: AuthenticationFailed) -> None:
-        self._refused, self.unreachable = refused, True
-        self._refuse()
-
     def _refuse(self) -> None:
         if self._refused is not None and not self._closed:
             self._table.refuse(self._refused)
@@ -121,8 +116,10 @@ class SimulatedClient:
         if self._on_connection is not None:
             self._on_connection(True)
 
-    def _down(self, broke: bool) -> None:
+    def _down(self, broke: bool, refused: AuthenticationFailed | None) -> None:
         self.connected, self.unreachable = False, True
+        self._refused = refused
+        self._refuse()
         if not broke:
             return
         self._table.broke()
@@ -198,8 +195,7 @@ class SimulatedHintSubscriber:
             loop.deliver,
             on_frame=on_hint,
             on_up=self._up,
-            on_down=lambda broke: None,
-            on_refused=lambda refused: None,
+            on_down=lambda broke, refused: None,
             ring=ring,
         )
 
@@ -234,7 +230,6 @@ class SimulatedChannel:
             on_frame=self._take,
             on_up=self._up,
             on_down=self._down,
-            on_refused=self._refuse,
             ring=ring,
         )
 
@@ -286,14 +281,11 @@ class SimulatedChannel:
         if self._stopped:
             raise ClientClosed(f"the channel to {self.endpoint} is closed")
 
-    def _refuse(self, refused: AuthenticationFailed) -> None:
-        self._refused = refused
-
     def _up(self) -> None:
         self._connected, self._refused = True, None
 
-    def _down(self, broke: bool) -> None:
-        self._connected = False
+    def _down(self, broke: bool, refused: AuthenticationFailed | None) -> None:
+        self._connected, self._refused = False, refused
         self._breaks += broke
 
     def _take(self, frame: bytes) -> None:

@@ -323,8 +323,8 @@ class SimulatedLine:
         deliver: Has news of it, and what comes by it, called in the client's loop.
         on_frame: Told of frames.
         on_up: Told when it stands.
-        on_down: Told when it broke, or could not be made; with True if it had stood.
-        on_refused: Told when one of both does not trust the other; it is tried again later.
+        on_down: Told when it broke, or could not be made; with True if it had stood, and with why
+            one of both does not trust the other, which is tried again later.
         ring: Keys; None to speak plainly.
     """
 
@@ -337,8 +337,7 @@ class SimulatedLine:
         *,
         on_frame: Callable[[bytes], None],
         on_up: Callable[[], None],
-        on_down: Callable[[bool], None],
-        on_refused: Callable[[AuthenticationFailed], None],
+        on_down: Callable[[bool, AuthenticationFailed | None], None],
         ring: KeyRing | None,
     ) -> None:
         self._network = network
@@ -348,7 +347,6 @@ class SimulatedLine:
         self._on_frame = on_frame
         self._on_up = on_up
         self._on_down = on_down
-        self._on_refused = on_refused
         self._ring = ring
         self._connection: SimulatedConnection | None = None
         self._closed = False
@@ -382,7 +380,7 @@ class SimulatedLine:
         ):
             self._failed(tell=False)  # nobody answers, which a client notices by its own patience
         elif (refused := _distrust(self._ring, listener, self._endpoint)) is not None:
-            self._told(lambda: self._on_refused(refused))
+            self._told(lambda: self._on_down(False, refused))
             network.simulation.after(TRY_AGAIN_MS, self._connect)
         else:
             key = "" if self._ring is None else self._ring.own.public_key
@@ -400,7 +398,7 @@ class SimulatedLine:
 
     def _failed(self, *, tell: bool) -> None:
         if tell:
-            self._told(lambda: self._on_down(False))
+            self._told(lambda: self._on_down(False, None))
         self._network.simulation.after(RECONNECT_MS, self._connect)
 
     def _lost(self) -> None:
@@ -409,7 +407,7 @@ class SimulatedLine:
         def down() -> None:
             if connection is self._connection:
                 self._connection = None
-                self._on_down(True)
+                self._on_down(True, None)
 
         if not self._closed:
             self._told(down)
