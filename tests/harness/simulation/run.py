@@ -13,7 +13,8 @@ from harness.history import Commit, Delivery
 from harness.simulation.books import READERS, TOPICS, Books, delivery_of
 from harness.simulation.faults import PROFILES, Faults
 from harness.simulation.load import Client, SimulatedAdministrator, make_clients
-from harness.simulation.secured import STRANGERS, Stranger
+from harness.simulation.secured import STRANGERS
+from harness.simulation.strangers import Stranger
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.roles.broker.context import BrokerContext
@@ -126,7 +127,7 @@ class Run:
         world, books = self.world, self.books
         self._start()
         if world.access is not None:
-            self.strangers = [Stranger(world, name) for name in STRANGERS]
+            self.strangers = [Stranger(world, books, name) for name in STRANGERS]
         for stranger in self.strangers:
             stranger.start()
         faults = Faults(world, books, self.clients, HARM_MS, self.profile)

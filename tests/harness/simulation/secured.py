@@ -7,20 +7,14 @@ without a key, one with an unknown key, one who is disabled, and one who may rea
 from __future__ import annotations
 
 import datetime
-import itertools
 from typing import TYPE_CHECKING, Final
 
-from harness.simulation.books import ORDER, PLAIN, PULL, PUSH, TOPICS, body_of
-from mqmesh.errors import AuthenticationFailed, MQMeshError, NoPermission
-from mqmesh.message import Message
-from mqmesh.sdk.producer.producer import Producer
-from mqmesh.sdk.producer.send_result import SendFuture
+from harness.simulation.books import ORDER, PULL, PUSH, TOPICS
 from mqmesh.security.access_list import AccessList, Action, Rule, User, UserRole
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import KEY_CHARACTERS, Credentials, KeyRing
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.simulated.node import NodeKilled, SimulatedClock
-from mqmesh.transport.simulated.transport import SimulatedTransport
+from mqmesh.transport.simulated.node import SimulatedClock
 
 if TYPE_CHECKING:
     from harness.simulation.world import World
@@ -29,9 +23,6 @@ NAMESRV: Final = "namesrv"
 ADMINISTRATORS: Final = frozenset({"admin", "administrator", "operator"})
 NOBODY, UNKNOWN, DISABLED, READER = "nobody", "unknown", "disabled", "reader"
 STRANGERS: Final = (NOBODY, UNKNOWN, DISABLED, READER)
-EVERY_MS: Final = 2_000
-"""A stranger tries to send so often."""
-PATIENCE_MS: Final = 1_000
 TOPIC_ACTIONS: Final = [Action.PUB, Action.SUB]
 
 
@@ -101,66 +92,6 @@ class Access:
             return NAMESRV
         roles = (UserRole.BROKER, UserRole.SERVICE)
         return process if any(u.name == process and u.role in roles for u in self._users) else None
-
-
-class Stranger:
-    """Somebody who may not send, and tries again and again.
-
-    Args:
-        world: Where.
-        name: One of ``STRANGERS``.
-
-    Attributes:
-        refused: How often it was told so.
-        wrong: What it got in; empty when all is well.
-    """
-
-    def __init__(self, world: World, name: str) -> None:
-        self.name = name
-        self.refused = 0
-        self.wrong: list[str] = []
-        self._numbers = itertools.count()
-        self._transport: SimulatedTransport = world.transport(name)
-        self._producer = Producer(
-            "strangers",
-            client=world.client_options(),
-            transport=self._transport,
-            send_msg_timeout_ms=PATIENCE_MS,
-        )
-
-    def start(self) -> None:
-        """Begins."""
-        self._producer.start()
-        self._transport.node.after(EVERY_MS, self._try)
-
-    def stop(self) -> None:
-        """Ends."""
-        self._transport.node.kill()
-        self._producer._forked()
-
-    def _try(self) -> None:
-        try:
-            future = self._producer.send_async(
-                Message(PLAIN, body_of(self.name, next(self._numbers)))
-            )
-        except NodeKilled:
-            return
-        except MQMeshError as error:
-            self._note(error)
-        else:
-            future.add_done_callback(self._outcome)
-        self._transport.node.after(EVERY_MS, self._try)
-
-    def _outcome(self, future: SendFuture) -> None:
-        error = future.exception()
-        if isinstance(error, MQMeshError):
-            self._note(error)
-        else:
-            self.wrong.append(f"S1: {self.name} sent a message: {error or future.result()}")
-
-    def _note(self, error: MQMeshError) -> None:
-        expected = NoPermission if self.name == READER else AuthenticationFailed
-        self.refused += isinstance(error, expected)
 
 
 def key_of(user: str) -> str:
