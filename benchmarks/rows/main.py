@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
         _list_rows(options.json)
         return 0
     try:
-        chosen = select_rows([name for name in options.rows.split(",") if name])
+        rows = "secure_" if options.secure else options.rows
+        chosen = select_rows([name for name in rows.split(",") if name])
     except InvalidArgument as error:
         parser.error(str(error))
     runs = options.runs or (1 if options.quick else RUNS)
@@ -93,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rows", metavar="NAME,…", default="", help="rows to run, or beginnings of their names"
+    )
+    parser.add_argument(
+        "--secure", action="store_true", help="the rows of security on beside off, and no others"
     )
     parser.add_argument("--list", action="store_true", help="say what the rows are, and stop")
     parser.add_argument(

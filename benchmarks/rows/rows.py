@@ -26,6 +26,7 @@ from rows.sides import (
     limit_alone,
     limit_both,
     limit_drain,
+    measured,
     product_both,
     product_drain,
     product_endurance,
@@ -164,6 +165,49 @@ def _order_rows() -> list[Row]:
             ),
             limit=partial(product_produce, "async_orders", load),
             least_ratio=0.5,
+        ),
+    ]
+
+
+def _secure_rows() -> list[Row]:
+    """Security on against off, both mqmesh."""
+    load = Load(messages=2_000_000, window=32)
+    one = Load(messages=3_000, batch_messages=1)
+    produce = partial(product_produce, "produce_batches", load)
+    sends = partial(latency, partial(product_produce, "send_sync", one), 50.0)
+    throughput: list[tuple[str, str, Side, str, float]] = [
+        ("produce", "explicit batches of 500", produce, "tcp", 0.6),
+        ("drain", "a push consumer with a listener", partial(product_drain, load), "tcp", 0.6),
+        (
+            "both",
+            "both at once",
+            partial(product_both, "produce_batches", "drain", load),
+            "tcp",
+            0.6,
+        ),
+        ("local", "explicit batches of 500 by Unix sockets", produce, "ipc", 0.97),
+    ]
+    return [
+        *(
+            Row(
+                name=f"secure_{name}",
+                unit="msg/s",
+                what=f"{what}, security on against off by {transport}",
+                product=partial(measured, side, transport, secure=True),
+                limit=partial(measured, side, transport, secure=False),
+                least_ratio=goal,
+                optional=True,
+            )
+            for name, what, side, transport, goal in throughput
+        ),
+        Row(
+            name="secure_sync_send",
+            unit="us p50",
+            what="one synchronous send after the other, security on against off by tcp",
+            product=partial(measured, sends, "tcp", secure=True),
+            limit=partial(measured, sends, "tcp", secure=False),
+            most_ratio=1.25,
+            optional=True,
         ),
     ]
 
@@ -512,5 +556,6 @@ ROWS: Final = {
         *_replica_rows(),
         *_slave_rows(),
         *_memory_rows(),
+        *_secure_rows(),
     ]
 }

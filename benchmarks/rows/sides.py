@@ -15,6 +15,7 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.units import MIB
 from rows.memory import level_memory
 from rows.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
+from rows.secured import BROKER, NAMESRV, Security
 from rows.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
 
 _Answer = TypeVar("_Answer")
@@ -31,11 +32,13 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         folder: Where data goes; on the disk that is to be measured.
         transport: ``ipc`` or ``tcp``, for both sides alike.
         scale: Factor for every row's number of messages.
+        secure: Nobody gets in to mqmesh without a key.
     """
 
     folder: Path
     transport: str = "ipc"
     scale: float = 1.0
+    secure: bool = False
 
     def count(self, messages: int, multiple: int = 1) -> int:
         """A row's number of messages, rounded up to whole batches."""
@@ -189,7 +192,8 @@ class Cluster:
         self, crew: Crew, load: Load, conditions: Conditions, settings: Sequence[str] = ()
     ) -> None:
         self._crew = crew
-        _, self.namesrv = crew.role("namesrv", ["listen_port=0"])
+        security = Security(crew.folder, enable=conditions.secure)
+        _, self.namesrv = crew.role("namesrv", ["listen_port=0", *security.settings(NAMESRV)])
         ipc = conditions.transport == "ipc"
         self._settings = [
             f'namesrv_addr=["{self.namesrv}"]',
@@ -197,6 +201,7 @@ class Cluster:
             f"store_path_root_dir={crew.folder}/broker",
             f"enable_ipc={str(ipc).lower()}",
             f"index.enable={str(load.index).lower()}",
+            *security.settings(BROKER),
             *settings,
         ]
         if load.sync_flush:
@@ -362,6 +367,13 @@ def product_endurance(load: Load, conditions: Conditions) -> Sample:
 
 
 # ---- Both sides --------------------------------------------------------------------------
+
+
+def measured(
+    side: Callable[[Conditions], Sample], transport: str, conditions: Conditions, *, secure: bool
+) -> Sample:
+    """A side by this transport, with security on or off."""
+    return side(msgspec.structs.replace(conditions, transport=transport, secure=secure))
 
 
 def latency(side: Callable[[Conditions], Sample], percent: float, conditions: Conditions) -> Sample:

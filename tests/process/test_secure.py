@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -14,10 +15,11 @@ from harness.patience import until
 
 from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.cli.processes.secure import make_security
-from mqmesh.errors import AuthenticationFailed, NoPermission, SystemBusy
+from mqmesh.errors import AuthenticationFailed, EndpointUnreachable, NoPermission, SystemBusy
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.sdk.admin.admin import AdminClient
@@ -37,12 +39,12 @@ JSON_COMMANDS = [
 
 
 class Registrar:
-    """Speaks to a name server as a broker does."""
+    """Speaks to a server, as a broker does to a name server."""
 
-    def __init__(self, address, path):
+    def __init__(self, address, path, server_key=""):
         self._context = sockets.new_context()
         own = load_credentials(path)
-        keys = KeyRing(own, *own.namesrv_keys)
+        keys = KeyRing(own, *([server_key] if server_key else own.namesrv_keys))
         self._channel = BlockingChannel(self._context, f"tcp://{address}", ring=keys)
 
     def __enter__(self):
@@ -55,8 +57,10 @@ class Registrar:
     def register(self, broker_name, server_key):
         where = BrokerAddress("127.0.0.1:1", server_key=server_key)
         asked = RegisterBrokerRequest("c", broker_name, 0, where, DataVersion())
-        code, header = RequestCode.REGISTER_BROKER, encode_header(asked)
-        return self._channel.request(code, header=header, timeout_ms=10_000)
+        return self.ask(RequestCode.REGISTER_BROKER, asked)
+
+    def ask(self, code, asked):
+        return self._channel.request(code, header=encode_header(asked), timeout_ms=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +191,30 @@ def test_a_route_has_the_key_that_a_broker_proves_whatever_it_says(cluster, run,
         assert told.addresses[0].server_key == load_credentials(own).public_key
         with pytest.raises(NoPermission, match="user 'x' may not speak for broker 'broker-a'"):
             channel.register("broker-a", claims)
+
+
+def test_a_pull_that_waits_ends_when_its_user_is_disabled(cluster, run, tmp_path):
+    address, keys = cluster
+    own = tmp_path / "reader.toml"
+    assert run("topic", "create", "parked")[0] == 0
+    added = run("user", "add", "reader", "--sub", "parked", "--group", "g", "-o", str(own))
+    assert added[0] == 0
+    with AdminClient(address, credentials=str(keys / "client.toml")) as admin:
+        (broker,) = admin.cluster().brokers
+        place = broker.addresses[0]
+        asked = PullRequest("g", "parked", 0, 0, suspend_timeout_ms=30_000)
+        with (
+            Registrar(place.tcp, own, place.server_key) as channel,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            waits = pool.submit(channel.ask, RequestCode.PULL_MESSAGE, asked)
+            until(lambda: admin.runtime_info()["broker-a"].number("held_pulls"))
+            assert run("user", "disable", "reader")[0] == 0
+            until(waits.done, patience_s=20)
+            # The request broke; one that is asked now does not get in.
+            assert isinstance(waits.exception(), EndpointUnreachable | AuthenticationFailed)
+            with pytest.raises(AuthenticationFailed, match="is user 'reader' in its access list"):
+                channel.ask(RequestCode.PULL_MESSAGE, asked)
 
 
 def test_a_user_expires_by_command(run, tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from urllib.request import urlopen
 
 import pytest
-from harness.commands import CommandProcess, free_ports
+from harness.commands import CommandProcess, free_ports, run_command
 from harness.patience import until
 
 from mqmesh.filtering.python_filter import PythonFilter
@@ -15,6 +16,7 @@ from mqmesh.message import Message
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.ha_admin import HaAdmin
+from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
@@ -39,6 +41,9 @@ transaction_timeout_ms = 400
 transaction_check_interval_ms = 200
 [filter_server]
 enable = true
+[exporter]
+enable = true
+listen_port = 0
 [security]
 enable = true
 """
@@ -83,6 +88,7 @@ def test_a_secured_group_loses_its_master_and_nothing_else(short_tmp_path, monke
             producer.send(Message("t", b"1001").delayed_by(500))
             until(lambda: seen >= {b"1000", b"1001"})
             until(lambda: all(len(one.status.in_sync) == 3 for one in _masters(admin)))
+            _everybody_is_asked(folder, namesrv)
             _kill_master(folder, admin)
             for number in range(100):
                 producer.send(Message("t", b"%d" % number))
@@ -93,6 +99,35 @@ def test_a_secured_group_loses_its_master_and_nothing_else(short_tmp_path, monke
             assert [one.status.epoch for one in _masters(admin)] == [3]
         up.send_signal(signal.SIGTERM)
         assert up.wait() == 0
+
+
+def _everybody_is_asked(folder, namesrv) -> None:
+    """By the exporter, the monitor and `mqmesh status`; and the index process, for a key."""
+    names = {"b-r1", "b-r2", "b-r3", "schedule-b", "coordinator", namesrv}
+    names |= {f"filtersrv-b-r{number}" for number in (1, 2, 3)}
+    (page,) = [one.endpoint for one in read_record(folder).roles if one.role == "exporter"]
+
+    def up() -> dict[str, str]:
+        with urlopen(page, timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        told = [line for line in lines if line.startswith("mqmesh_up{")]
+        return {line.split('node_id="')[1].split('"')[0]: line.split()[-1] for line in told}
+
+    until(lambda: up() == dict.fromkeys(names, "1.0"))
+    settings = [f'namesrv_addr=["{namesrv}"]', f"data_dir={folder}"]
+    settings.append(f"credentials={folder}/security/exporter.toml")
+    words = [word for one in settings for word in ("--set", one)]
+    told = run_command("monitor", "--once", "--json", *words)
+    assert "process-down" not in "".join(told.out)
+    assert run_command("status", "--data-dir", str(folder)).code == 0
+    with (
+        Producer("keyed", namesrv_addr=namesrv) as producer,
+        QueryClient(namesrv) as query,
+    ):
+        sent = producer.send(Message("u", b"x", keys=["k"]))
+        until(
+            lambda: [one.message_id for one in query.by_key("u", "k").messages] == [sent.message_id]
+        )
 
 
 def _masters(admin: HaAdmin):
