@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import closing
 from urllib.request import urlopen
 
 import pytest
 from harness.commands import CommandProcess, free_ports, run_command
+from harness.etcd_processes import EtcdCluster
 from harness.patience import until
 
 from mqmesh.filtering.python_filter import PythonFilter
@@ -99,6 +101,25 @@ def test_a_secured_group_loses_its_master_and_nothing_else(short_tmp_path, monke
             assert [one.status.epoch for one in _masters(admin)] == [3]
         up.send_signal(signal.SIGTERM)
         assert up.wait() == 0
+
+
+@pytest.mark.timeout(200)
+def test_a_secured_group_whose_coordinator_is_etcd_tells_its_keys_there(
+    short_tmp_path, monkeypatch
+):
+    folder = short_tmp_path / "d"
+    ports = _ports_in_a_row()
+    path = short_tmp_path / "cluster.toml"
+    with closing(EtcdCluster(short_tmp_path)) as etcd:
+        text = CLUSTER.format(*ports, folder=folder).replace("replicas = 3", "replicas = 2")
+        path.write_text(text.replace(f"embedded://127.0.0.1:{ports[1]}", etcd.url))
+        with CommandProcess("up", "-c", str(path)) as up:
+            up.expect("cluster is ready", 60)
+            monkeypatch.setenv("MQMESH_CREDENTIALS", str(folder / "security" / "client.toml"))
+            namesrv = f"127.0.0.1:{ports[0]}"
+            with HaAdmin(namesrv) as admin, Producer("p", namesrv_addr=namesrv) as producer:
+                until(lambda: all(len(one.status.in_sync) == 2 for one in _masters(admin)))
+                producer.send(Message("t", b"x"))  # both replicas have it
 
 
 def _everybody_is_asked(folder, namesrv) -> None:
