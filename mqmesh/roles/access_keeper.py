@@ -127,7 +127,8 @@ class AccessKeeper:
             raise MessageIllegal(str(error)) from error
         if new.digest() == now.digest():
             return EMPTY_REPLY
-        if now.version != asked.expected_version or new.version <= now.version:
+        # Who is behind, having been down, takes what is made of a newer one than its own.
+        if now.version > asked.expected_version or new.version <= now.version:
             raise MessageIllegal(
                 f"the access list is version {now.version} here, yours is version {new.version}, "
                 f"made from {asked.expected_version}; `mqmesh acl show > acl.toml` and edit again"

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import MQMeshError, TransportError
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
@@ -34,16 +34,25 @@ class AccessClient(AdminClient):
     """Reads and changes the access list; arguments as of ``AdminClient``."""
 
     def access_list(self) -> AccessListInfo:
-        """The list in force, as a name server has it.
+        """The list in force: the newest one that a name server has, since one may have been down.
 
         Raises:
             TransportError: No name server answers.
             NoPermission: It is not for this user.
             UnsupportedCommand: Security is off there.
         """
-        return self._ask_namesrv(
-            RequestCode.GET_ACCESS_LIST, GetAccessListRequest(), AccessListInfo
-        )
+        header = encode_header(GetAccessListRequest())
+        found: list[AccessListInfo] = []
+        failure: TransportError | None = None
+        for where in self._namesrvs:
+            try:
+                answer = self._request(endpoint_of(where), RequestCode.GET_ACCESS_LIST, header)
+                found.append(decode_header(AccessListInfo, answer.header))
+            except TransportError as error:
+                failure = error
+        if failure is not None and not found:
+            raise failure
+        return max(found, key=lambda one: one.version)
 
     def access_states(self) -> list[AccessListState]:
         """Which version is in force at each name server and broker."""

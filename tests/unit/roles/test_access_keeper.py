@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from harness.keys import TODAY, credentials, user
 
-from mqmesh.errors import ConfigError, RequestTimeout
-from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest
+from mqmesh.errors import ConfigError, MessageIllegal, RequestTimeout
+from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.command import Command, Principal, decode_header, encode_header
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerResponse
 from mqmesh.roles.access_keeper import AccessKeeper, read_access_file
 from mqmesh.roles.broker.config import BrokerConfig
@@ -41,6 +43,17 @@ def test_an_older_one_or_none_changes_nothing(keeper, tmp_path, text):
     assert keeper.version == 3
     assert not keeper.take_news()
     assert not (tmp_path / "acl.toml").exists()
+
+
+def test_who_is_behind_takes_what_is_made_of_a_newer_list_and_who_is_ahead_does_not(keeper):
+    update = keeper.handlers[RequestCode.UPDATE_ACCESS_LIST]
+    request = SimpleNamespace(principal=Principal("ann", "k"))
+    update(request, UpdateAccessListRequest(write_access_list(NEWER), 6))
+    assert keeper.version == 7
+    other = write_access_list(AccessList(8, [ADMIN]))
+    with pytest.raises(MessageIllegal, match="is version 7 here, yours is version 8, made from 6"):
+        update(request, UpdateAccessListRequest(other, 6))
+    assert keeper.version == 7
 
 
 def test_one_that_is_wrong_changes_nothing(keeper):
