@@ -14,8 +14,10 @@ from mqmesh.clock import SystemClock
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
 from mqmesh.protocol.admin import RoleInfo
+from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.process import ExitCode
+from mqmesh.roles.supervisor.death_notes import DeathNotes
 from mqmesh.roles.supervisor.run_file import (
     DataFolderLock,
     RoleEntry,
@@ -36,8 +38,9 @@ from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
 from ..render import LogStream, duration, print_json, print_table, state_text
-from .layout import ClusterConfig, check_ports, load_cluster, role_specs
+from .layout import ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
 from .secure import client_file, make_security
+from .serve import open_client_transport
 
 PING_TIMEOUT_MS: Final = 1_000
 MAX_HEALTH_BYTES: Final = 10_000
@@ -120,6 +123,7 @@ def up(
         if config.security.enable:
             make_security(config)
             use_credentials(client_file(config.folder))
+        notes = _death_notes(config)
         supervisor = Supervisor(
             role_specs(config),
             config.folder,
@@ -128,8 +132,13 @@ def up(
             log_format=config.log_format,
             say=LogStream(as_json=as_json).say,
             is_complete=partial(_all_registered, config),
+            on_death=lambda name, pid: None if notes is None else notes.tell(name, pid),
         )
-        code = supervisor.run()
+        try:
+            code = supervisor.run()
+        finally:
+            if notes is not None:
+                notes.close()
     finally:
         lock.release()
     if supervisor.failure:
@@ -276,6 +285,16 @@ def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
         for one in entries:
             click.echo(f"{one.name} is {one.state}")
     return ExitCode.OK
+
+
+def _death_notes(config: ClusterConfig) -> DeathNotes | None:
+    """What tells coordinators elsewhere of dead replicas; None if there are none."""
+    members = seats_of_replicas(config)
+    first = next((one for one in config.broker if one.ha.mode is HaMode.AUTO), None)
+    if not members or first is None:
+        return None
+    transport = open_client_transport(first)
+    return DeathNotes(members, transport, transport.loop)
 
 
 def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str]:

@@ -22,6 +22,7 @@ from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
+from mqmesh.roles.supervisor.death_notes import ReplicaSeat
 from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
 from mqmesh.security.keys import load_credentials
 
@@ -202,6 +203,21 @@ def _server_key(settings: msgspec.Struct) -> str:
     if security is None or not security.enable:
         return ""
     return load_credentials(Path(security.key_file)).public_key
+
+
+def seats_of_replicas(config: ClusterConfig) -> dict[str, ReplicaSeat]:
+    """Where replicas that elect have their sessions, by the names of their processes.
+
+    Those of a coordinator that runs beside them are left out: it sees itself who is dead.
+    """
+    beside = f"embedded://{_where(config.coordinator)}" if _needs_coordinator(config) else ""
+    return {
+        _name_of(one): ReplicaSeat(
+            one.ha.coordinator, one.cluster_name, one.broker_name, one.broker_id
+        )
+        for one in config.broker
+        if one.ha.mode is HaMode.AUTO and one.ha.coordinator != beside
+    }
 
 
 def check_ports(config: ClusterConfig) -> None:

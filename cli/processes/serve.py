@@ -115,6 +115,21 @@ def open_transport(security: SecurityConfig, common: Iterable[str] = ()) -> ZmqT
     return ZmqTransport(open_ring(security, common), open_guard(security))
 
 
+def open_client_transport(config: BrokerConfig) -> ZmqTransport:
+    """A transport without a server, with the keys of a broker.
+
+    Raises:
+        ConfigError: The keys cannot be used.
+    """
+    return ZmqTransport(open_ring(config.security, _common_of(config)))
+
+
+def _common_of(config: BrokerConfig) -> list[str]:
+    """Addresses of the name servers and of the coordinator that a broker uses."""
+    embedded = config.ha.coordinator.removeprefix(EMBEDDED)
+    return [*config.namesrv_addr, *([embedded] if embedded != config.ha.coordinator else [])]
+
+
 def process_options(function: Callable[..., int]) -> Callable[..., int]:
     """Adds the options of every role's process; the command gets them as one."""
 
@@ -218,8 +233,7 @@ def broker(context: click.Context, process: ProcessOptions) -> int:
 
         return BrokerServer(config, transport)
 
-    embedded = config.ha.coordinator.removeprefix(EMBEDDED)
-    common = [*config.namesrv_addr, *([embedded] if embedded != config.ha.coordinator else [])]
+    common = _common_of(config)
 
     def security() -> ZmqTransport:
         transport = open_transport(config.security, common)

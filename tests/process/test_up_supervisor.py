@@ -220,6 +220,16 @@ def test_nothing_is_left_when_the_supervisor_itself_fails(scene):
         os.kill(pids[0], 0)
 
 
+def test_deaths_are_told_once_the_process_is_reaped(scene):
+    deaths = []
+    scene.on_line("toy-0 ended", scene.stop)
+    killed = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    scene.run(killed, SERVE, on_death=lambda name, pid: deaths.append((name, pid)))
+    assert deaths[0][0] == "toy-0"
+    with pytest.raises(ProcessLookupError):
+        os.kill(deaths[0][1], 0)
+
+
 def test_one_process_is_stopped_alone_and_started_again(scene):
     states = []
 

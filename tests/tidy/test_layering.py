@@ -194,6 +194,7 @@ CARRY_OUT = {
     "page",
     "monitor",
     "alarm_notes",
+    "death_notes",
 }
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""

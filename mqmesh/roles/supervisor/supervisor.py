@@ -120,6 +120,8 @@ class Supervisor:
         say: Told every line of the common log stream.
         is_complete: Asked, once all processes serve, until it says that they know of each
             other; only then is the cluster ready. It may take some 100 ms.
+        on_death: Told the name and the process id of each process that did not end well, once it
+            is reaped.
         clock: Source of time.
 
     Attributes:
@@ -136,6 +138,7 @@ class Supervisor:
         log_format: LogFormat = "text",
         say: Callable[[LogLine], None],
         is_complete: Callable[[], bool] = lambda: True,
+        on_death: Callable[[str, int], None] = lambda name, pid: None,
         clock: Clock | None = None,
     ) -> None:
         self.failure = ""
@@ -154,6 +157,7 @@ class Supervisor:
         self._began_ms = 0
         self._began_wall_ms = 0
         self._is_complete = is_complete
+        self._on_death = on_death
         self._all_serve_since_ms: int | None = None
         self._was_ready = False
 
@@ -303,7 +307,10 @@ class Supervisor:
         self._record()
 
     def _on_exit(self, child: _Child, exit_code: int, now_ms: int) -> None:
+        pid = child.process.pid if child.process is not None else 0
         self._release(child)
+        if pid and exit_code != ExitCode.OK:
+            self._on_death(child.spec.name, pid)
         if self._stop_plan is not None:
             child.state = "stopped"
             return

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs
+from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs, seats_of_replicas
 from mqmesh.config import load_config
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.supervisor.death_notes import ReplicaSeat
 
 
 @pytest.fixture
@@ -39,6 +40,16 @@ def test_without_a_file_there_are_two_name_servers_and_a_broker(tmp_path, monkey
     assert (broker.broker_name, broker.listen_port) == ("broker-a", 10_911)
     assert broker.namesrv_addr == ["127.0.0.1:9876", "127.0.0.1:9877"]
     assert broker.store_path_root_dir == str(tmp_path / "mqmesh-data" / "broker-a")
+
+
+def test_coordinators_elsewhere_are_to_be_told_of_dead_replicas(write):
+    text = '[[broker]]\nreplicas = 3\ncluster_name = "c"\n[ha]\nmode = "auto"\n'
+    assert seats_of_replicas(load_cluster(write(text))) == {}, "the one beside them sees it itself"
+    url = "etcd://h:2379"
+    told = seats_of_replicas(load_cluster(write(f'{text}coordinator = "{url}"\n')))
+    assert told == {
+        f"broker-a-r{number}": ReplicaSeat(url, "c", "broker-a", number) for number in (1, 2, 3)
+    }
 
 
 def test_brokers_register_with_the_name_servers_of_the_file(write):
