@@ -184,6 +184,19 @@ class InSyncSet(msgspec.Struct):
         absent = {member.replica_id for member in self.state.in_sync} - present
         self.gone_ms = {one: self.gone_ms.get(one, now_ms) for one in absent}
 
+    def lags_ms(self, log_end: int, now_ms: int) -> dict[int, int]:
+        """Since when followers that are connected lack something, by id; 0 while they have all.
+
+        Args:
+            log_end: Where the leader's log ends now.
+            now_ms: Monotonic clock.
+        """
+        return {
+            replica_id: 0 if link.has >= log_end else max(now_ms - one.caught_up_ms, 0)
+            for replica_id, link in self.log.links.items()
+            if (one := self.followers.get(replica_id)) is not None
+        }
+
     def tick(self, now_ms: int) -> list[Effect]:
         """Looks whether the set is to change; each 100 ms or so, and after news of a follower.
 

@@ -33,6 +33,15 @@ def _lag(context: BrokerContext, unit: str) -> dict[tuple[str, ...], int]:
     return {(str(one.replica_id),): one.silent_ms for one in status}
 
 
+def _lag_ms(context: BrokerContext) -> dict[tuple[str, ...], int]:
+    """Since when followers of an elected master lack something, by replica."""
+    leadership, now_ms = context.leadership, context.clock.monotonic_ms()
+    if leadership is None:
+        return {}
+    lags = leadership.in_sync.lags_ms(context.store.stats().max_commitlog_offset, now_ms)
+    return {(str(replica_id),): lag_ms for replica_id, lag_ms in lags.items()}
+
+
 def _unconfirmed(context: BrokerContext) -> int:
     if context.leadership is None:
         return 0
@@ -69,6 +78,13 @@ REPLICAS: Final = Feature(
             "what a follower has not written yet",
             lambda broker: _lag(broker, "bytes"),
             unit="bytes",
+            labels=("replica",),
+        ),
+        gauge(
+            "ha_replica_lag_ms",
+            "since when a follower of an elected master lacks something",
+            _lag_ms,
+            unit="ms",
             labels=("replica",),
         ),
         gauge(

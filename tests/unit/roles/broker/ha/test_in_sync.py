@@ -406,6 +406,19 @@ def test_who_is_gone_already_can_be_removed_although_too_few_are_left_in_sync():
         asks(leader, 2, adds=False)
 
 
+def test_a_lag_is_the_time_since_a_follower_had_all_that_there_was():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO)
+    leader.opens(THREE, 500)
+    assert leader.set.lags_ms(LOG_END, 300) == {2: 0, 3: 300}
+    leader.hears(3, LOG_END, 400, log_end=LOG_END + 50)
+    assert leader.set.lags_ms(LOG_END + 50, 1_000) == {2: 1_000, 3: 1_000}
+    leader.hears(3, LOG_END + 50, 1_100, log_end=LOG_END + 60)
+    assert leader.set.lags_ms(LOG_END + 60, 1_200)[3] == 800, "it had what there was at 400"
+    leader.log.on_disconnected(2)
+    assert list(leader.set.lags_ms(LOG_END + 60, 1_200)) == [3]
+
+
 # ---- Who has ended -----------------------------------------------------------------------
 
 ALL_THERE = frozenset({1, 2, 3})
