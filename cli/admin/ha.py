@@ -163,15 +163,26 @@ def elect(
 
 @ha.command()
 @click.argument("broker")
+@click.option(
+    "--replicas",
+    metavar="ID,…",
+    default="",
+    help="Who belongs to it. [default: 1 to ha.total_replicas]",
+)
 @namesrv_option
 @json_option
-def init(broker: str, namesrv: str, as_json: bool) -> int:
+def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
     """Make the record of BROKER anew that its coordinator has lost.
 
-    All replicas of the group have to be there. The one with most of the log leads then.
+    All replicas of the group have to be there, and nobody else. The one with most of the log leads
+    then. Where replicas were added or removed, say which ones there are.
     """
+    names = [one.strip() for one in replicas.split(",") if one.strip()]
+    wrong = [one for one in names if not one.isdecimal()]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is no id", param_hint="--replicas")
     with HaAdmin(namesrv) as admin:
-        admin.init_group(broker)
+        admin.init_group(broker, [int(one) for one in names])
     if as_json:
         print_json({"broker_name": broker})
     else:

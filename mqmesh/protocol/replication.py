@@ -380,7 +380,16 @@ class ElectReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost."""
+    """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost.
+
+    Attributes:
+        replica_ids: Who belongs to the group; none for 1 to ``ha.total_replicas``.
+    """
+
+    replica_ids: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]],
+        msgspec.Meta(max_length=MAX_REPLICA_ID),
+    ] = []
 
 
 class ChangeVotersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -56,6 +57,7 @@ class Bounds(msgspec.Struct, frozen=True):
     power_cuts: int = 1
     unknown: int = 1
     set_changes: int = 1
+    voters: int = 0
     elections: int = 3
 
 
@@ -111,7 +113,7 @@ class Replica(msgspec.Struct):
             and (
                 (lead.log.epoch, lead.log.rule, lead.log.next_rule, lead.log.confirmed),
                 (frozenset(lead.log.positions.items()), frozenset(lead.log.links.items())),
-                (lead.record, lead.pending, lead.unknown_since_ms),
+                (lead.record, lead.pending, lead.unknown_since_ms, lead.voters_change),
             ),
             one
             and (one.step, one.record, one.enough_ms, one.wanted, frozenset(one.answers.items())),
@@ -176,6 +178,7 @@ class World:
                     yield "append", number
                 if one.lead.pending is None and self._may("set_changes"):
                     yield from (("look", number, late) for late in (0, *IDS) if late != number)
+                yield from self._steps_of_voters(number, one.lead)
                 if one.lead.unknown_since_ms is not None or self.record.version != (
                     one.lead.record.version
                 ):
@@ -190,6 +193,8 @@ class World:
                 leader = self._leader(epoch)
                 if leader is None or leader_id == number or one.state.promised_epoch > epoch:
                     continue
+                if leader.lead is not None and not leader.lead.state.is_voter(number):
+                    continue
                 if one.follows != epoch and one.epoch < epoch:
                     yield "follow", number, epoch
             yield from self._steps_of_candidate(number, one)
@@ -197,6 +202,13 @@ class World:
                 yield "crash", number
             if self._may("power_cuts"):
                 yield from (("lose_power", number, end) for end in range(len(one.log)))
+
+    def _steps_of_voters(self, number: int, lead: InSyncSet) -> Iterator[Step]:
+        if lead.voters_change is not None:
+            if lead.pending is None:
+                yield "tick", number
+        elif self._may("voters") and lead.log.confirmed >= lead.log.marker_end:
+            yield from (("vote", number, other) for other in IDS if other != number)
 
     def _steps_of_changes(self) -> Iterator[Step]:
         for at in range(len(self._sorted())):
@@ -274,6 +286,21 @@ class World:
             at = -LAG_MAX_MS - 1 if other == late else 0
             one.lead.followers[other] = Candidature(at, len(one.log), at)
         self._carry_out(number, one.lead.tick(0), of_election=False)
+
+    def do_vote(self, number: int, other: int) -> None:
+        """An administrator takes a replica out of the group, or adds it again."""
+        self._use("voters")
+        lead = self.replicas[number].lead
+        assert lead is not None
+        adds = not lead.state.is_voter(other)
+        with suppress(InvalidArgument):
+            lead.change_voters(other, 1, adds=adds, deadline_ms=LAG_MAX_MS)
+
+    def do_tick(self, number: int) -> None:
+        """The leader looks whether it may change who belongs to the group."""
+        lead = self.replicas[number].lead
+        assert lead is not None
+        self._carry_out(number, lead.tick(0), of_election=False)
 
     def do_stand(self, number: int) -> None:
         """A replica stands, whatever the reason, and reads the record."""
@@ -459,7 +486,8 @@ class World:
 def _order(asked: Asked) -> tuple[object, ...]:
     state = asked.state
     members = tuple((one.replica_id, one.incarnation) for one in state.in_sync)
-    return asked.asker, asked.of_election, asked.version, state.epoch, state.master or 0, members
+    who = (state.master or 0, members, state.voters)
+    return asked.asker, asked.of_election, asked.version, state.epoch, *who
 
 
 def _common(one: tuple[Record, ...], other: tuple[Record, ...]) -> tuple[Record, ...]:
@@ -513,7 +541,7 @@ def explore(mode: AckReplicas, bounds: Bounds, *, most_states: int) -> Explored:
 
 def bounds(records: int = 0, epochs: int = 2, elections: int = 1, **more: int) -> Bounds:
     """Those, and nothing else may happen."""
-    none = {"crashes": 0, "power_cuts": 0, "unknown": 0, "set_changes": 0}
+    none = {"crashes": 0, "power_cuts": 0, "unknown": 0, "set_changes": 0, "voters": 0}
     return Bounds(records=records, epochs=epochs, elections=elections, **(none | more))
 
 
@@ -527,6 +555,9 @@ LONG: Final = (
     (AckReplicas.ALL, bounds(elections=2, unknown=1)),
     (AckReplicas.ALL, bounds(unknown=1, set_changes=1)),
     (AckReplicas.ALL, bounds(power_cuts=1, set_changes=1)),
+    (AckReplicas.QUORUM, bounds(1, voters=1, unknown=1)),
+    (AckReplicas.QUORUM, bounds(1, voters=2, set_changes=1)),
+    (AckReplicas.ALL, bounds(1, voters=2, set_changes=1)),
     (AckReplicas.ALL, Bounds()),
     (AckReplicas.QUORUM, Bounds()),
 )

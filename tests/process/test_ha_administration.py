@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from harness.failovers import GROUP, ElectedGroup
@@ -36,6 +38,7 @@ def damage(folder: Path, position: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.timeout(240)
 def test_a_replica_comes_and_another_goes_under_an_administrators_hands(short_tmp_path, capsys):
     group = ElectedGroup(short_tmp_path)
     line = Line(group, capsys)
@@ -66,6 +69,11 @@ def test_a_replica_comes_and_another_goes_under_an_administrators_hands(short_tm
         code, told = line("status", GROUP)
         assert (code, "OUTSIDE" in told) == (ExitCode.OK, True)
         assert "is not in force" in told
+        looks = iter([None, KeyboardInterrupt])
+        with mock.patch.object(time, "sleep", side_effect=looks):
+            code, told = line("status", GROUP, "--watch", "--json")
+        assert code != ExitCode.OK
+        assert [len(json.loads(one)) for one in told.splitlines() if one.startswith("[")] == [4, 4]
         code, told = line("verify", GROUP, "--json")
         same = json.loads(told)
         assert (code, same["differences"]) == (ExitCode.OK, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,3 +187,29 @@ def test_settings_of_the_cluster_stand_above_those_of_replicas(site):
     second = leadership_of(site.replicas[site.leader() - 1])
     assert (second.policy.minimum, second.in_sync.lag_max_ms) == (2, 900)
     assert site.replicas[site.leader() - 1].server._member._lease.ttl_ms == 5_000
+
+
+def test_a_lost_record_is_made_anew_of_the_replicas_that_there_are(site):
+    site.admin.create_topic("t", queues=1)
+    gone = followers(site)[0]
+    kept = [one for one in (1, 2, 3) if one != gone]
+    site.admin.remove_replica(GROUP, gone)
+    coordinator = site.world.coordinators[0]
+    coordinator.kill()
+    shutil.rmtree(site.world.folder / "coordinator")
+    site.replicas[site.leader() - 1].kill()
+    site.run(500)
+    coordinator.start()
+    site.run(2_000)
+    for number, one in enumerate(site.replicas, 1):
+        if not one.up and number != gone:
+            one.start()
+    site.run(2_000)
+    with pytest.raises(MessageIllegal, match="and nobody else"):
+        site.admin.init_group(GROUP, kept)
+    site.replicas[gone - 1].kill()
+    site.run(5_000)
+    site.admin.init_group(GROUP, kept)
+    site.run(3_000)
+    assert leadership_of(site.replicas[site.leader() - 1]).in_sync.state.voters == tuple(kept)
+    assert site.admin.topic_configs("t")

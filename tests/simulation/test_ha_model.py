@@ -9,8 +9,10 @@ from harness.ha_model import Step, Violation, World, bounds, explore
 
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.roles.broker.ha import election
-from mqmesh.roles.broker.ha.confirm import ConfirmedLog
+from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
+from mqmesh.roles.broker.ha.effects import ChangeRecord
 from mqmesh.roles.broker.ha.election import FenceAnswer
+from mqmesh.roles.broker.ha.in_sync import InSyncSet, with_voters
 from mqmesh.roles.broker.ha.replica_state import ReplicaState
 
 ALL, QUORUM = AckReplicas.ALL, AckReplicas.QUORUM
@@ -25,6 +27,8 @@ MOST_STATES = 30_000
         (ALL, bounds(unknown=1)),
         (QUORUM, bounds(1)),
         (QUORUM, bounds(power_cuts=1)),
+        (QUORUM, bounds(voters=1)),
+        (ALL, bounds(voters=1)),
     ],
 )
 def test_nothing_confirmed_is_lost_within_the_bounds(mode, within):
@@ -41,7 +45,20 @@ def confirms_by_the_new_set(self):
     return self.confirmed
 
 
+def takes_out_at_once(self, change, now_ms):
+    wanted = with_voters(self.state, change.voters)
+    self.pending = wanted
+    if self.log.next_rule is None:
+        self.log.on_changing(rule_of(wanted))
+    return [ChangeRecord(self.record.version, wanted)]
+
+
 MISTAKES = {
+    "a smaller quorum is made before it has what is confirmed": (
+        mock.patch.object(InSyncSet, "_tick_voters", takes_out_at_once),
+        QUORUM,
+        bounds(voters=1),
+    ),
     "a change counts before it is made": (
         mock.patch.object(ConfirmedLog, "_move", confirms_by_the_new_set),
         ALL,

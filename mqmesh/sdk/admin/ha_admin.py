@@ -1,6 +1,6 @@
 """Asks the replicas of broker groups how they are, and makes a follower the master."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -166,12 +166,13 @@ class HaAdmin(AdminClient):
         header = encode_header(ElectReplicaRequest(epoch))
         self._request(self._follower(broker_name, broker_id), RequestCode.ELECT_REPLICA, header)
 
-    def init_group(self, broker_name: str) -> None:
+    def init_group(self, broker_name: str, replica_ids: Sequence[int] = ()) -> None:
         """Makes the record of a group anew that its coordinator has lost.
 
         Args:
             broker_name: Broker group, of replicas that elect their master. All of them have to be
                 there. The one with most of the log leads soon after this returns.
+            replica_ids: Who belongs to it; 1 to ``ha.total_replicas`` by default.
 
         Raises:
             NoRoute: The name servers know no replica of it.
@@ -182,7 +183,7 @@ class HaAdmin(AdminClient):
         self._request(
             endpoint_of(min(group.addresses.items())[1].tcp),
             RequestCode.INIT_GROUP,
-            encode_header(InitGroupRequest()),
+            encode_header(InitGroupRequest(list(replica_ids))),
         )
 
     def add_replica(

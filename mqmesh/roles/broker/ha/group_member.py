@@ -683,10 +683,12 @@ class GroupMember:
         self._make_record(self._promises.state.member, present, "the group is new", self._on_made)
 
     def _has_all(self, present: list[Presence]) -> bool:
-        ids = {one.replica_id for one in present}
-        return self._session is not None and ids == set(
-            range(1, self._config.ha.total_replicas + 1)
-        )
+        ids = sorted(one.replica_id for one in present)
+        return self._session is not None and ids == self._first_ids()
+
+    def _first_ids(self) -> list[int]:
+        """Of the replicas that a new group has."""
+        return list(range(1, self._config.ha.total_replicas + 1))
 
     def _make_record(
         self,
@@ -695,9 +697,9 @@ class GroupMember:
         reason: str,
         on_made: Callable[[int | MQMeshError], None],
     ) -> None:
-        ha, mode = self._config.ha, self._config.ha.ack_replicas
+        mode = self._config.ha.ack_replicas
         voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
-        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else ha.total_replicas // 2 + 1
+        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else len(voters) // 2 + 1
         epoch = max(1, *(one.last_epoch for one in present))
         state = GroupState(
             log_id=self._replica.position().store_id,
@@ -1021,11 +1023,13 @@ class GroupMember:
         present = [one.presence for one in self._view.members]
         if not self._is_known or self._view.record.state is not None:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
-        if not self._has_all(present):
-            there = sorted(one.replica_id for one in present)
+        there = sorted(one.replica_id for one in present)
+        wanted = sorted(set(asked.replica_ids)) or self._first_ids()
+        if self._session is None or there != wanted:
             raise InvalidArgument(
-                f"all {self._config.ha.total_replicas} replicas have to be there "
-                f"(ha.total_replicas), so that nothing is forgotten; now {there} are"
+                f"all {len(wanted)} replicas have to be there, {wanted} (ha.total_replicas, or "
+                "who is named: mqmesh ha init --replicas), and nobody else, so that nothing is "
+                f"forgotten; now {there} are"
             )
         best = max(present, key=lambda one: (one.last_epoch, one.end_offset, -one.replica_id))
         kept = request.without_frame()
