@@ -265,8 +265,9 @@ def settings(
 ) -> int:
     """Show or change settings that all replicas of a cluster have, whatever their own say.
 
-    These are lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. They are kept by the
-    coordinator, and replicas use them within seconds. BROKER is the group that is asked and shown.
+    These are failsafe, lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. They are kept by
+    the coordinator, and replicas use them within seconds. BROKER is the group that is asked and
+    shown.
     """
     pairs = [one.partition("=") for one in sets]
     wrong = [name for name, found, _ in pairs if not found]

@@ -603,6 +603,7 @@ class GroupMember:
         minimum = ha.min_in_sync_replicas
         leadership.policy = msgspec.structs.replace(leadership.policy, minimum=minimum)
         leadership.in_sync.lag_max_ms = ha.replica_lag_max_ms
+        self._failsafe.is_enabled = ha.failsafe
 
     # ---- The group's record ----------------------------------------------------------
 
@@ -944,7 +945,7 @@ class GroupMember:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
             self._preference = Preference()
-            self._failsafe = Failsafe(self._lease.ttl_ms, self._config.ha.failsafe)
+            self._failsafe = Failsafe(self._lease.ttl_ms, self.config.ha.failsafe)
             self.leadership.lease_holds = self._may_lead
         except MQMeshError as error:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)

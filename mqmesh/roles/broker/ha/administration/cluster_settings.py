@@ -16,7 +16,7 @@ from mqmesh.protocol.replication import HaSetting, SettingDiffers
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig
 
-CLUSTER_WIDE: Final = ("lease_ttl_ms", "min_in_sync_replicas", "replica_lag_max_ms")
+CLUSTER_WIDE: Final = ("failsafe", "lease_ttl_ms", "min_in_sync_replicas", "replica_lag_max_ms")
 """What the cluster may set, names of ``HaConfig``."""
 _ACKS: Final = "ack_replicas"
 

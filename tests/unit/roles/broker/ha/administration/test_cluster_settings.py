@@ -66,9 +66,9 @@ def test_what_a_replica_cannot_use_it_leaves_and_says_so():
 
 
 def test_what_is_set_is_kept_with_its_type_and_told_as_it_is_written():
-    wanted = [HaSetting("lease_ttl_ms", "5000"), HaSetting("min_in_sync_replicas", "2")]
+    wanted = [HaSetting("failsafe", "false"), HaSetting("lease_ttl_ms", "5000")]
     kept = checked(wanted)
-    assert kept == {"lease_ttl_ms": 5_000, "min_in_sync_replicas": 2}
+    assert kept == {"failsafe": False, "lease_ttl_ms": 5_000}
     assert settings_of(SettingsRecord(1, kept)) == wanted
 
 
