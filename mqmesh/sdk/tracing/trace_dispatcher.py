@@ -214,7 +214,10 @@ def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
         if texts and (
             len(texts) >= MESSAGE_RECORDS
             or size > MESSAGE_BYTES
-            or len(keys) + sum(key not in keys for key in set(more)) > MAX_KEYS
+            or (
+                len(keys) + len(more) > MAX_KEYS
+                and len(keys) + sum(key not in keys for key in set(more)) > MAX_KEYS
+            )
         ):
             yield b"".join(texts), list(keys), len(texts)
             texts, keys, size = [], {}, len(text)
