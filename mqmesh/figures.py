@@ -12,14 +12,15 @@ of its own, and a figure that nobody reads costs nothing.
 import enum
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 _O = TypeVar("_O")
+_T = TypeVar("_T")
 
 MAX_LABEL_SETS: Final = 1_000
 """Sets of labels that one figure tells apart; what is beyond them is added up as ``OTHER``."""
@@ -109,8 +110,6 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
 FigureValue = int | float | bool | str | Distribution
 """A number where there is something to count or measure, else a text."""
 LabelValues = tuple[str, ...]
-Measurement = FigureValue | Mapping[LabelValues, FigureValue]
-"""A value, or values by label values for a figure that has labels."""
 
 
 class FigureSample(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -159,6 +158,52 @@ class Histogram:
     def read(self) -> Distribution:
         """What was observed so far."""
         return Distribution(self._bounds, tuple(self._counts), self._total)
+
+    @staticmethod
+    def added_up(histograms: "Sequence[Histogram]") -> Distribution:
+        """What several with the same bounds, at least one, observed so far altogether."""
+        counts = tuple(map(sum, zip(*(one._counts for one in histograms), strict=True)))
+        return Distribution(histograms[0]._bounds, counts, sum(one._total for one in histograms))
+
+
+class Labelled(Generic[_T]):
+    """The values of a figure with labels that has very many: of those beyond the limit nothing is
+    made but their sum.
+
+    Args:
+        owners: What has a value each.
+        labels: An owner's label values.
+        value: Its number, or its histogram.
+    """
+
+    def __init__(
+        self,
+        owners: Iterable[_T],
+        labels: Callable[[_T], LabelValues],
+        value: Callable[[_T], int | float | Histogram],
+    ) -> None:
+        self._owners = list(owners)
+        self._labels = labels
+        self._value = value
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def samples(self, most: int) -> list[FigureSample]:
+        """Samples of so many owners, and one for the others if there are more."""
+        told, others = self._owners[:most], self._owners[most:]
+        samples = [FigureSample(self._labels(one), _read(self._value(one))) for one in told]
+        if others:
+            values = [self._value(one) for one in others]
+            meters = [value for value in values if isinstance(value, Histogram)]
+            labels = (OTHER,) * len(self._labels(others[0]))
+            total: FigureValue = sum(value for value in values if not isinstance(value, Histogram))
+            samples.append(FigureSample(labels, Histogram.added_up(meters) if meters else total))
+        return samples
+
+
+Measurement = FigureValue | Mapping[LabelValues, FigureValue] | Labelled[Any]
+"""A value, or values by label values for a figure that has labels."""
 
 
 class Measured(msgspec.Struct, Generic[_O], frozen=True):
@@ -253,7 +298,10 @@ class FigureBoard:
         readings = []
         for read in self._readers:
             for figure, measured in read():
-                if isinstance(measured, Mapping):
+                if isinstance(measured, Labelled):
+                    folded += max(len(measured) - self._most, 0)
+                    samples = measured.samples(self._most)
+                elif isinstance(measured, Mapping):
                     folded += max(len(measured) - self._most, 0)
                     samples = _samples(measured, self._most)
                 else:
@@ -316,6 +364,10 @@ class Readings:
                     raise TypeError(f"{name} is no number: {sample.value!r}")
                 return sample.value
         return 0
+
+
+def _read(value: int | float | Histogram) -> FigureValue:
+    return value.read() if isinstance(value, Histogram) else value
 
 
 def _samples(measured: Mapping[LabelValues, FigureValue], most: int) -> list[FigureSample]:

@@ -173,7 +173,6 @@ CONFINED = {
     "click": "mqmesh.cli",
     "faststream": "mqmesh.sdk.faststream",
     "fast_depends": "mqmesh.sdk.faststream",
-    "prometheus_client": "mqmesh.roles.exporter.page",
     "opentelemetry": "mqmesh.sdk.tracing.otel",
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",

@@ -20,6 +20,7 @@ from mqmesh.figures import (
     FigureReading,
     FigureSample,
     Histogram,
+    Labelled,
     Readings,
     counter,
     gauge,
@@ -97,6 +98,25 @@ def test_distributions_beyond_the_limit_are_added_up_too():
     )
     (sample,) = board.read()[0].samples
     assert sample == FigureSample((OTHER,), Distribution((1.0, 2.0), (1, 1, 1), 11.5))
+
+
+@pytest.mark.parametrize("kind", ["number", "histogram"])
+def test_what_has_very_many_owners_is_told_as_their_mapping_is(kind):
+    meters = []
+    for number in range(7):
+        meters.append(Histogram((1.0, 5.0)))
+        for value in range(number + 1):
+            meters[-1].observe(value)
+    value = (lambda at: meters[at]) if kind == "histogram" else (lambda at: at * 10)
+    whole = {(f"n{at}",): meters[at].read() if kind == "histogram" else at * 10 for at in range(7)}
+    for most in 3, 7, 9:
+        board = FigureBoard(most)
+        lazy = Labelled(range(7), lambda at: (f"n{at}",), value)
+        board.add([counter("lazy", "", lambda _, lazy=lazy: lazy, labels=("n",))], lambda: None)
+        board.add([counter("whole", "", lambda _: whole, labels=("n",))], lambda: None)
+        found = {one.figure.name: one.samples for one in board.read()}
+        assert found["lazy"] == found["whole"]
+        assert found["folded_label_sets"][0].value == 2 * max(7 - most, 0)
 
 
 def test_two_figures_of_a_process_cannot_have_one_name(desk):

@@ -2,13 +2,14 @@
 
 from typing import Final
 
-from mqmesh.figures import LabelValues, counter, gauge
+from mqmesh.figures import Labelled, counter, gauge
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.pulls import filter_server, pull
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.group_pulls import HandedOut
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
 
@@ -47,11 +48,12 @@ def _forget_topic(context: BrokerContext, topic: str) -> None:
     pull.fail_pulls_of(context, topic)
 
 
-def _by_group(context: BrokerContext, name: str) -> dict[LabelValues, int]:
-    return {
-        (topic, group, str(is_system_topic(topic)).lower()): getattr(handed_out, name)
-        for topic, group, handed_out in context.pulls.handed_out()
-    }
+def _by_group(context: BrokerContext, name: str) -> Labelled[tuple[str, str, HandedOut]]:
+    return Labelled(
+        context.pulls.handed_out(),
+        lambda one: (one[0], one[1], str(is_system_topic(one[0])).lower()),
+        lambda one: getattr(one[2], name),
+    )
 
 
 _GROUP_LABELS: Final = ("topic", "consumer_group", "is_system")

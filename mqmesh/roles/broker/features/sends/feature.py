@@ -1,8 +1,9 @@
 """Messages that producers send: checked, written once a turn, answered when they are safe."""
 
+from collections.abc import Callable
 from typing import Final
 
-from mqmesh.figures import FigureValue, LabelValues, counter, gauge, histogram
+from mqmesh.figures import Histogram, Labelled, LabelValues, counter, gauge, histogram
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
@@ -10,6 +11,7 @@ from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.sends import send
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing import storing
+from mqmesh.roles.broker.features.topics.topics import Topic
 
 
 def make_admission(begins: Beginning) -> SendAdmission:
@@ -53,20 +55,9 @@ def _answer_all(context: BrokerContext) -> None:
     storing.answer_expired(context, context.clock.monotonic_ms() + wait_ms)
 
 
-def _by_topic(context: BrokerContext, name: str) -> dict[LabelValues, int]:
-    return {
-        _topic_labels(topic.config.topic): getattr(topic, name)
-        for topic in context.topics
-        if topic.put_messages
-    }
-
-
-def _sizes(context: BrokerContext) -> dict[LabelValues, FigureValue]:
-    return {
-        _topic_labels(topic.config.topic): topic.sizes.read()
-        for topic in context.topics
-        if topic.put_messages
-    }
+def _by_topic(context: BrokerContext, value: Callable[[Topic], int | Histogram]) -> Labelled[Topic]:
+    used = (topic for topic in context.topics if topic.put_messages)
+    return Labelled(used, lambda topic: _topic_labels(topic.config.topic), value)
 
 
 def _topic_labels(topic: str) -> LabelValues:
@@ -166,7 +157,7 @@ SENDS: Final = Feature(
         counter(
             "topic_put_messages_total",
             "messages stored",
-            lambda broker: _by_topic(broker, "put_messages"),
+            lambda broker: _by_topic(broker, lambda topic: topic.put_messages),
             unit="messages",
             labels=_TOPIC_LABELS,
             metric="rocketmq_messages_in_total",
@@ -174,7 +165,7 @@ SENDS: Final = Feature(
         counter(
             "topic_put_bytes_total",
             "their size in the log",
-            lambda broker: _by_topic(broker, "put_bytes"),
+            lambda broker: _by_topic(broker, lambda topic: topic.put_bytes),
             unit="bytes",
             labels=_TOPIC_LABELS,
             metric="rocketmq_throughput_in_total",
@@ -182,7 +173,7 @@ SENDS: Final = Feature(
         histogram(
             "topic_message_size_bytes",
             "sizes of the messages stored",
-            _sizes,
+            lambda broker: _by_topic(broker, lambda topic: topic.sizes),
             unit="bytes",
             labels=_TOPIC_LABELS,
             metric="rocketmq_message_size",
