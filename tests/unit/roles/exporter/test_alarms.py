@@ -90,6 +90,88 @@ def test_once_does_not_wait(at_once):
     assert told == ([("group-behind", "firing")] if at_once else [])
 
 
+NODE = {"node_type": "broker", "node_id": "a"}
+REPLICA = {"node_id": "a", "replica": "2"}
+
+
+def refusals(count, code):
+    return [series("mqmesh_refusals_total", count, **NODE, response_code=code)]
+
+
+def gauge(name, trouble, well, labels=NODE):
+    """What an alarm looks at, in trouble and well."""
+    return lambda at_s: [series(name, trouble, **labels)], lambda at_s: [
+        series(name, well, **labels)
+    ]
+
+
+def counter(name, labels):
+    """A total that grows each second while there is trouble, and stands still when that ended."""
+    return lambda at_s: [series(name, at_s, **labels)], lambda at_s: [series(name, 0, **labels)]
+
+
+TROUBLES = {
+    "process-down": gauge("mqmesh_up", 0, 1),
+    "disk-filling": gauge("mqmesh_store_disk_used_ratio", 0.86, 0.85),
+    "disk-full": gauge("mqmesh_store_disk_full", 1, 0),
+    "store-not-writable": gauge("mqmesh_store_writable", 0, 1),
+    "messages-lost-unread": counter("mqmesh_forced_lost_messages_total", NODE),
+    "group-behind": (
+        lambda at_s: group(10_001, out=at_s, members=1),
+        lambda at_s: group(10_000, out=at_s, members=1),
+    ),
+    "group-stuck": (lambda at_s: group(1, members=1), lambda at_s: group(0, members=1)),
+    "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, out=at_s)),
+    "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
+    "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
+    "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),
+    "busy": (
+        lambda at_s: refusals(at_s * 2, "system_busy"),
+        lambda at_s: refusals(0, "system_busy"),
+    ),
+    "no-permission": (
+        lambda at_s: refusals(at_s, "no_permission"),
+        lambda at_s: refusals(0, "no_permission"),
+    ),
+    "index-behind": gauge("mqmesh_index_lag_seconds", 61, 60),
+    "replica-behind": gauge("mqmesh_ha_replica_lag_bytes", 2**26 + 1, 2**26, REPLICA),
+    "replica-silent": gauge("mqmesh_ha_replica_silent_seconds", 11, 10, REPLICA),
+    "unsafe-answers": counter(
+        "mqmesh_unsafe_answers_total", {"node_id": "a", "send_status": "flush_disk_timeout"}
+    ),
+    "no-failover": gauge("mqmesh_ha_failsafe", 1, 0),
+    "bug-survived": counter("mqmesh_callback_failures_total", NODE),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alarm)
+def test_each_alarm_begins_within_two_looks_of_its_time_and_ends_when_its_trouble_does(rule):
+    trouble, well = TROUBLES[rule.alarm]
+    interval_s, watch = 30, Watch()
+    told = []
+    for at_s in range(0, 1_200, interval_s):
+        told += [(at_s, *one) for one in names(watch.look(at_s, *well(at_s)))]
+    assert told == [], "nothing is told while all is well"
+    began_s, seconds = 1_200, rule.for_s + 2 * interval_s
+    for at_s in range(began_s, began_s + seconds + 1, interval_s):
+        found = names(watch.look(at_s, *trouble(at_s - began_s + 1)))
+        told += [(at_s, *one) for one in found if one[0] == rule.alarm]
+    ((fired_s, _, status),) = told
+    assert status == "firing"
+    assert rule.for_s <= fired_s - began_s <= seconds
+    ended_s = at_s + interval_s
+    last = at_s - began_s + 1  # totals stand still
+    is_total = well(0)[0].value == 0 and trouble(1)[0].value != trouble(2)[0].value
+    for at_s in range(ended_s, ended_s + LONGEST_WINDOW_MS // 1_000 + 2 * interval_s, interval_s):
+        found = names(watch.look(at_s, *(trouble(last) if is_total else well(at_s))))
+        told += [(at_s, *one) for one in found if one[0] == rule.alarm]
+        if len(told) == 2:
+            break
+    assert told[1][2] == "resolved"
+    if not is_total:
+        assert at_s - ended_s <= 2 * interval_s
+
+
 def test_a_backlog_of_a_moment_is_none():
     watch = Watch()
     assert watch.look(0, *group(20_000, members=1, latency_ms=500), at_once=True) == []
