@@ -10,7 +10,7 @@ from harness.simulation.election import leadership_of
 from harness.simulation.world import Process
 from simulation.test_election import Site
 
-from mqmesh import Message, Producer
+from mqmesh import Message, Producer, PullConsumer
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import MQMeshError, NotMaster
@@ -208,8 +208,37 @@ def test_what_a_former_master_refuses_is_asked_of_his_successor(site, committer)
     assert [type(one) for one in committer.outcomes] == [Command] * 3
 
 
+def depose(site: Site) -> int:
+    """The master gives up; its id."""
+    was = int(site.leader())
+    site.replicas[was - 1].server._member.step_down("the test says so")
+    return was
+
+
+def test_who_sees_a_new_epoch_commits_where_it_is(site):
+    world, led_again = site.world, 0
+    with PullConsumer(
+        "g",
+        client=world.client_options(),
+        transport=world.transport("consumer"),
+        persist_consumer_offset_interval_ms=3_600_000,
+    ) as consumer:
+        (queue,) = consumer.queues("t")
+        consumer.assign([queue])
+        consumer.seek(queue, 0)
+        for number in range(6):
+            send(site, b"%d" % number)
+            assert [one.body for one in consumer.poll(30_000)] == [b"%d" % number]
+            consumer.commit()
+            was = depose(site)  # before that is in the log
+            site.run(5_000)
+            led_again += site.leader() == was
+            assert consumer.committed(queue) == number + 1
+    assert led_again, "also where the connection to the master stood all the time"
+
+
 def test_without_a_master_commits_wait_for_one(site, committer):
-    site.replicas[site.leader() - 1].server._member.step_down("the test says so")
+    depose(site)
     committer.commit()
     site.run(100)
     assert site.leader() == 0

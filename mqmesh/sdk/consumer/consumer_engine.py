@@ -142,6 +142,7 @@ class ConsumerEngine(Generic[S]):
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
         self._returned: set[str] = set()
+        self._epochs_met: dict[str, int] = {}
         self._forsaken: dict[MessageQueue, None] = {}
         self._starts: list[MessageQueue] = []
         self._closing = False
@@ -395,6 +396,14 @@ class ConsumerEngine(Generic[S]):
         self._met_brokers.add(broker_name)
         self.rebalance_soon()
 
+    def _meet_epoch(self, broker_name: str, epoch: int) -> None:
+        """Another epoch began at a broker group: not all that was committed may have got there."""
+        if epoch > self._epochs_met.get(broker_name, 0):
+            self._epochs_met[broker_name] = epoch
+            # Its master may not know us yet: all is committed once he has said that he does.
+            self._returned.add(broker_name)
+            self.client.heartbeats.send_all()
+
     def _heartbeat_answered(self, broker_name: str, answer: HeartbeatResponse) -> None:
         standing = self.memberships.on_heartbeat(broker_name, answer)
         own = [queue for queue in self.assigned if queue.broker_name == broker_name]
@@ -607,6 +616,7 @@ class ConsumerEngine(Generic[S]):
             generation=self.memberships.claimed(queue) if self._shares else 0,
             epochs=self.offsets.epochs,
             replicas=None if self.filters.uses(queue) else self.client.replicas,
+            on_epoch=partial(self._meet_epoch, queue.broker_name),
             on_stale=partial(self._stale, state),
             on_reset=lambda: self.offsets.forget(queue),
             meter=self.meters.setdefault(queue.topic, PullMeter(now_ms)),

@@ -618,3 +618,17 @@ def test_a_pull_says_where_the_consumer_stands():
     PullLoop(QUEUE, "g", sink, network, PullSettings(zone="east"), PullCounters()).resume()
     ((request, _),) = network.requests
     assert request.zone == "east"
+
+
+def test_a_later_epoch_is_told_before_the_queue_goes_on():
+    told: list[int] = []
+    case = Case(on_epoch=told.append)
+    case.network.answer(PullStatus.NO_NEW_MSG, epoch=4)
+    assert told == [], "nothing was known before"
+    case.network.answer(PullStatus.NO_NEW_MSG, epoch=4)
+    case.network.answer(PullStatus.OFFSET_ILLEGAL, high=0, epoch=5)
+    assert told == [], "it may be a broker that has nothing yet"
+    case.network.timers.clear()
+    case.loop.restart()
+    case.network.answer(PullStatus.NO_NEW_MSG, epoch=5)
+    assert told == [5]

@@ -185,6 +185,7 @@ class PullLoop:
         generation: In which the queue was claimed, 0 if it was not.
         epochs: Of each queue, the epoch in which its place is right; kept up to date.
         replicas: Where the master may send it; None to ask him only.
+        on_epoch: Told the epoch of the broker's log when it is a later one than before.
         on_stale: Told when the queue was given to another member; the loop has ended then.
         on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
             lost messages, before the sink is moved.
@@ -214,6 +215,7 @@ class PullLoop:
         generation: int = 0,
         epochs: dict[MessageQueue, int] | None = None,
         replicas: ReplicaNetwork | None = None,
+        on_epoch: Callable[[int], None] | None = None,
         on_stale: Callable[[StaleGeneration], None] | None = None,
         on_reset: Callable[[], None] | None = None,
         meter: PullMeter | None = None,
@@ -231,6 +233,7 @@ class PullLoop:
         self._epochs = {} if epochs is None else epochs
         self._replicas = replicas
         self._choice = None if replicas is None else ReplicaChoice(replicas.clock)
+        self._on_epoch = on_epoch
         self._on_stale = on_stale
         self._group = group
         self._sink = sink
@@ -392,6 +395,8 @@ class PullLoop:
     def _receive(self, answer: PullResponse, bodies: Sequence[memoryview]) -> None:
         self.max_offset = answer.max_queue_offset
         if answer.status != PullStatus.OFFSET_ILLEGAL:
+            if 0 < self._epochs.get(self.queue, 0) < answer.epoch and self._on_epoch is not None:
+                self._on_epoch(answer.epoch)
             self._epochs[self.queue] = answer.epoch
         if self._topic_gone and answer.status != PullStatus.OFFSET_RESET:
             self._begin_anew(answer.min_queue_offset)

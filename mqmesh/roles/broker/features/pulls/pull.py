@@ -41,7 +41,9 @@ def pull_message(context: BrokerContext, request: Request, pull: PullRequest) ->
     queue_offset = pull.queue_offset
     if not turn_is_over:
         result = _get(context, request, pull, queue_offset)
-        if not wait_ms or not _is_waiting(result):
+        # Who has not seen this epoch is told of it at once, and commits where it is.
+        is_news = 0 < pull.epoch < context.store.epoch()
+        if not wait_ms or is_news or not _is_waiting(result):
             return _reply(context, pull, result)
         queue_offset = result.next_queue_offset
     now_ms = context.clock.monotonic_ms()

@@ -251,3 +251,13 @@ def test_who_stands_behind_a_cut_of_the_log_is_told_to_go_back(stage):
     del store.epoch
     request = PullRequest("g", "t", 0, 3, epoch=1)
     assert stage.ask(RequestCode.PULL_MESSAGE, request, PullResponse).epoch == 0
+
+
+def test_who_has_not_seen_the_epoch_waits_for_nothing(stage, monkeypatch):
+    stage.send(stage.batch())
+    monkeypatch.setattr(stage.store, "epoch", lambda: 9)
+    monkeypatch.setattr(stage.store, "cut_offset", lambda topic, queue_id, epoch: None)
+    answer, _ = stage.pull("t", 0, 1, suspend_timeout_ms=1_000, epoch=8)
+    assert (answer.status, answer.epoch) == (PullStatus.NO_NEW_MSG, 9)
+    waiting = stage.begin_pull("t", 0, 1, suspend_timeout_ms=1_000, epoch=9)
+    assert waiting not in stage.answers
