@@ -20,6 +20,7 @@ from mqmesh import (
     LocalTransactionState,
     Message,
     Producer,
+    PullConsumer,
     PushConsumer,
     TransactionListener,
     TransactionProducer,
@@ -215,3 +216,34 @@ def test_totals_are_those_that_administrators_see(cluster, traffic):
         after = admin.runtime_info()["broker-a"].number("put_messages_total")
     found = re.findall(r'^mqmesh_put_messages_total{.*node_id="broker-a".*} (\S+)$', text, re.M)
     assert before <= float(found[0]) <= after
+
+
+def test_lag_and_totals_are_those_that_clients_counted_and_administrators_see(cluster, traffic):
+    namesrv, topic = cluster.namesrv.endpoint, "counted"
+    with Producer("counting", namesrv_addr=namesrv) as producer:
+        for number in range(50):
+            producer.send(Message(topic, b"%d" % number))
+    with (
+        PullConsumer(
+            "counting", namesrv_addr=namesrv, consume_from_where="FIRST_OFFSET", auto_commit=False
+        ) as consumer,
+        GroupAdmin(namesrv) as admin,
+    ):
+        consumer.subscribe(topic)
+        got: list[bytes] = []
+        until(lambda: got.extend(m.body for m in consumer.poll(timeout_ms=100)) or len(got) == 50)
+        consumer.commit(dict.fromkeys(consumer.assignment(), 0))
+        progress = admin.progress("counting", topic)
+        told = cluster.text().decode()
+    labels = f'topic="{topic}"'
+    assert _value(told, "rocketmq_messages_in_total", labels) == 50
+    assert _value(told, "rocketmq_messages_out_total", 'consumer_group="counting"', labels) >= 50
+    lag = _value(told, "rocketmq_consumer_lag_messages", 'consumer_group="counting"', labels)
+    diff = _value(told, "rocketmq_group_diff", 'group="counting"', labels)
+    assert lag == diff == progress.lag == 50
+
+
+def _value(text: str, name: str, *labels: str) -> float:
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    (found,) = [line for line in lines if all(label in line for label in labels)]
+    return float(found.rpartition(" ")[2])
