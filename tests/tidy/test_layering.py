@@ -147,6 +147,7 @@ INNER_ROOMS = {
             "aio",
             "app",
             "client",
+            "tracing",
             "producer",
             "consumer.fetching",
             "consumer.listening",

@@ -35,6 +35,7 @@ from mqmesh.sdk.faststream.publishing import MessageEncoder, MQMeshProducer, MQM
 from mqmesh.sdk.faststream.registrator import MQMeshRegistrator
 from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.sdk.tracing.tracing_options import TracingKeywords
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
@@ -78,6 +79,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         namesrv_addr, credentials, client, transport, hooks: As for ``PushConsumer``, for all of its
             clients.
         producer_group: Of what it sends.
+        tracing: Fields of ``TracingOptions`` for all of its clients: ``{"telemetry": "otel"}``.
         options: FastStream's: ``middlewares``, ``routers``, ``dependencies``, ``ack_policy``,
             ``parser``, ``decoder``, ``codec``, ``graceful_timeout`` (15 s: how long calls that run
             may take when it stops), ``logger``, ``log_level``, ``apply_types``, ``serializer``, and
@@ -96,16 +98,22 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
+        tracing: TracingKeywords | None = None,
         **options: Unpack[BrokerKeywords],
     ) -> None:
         self._client = client_options(client, namesrv_addr, credentials)
-        common: dict[str, Any] = {"client": self._client, "transport": transport, "hooks": hooks}
+        common: dict[str, Any] = {
+            "client": self._client,
+            "transport": transport,
+            "hooks": hooks,
+            **(tracing or {}),
+        }
         graceful_s = options.get("graceful_timeout", 15.0)
         close_ms = 60_000 if graceful_s is None else min(round(graceful_s * 1_000), 60_000)
 
         def consumer(group: str, wanted: PushConsumerKeywords) -> PushConsumer:
             chosen: PushConsumerKeywords = {"close_timeout_ms": close_ms, **wanted}
-            return PushConsumer(group, **common, **chosen)
+            return PushConsumer(group, **{**common, **chosen})
 
         depends = FastDependsConfig(
             use_fastdepends=options.get("apply_types", True),
