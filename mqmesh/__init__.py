@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.access import AccessClient as AccessClient
     from mqmesh.sdk.admin.admin import AdminClient as AdminClient
     from mqmesh.sdk.admin.broker_admin import BrokerAdmin as BrokerAdmin
+    from mqmesh.sdk.admin.cluster_admin import ClusterAdmin as ClusterAdmin
     from mqmesh.sdk.admin.dead_letters import DeadLetter as DeadLetter
     from mqmesh.sdk.admin.dead_letters import DeadLetterClient as DeadLetterClient
     from mqmesh.sdk.admin.dead_letters import DeadLetterFilter as DeadLetterFilter
@@ -75,6 +76,7 @@ _MODULE_OF = {
     "AdminClient": "mqmesh.sdk.admin.admin",
     "App": "mqmesh.sdk.app.app",
     "BrokerAdmin": "mqmesh.sdk.admin.broker_admin",
+    "ClusterAdmin": "mqmesh.sdk.admin.cluster_admin",
     "ClientOptions": "mqmesh.sdk.client.options",
     "ConsumeContext": "mqmesh.sdk.hooks",
     "ConsumeFromWhere": "mqmesh.protocol.membership",
@@ -134,6 +136,7 @@ __all__ = [
     "AdminClient",
     "App",
     "BrokerAdmin",
+    "ClusterAdmin",
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",

@@ -14,6 +14,7 @@ from mqmesh.sdk.client.options import namesrv_addresses
 
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, state_text
+from .cluster_files import export_cluster, import_cluster
 from .probe import probe_cluster
 
 PING_TIMEOUT_MS: Final = 1_000
@@ -28,10 +29,14 @@ def cluster() -> None:
     Examples:
       mqmesh cluster list
       mqmesh cluster list --namesrv 10.0.0.1:9876,10.0.0.2:9876 --json
+      mqmesh cluster export cluster.json
+      mqmesh cluster import cluster.json --dry-run
     """
 
 
 cluster.add_command(probe_cluster)
+cluster.add_command(export_cluster)
+cluster.add_command(import_cluster)
 
 
 @cluster.command("list")

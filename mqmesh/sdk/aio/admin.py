@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 from mqmesh.sdk.admin.access import AccessClient as BlockingAccessClient
 from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin as BlockingBrokerAdmin
+from mqmesh.sdk.admin.cluster_admin import ClusterAdmin as BlockingClusterAdmin
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetterClient
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
@@ -252,6 +253,16 @@ class NamesrvAdmin(AdminClient):
     set_config = awaited(BlockingNamesrvAdmin.set_config)
     drain = awaited(BlockingNamesrvAdmin.drain)
     undrain = awaited(BlockingNamesrvAdmin.undrain)
+
+
+class ClusterAdmin(GroupAdmin, NamesrvAdmin):
+    """A cluster's setup, from coroutines; as ``mqmesh.sdk.admin.cluster_admin.ClusterAdmin``."""
+
+    _kind = BlockingClusterAdmin
+
+    export = awaited(BlockingClusterAdmin.export)
+    plan_import = awaited(BlockingClusterAdmin.plan_import)
+    carry_out = awaited(BlockingClusterAdmin.carry_out)
 
 
 class ProbeClient(AdminClient):

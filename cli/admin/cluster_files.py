@@ -1,0 +1,123 @@
+"""`mqmesh cluster export`, `cluster import`: the setup of a cluster as one document."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
+from mqmesh.sdk.admin.cluster_plan import Action, Step, read_setup, write_setup
+
+from ..notes import tell_error, tell_note
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table
+
+STDOUT: Final = "-"
+
+
+@click.command("export")
+@click.argument("file")
+@click.option("--configs", is_flag=True, help="Also the settings of brokers that are no default.")
+@namesrv_option
+@json_option
+def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> None:
+    """Write topics, groups, key/value configuration and drained brokers into FILE; - prints them.
+
+    No messages, no offsets, no keys of users.
+
+    \b
+    Examples:
+      mqmesh cluster export cluster.json
+      mqmesh cluster export - --configs
+    """
+    with ClusterAdmin(namesrv) as admin:
+        setup = admin.export(configs=configs)
+    text = write_setup(setup).decode()
+    if file == STDOUT:
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from error
+    counts = {
+        "brokers": len(setup.brokers),
+        "topics": sum(len(one.topics) for one in setup.brokers.values()),
+        "groups": sum(len(one.groups) for one in setup.brokers.values()),
+        "keys": sum(map(len, setup.kv.values())),
+    }
+    if as_json:
+        print_json({"file": file, **counts})
+    else:
+        said = ", ".join(f"{count} {what}" for what, count in counts.items())
+        click.echo(f"{file} has {said}")
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--prune", is_flag=True, help="Delete what FILE does not have.")
+@click.option("--force", is_flag=True, help="Do also what loses messages, in spite of conflicts.")
+@namesrv_option
+@json_option
+def import_cluster(
+    file: Path, dry_run: bool, yes: bool, prune: bool, force: bool, namesrv: str, as_json: bool
+) -> int:
+    """Make a cluster what FILE says, which `mqmesh cluster export` has written.
+
+    First comes a plan. With conflicts nothing is done, unless --force. Repeating it does nothing.
+
+    \b
+    Examples:
+      mqmesh cluster import cluster.json --dry-run
+      mqmesh cluster import cluster.json --yes
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from error
+    wanted = read_setup(data, str(file))
+    with ClusterAdmin(namesrv) as admin:
+        steps = admin.plan_import(wanted, prune=prune, force=force)
+        counts = Counter(one.action for one in steps)
+        conflicts = counts[Action.CONFLICT]
+        todo = sum(counts[one] for one in (Action.CREATE, Action.CHANGE, Action.DELETE))
+        if not as_json:
+            _show(steps, counts)
+        blocked = bool(conflicts) and not force
+        if not (dry_run or blocked or yes or not todo):
+            click.confirm(f"Do these {todo} steps?", abort=True)
+        done = 0 if dry_run or blocked else admin.carry_out(wanted, steps)
+    if as_json:
+        told = [msgspec.structs.asdict(one) for one in steps if one.action is not Action.LEAVE]
+        left = {one.value: counts[one] for one in Action}
+        print_json({"file": str(file), "counts": left, "steps": told, "done": done})
+    elif not dry_run and not blocked:
+        click.echo(f"{done} steps are done")
+    if blocked and not dry_run:
+        tell_error(f"{conflicts} conflicts, so nothing was done; --force does the rest")
+    return ExitCode.FAILED if conflicts else ExitCode.OK
+
+
+def _show(steps: Iterable[Step], counts: Counter[Action]) -> None:
+    shown = [one for one in steps if one.action is not Action.LEAVE]
+    if shown:
+        print_table(
+            ("STEP", "WHAT", "BROKER", "NAME", "DETAIL"),
+            [
+                (one.action.value, one.thing.value, one.broker_name or "-", one.name, one.detail)
+                for one in shown
+            ],
+        )
+    tell_note(
+        ", ".join(
+            f"{counts[one]} to {one}" if one is not Action.CONFLICT else f"{counts[one]} conflicts"
+            for one in Action
+        )
+    )

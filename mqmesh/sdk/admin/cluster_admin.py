@@ -1,0 +1,238 @@
+"""Carries the setup of a cluster into a document, and back."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    GroupNotFound,
+    MQMeshError,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from mqmesh.figures import Readings
+from mqmesh.message import is_system_topic
+from mqmesh.protocol.admin import (
+    AccessListInfo,
+    ConfigEntries,
+    GetAccessListRequest,
+    GetConfigRequest,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, UpdateGroupRequest
+from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
+from mqmesh.sdk.admin.cluster_plan import (
+    Action,
+    BrokerSetup,
+    ClusterSetup,
+    GroupSetup,
+    Step,
+    Thing,
+    TopicSetup,
+    make_plan,
+)
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
+
+
+class ClusterAdmin(GroupAdmin, NamesrvAdmin):
+    """The setup of a whole cluster; arguments as for ``AdminClient``."""
+
+    def export(self, *, configs: bool = False) -> ClusterSetup:
+        """Topics, groups, key/value configuration, drained brokers and access list.
+
+        No messages, no offsets, no keys; nor what a cluster makes by itself: retry and dead letter
+        topics.
+
+        Args:
+            configs: Also the settings of brokers that are not the default, for people to read.
+
+        Raises:
+            NoRoute: No master is known.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        topics = self.topic_configs()
+        groups = self.groups()
+        readings = self.runtime_info()
+        brokers = {
+            name: BrokerSetup(
+                {
+                    one.topic: _topic_setup(one)
+                    for one in topics[name]
+                    if not is_system_topic(one.topic)
+                },
+                {
+                    one.config.group: _group_setup(one.config)
+                    for one in groups.get(name, [])
+                    if one.is_configured
+                },
+                self._is_drained(name, topics[name], readings[name]),
+                self._settings(endpoint) if configs else None,
+            )
+            for name, endpoint in self._masters().items()
+        }
+        moment = datetime.fromtimestamp(self._transport.clock.wall_ms() / 1_000, UTC)
+        return ClusterSetup(
+            exported_at=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            brokers=brokers,
+            kv={space: self.list_kv(space) for space in self.kv_namespaces()},
+            access_list=self._access_list(),
+        )
+
+    def plan_import(
+        self, wanted: ClusterSetup, *, prune: bool = False, force: bool = False
+    ) -> list[Step]:
+        """What has to be done so that the cluster is set up as a document says; changes nothing.
+
+        Args:
+            wanted: The document.
+            prune: What it does not have goes.
+            force: Do also what loses messages.
+
+        Raises:
+            NoRoute: No master is known.
+            TransportError, BrokerError: As for ``export``.
+        """
+        found = self.export()
+        filled = {
+            name: self._with_messages(name, set(there.topics) - set(wanted.brokers[name].topics))
+            for name, there in found.brokers.items()
+            if prune and not force and name in wanted.brokers
+        }
+        return make_plan(wanted, found, prune=prune, force=force, filled=filled)
+
+    def carry_out(
+        self,
+        wanted: ClusterSetup,
+        steps: Sequence[Step],
+        on_done: Callable[[Step], None] = lambda step: None,
+    ) -> int:
+        """Does what a plan says, but for its conflicts.
+
+        Args:
+            wanted: The document that it was made from.
+            steps: The plan.
+            on_done: Told of each step that is done.
+
+        Returns:
+            How many steps changed something.
+
+        Raises:
+            BrokerError, TransportError: A broker or name server refused or did not answer; the
+                sentence says where, and how many steps were done before. Plan and carry out again:
+                what is done is left alone then.
+        """
+        masters, done = self._masters(), 0
+        made: dict[str, TopicConfig] = {}
+        for step in steps:
+            if step.action in (Action.LEAVE, Action.CONFLICT):
+                continue
+            try:
+                self._do(wanted, step, masters.get(step.broker_name, ""))
+            except MQMeshError as error:
+                where = f"{step.action} {step.thing} {step.name}"
+                where += f" at {step.broker_name}" if step.broker_name else ""
+                error.args = (f"{where}: {error} (done before: {done} steps; repeat it)",)
+                raise
+            done += 1
+            on_done(step)
+            if step.thing is Thing.TOPIC and step.action is not Action.DELETE:
+                setup = wanted.brokers[step.broker_name].topics[step.name]
+                made[step.broker_name] = _topic_config(step.name, setup)
+        for broker_name, last in made.items():
+            self._wait_announced({broker_name: last})  # brokers announce all of theirs at once
+        return done
+
+    def _do(self, wanted: ClusterSetup, step: Step, endpoint: str) -> None:
+        gone = step.action is Action.DELETE
+        if step.thing is Thing.KV:
+            space, _, key = step.name.partition("/")
+            if gone:
+                self.delete_kv(space, key)
+            else:
+                self.put_kv(space, key, wanted.kv[space][key])
+            return
+        here = wanted.brokers[step.broker_name]
+        if step.thing is Thing.DRAINED:
+            (self.drain if here.drained else self.undrain)(step.broker_name)
+            return
+        request: msgspec.Struct
+        if step.thing is Thing.TOPIC and gone:
+            code, request = RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(step.name)
+        elif step.thing is Thing.TOPIC:
+            code = RequestCode.UPDATE_AND_CREATE_TOPIC
+            request = UpdateTopicRequest(_topic_config(step.name, here.topics[step.name]))
+        elif gone:
+            code, request = RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(step.name)
+        else:
+            group = GroupConfig(step.name, **msgspec.structs.asdict(here.groups[step.name]))
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            request = UpdateGroupRequest(group)
+        try:
+            self._request(endpoint, code, encode_header(request))
+        except (TopicNotFound, GroupNotFound):
+            if not gone:
+                raise
+
+    def _is_drained(self, name: str, topics: Sequence[TopicConfig], readings: Readings) -> bool:
+        """As routes say; a broker itself learns it with its next heartbeat."""
+        for one in topics:
+            if not one.perm & Perm.WRITE:
+                continue
+            try:
+                queues = self.route(one.topic).queues
+            except TopicNotFound:
+                continue
+            for queue in queues:
+                if queue.broker_name == name:
+                    return not queue.perm & Perm.WRITE
+        return readings["wiped_write_perm"] == 1
+
+    def _with_messages(self, broker_name: str, topics: set[str]) -> frozenset[str]:
+        endpoint = self._master_of(broker_name, self._masters())
+        code, found = RequestCode.GET_TOPIC_STATS_INFO, set()
+        for topic in topics:
+            answer = self._request(endpoint, code, encode_header(TopicStatsRequest(topic)))
+            queues = decode_header(TopicStats, answer.header).queues
+            if any(one.max_queue_offset > one.min_queue_offset for one in queues):
+                found.add(topic)
+        return frozenset(found)
+
+    def _settings(self, endpoint: str) -> dict[str, object]:
+        header = encode_header(GetConfigRequest())
+        answer = self._request(endpoint, RequestCode.GET_BROKER_CONFIG, header)
+        return {
+            one.key: msgspec.json.decode(one.value)
+            for one in decode_header(ConfigEntries, answer.header).entries
+            if one.value != one.default
+        }
+
+    def _access_list(self) -> str:
+        request = GetAccessListRequest()
+        try:
+            return self._ask_namesrv(RequestCode.GET_ACCESS_LIST, request, AccessListInfo).text
+        except (UnsupportedCommand, BrokerNotAvailable):
+            return ""  # security is off there
+
+
+def _topic_setup(config: TopicConfig) -> TopicSetup:
+    return TopicSetup(config.read_queue_nums, config.write_queue_nums, config.perm, config.order)
+
+
+def _topic_config(name: str, setup: TopicSetup) -> TopicConfig:
+    return TopicConfig(name, setup.read_queue_nums, setup.write_queue_nums, setup.perm, setup.order)
+
+
+def _group_setup(config: GroupConfig) -> GroupSetup:
+    return GroupSetup(
+        config.consume_enable,
+        config.consume_broadcast_enable,
+        config.retry_max_times,
+        config.notify_consumer_ids_changed_enable,
+    )

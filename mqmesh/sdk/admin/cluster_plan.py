@@ -1,0 +1,255 @@
+"""What a cluster is set up with, as one document, and what has to change to become that. Pure."""
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+
+FORMAT: Final = 1
+
+_T = TypeVar("_T")
+
+
+class TopicSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A topic on one broker group; see ``TopicConfig``."""
+
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    order: bool
+
+
+class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A consumer group's settings on one broker group; see ``GroupConfig``."""
+
+    consume_enable: bool
+    consume_broadcast_enable: bool
+    retry_max_times: int
+    notify_consumer_ids_changed_enable: bool
+
+
+class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a broker group is set up with.
+
+    Attributes:
+        topics: By name; no system topics.
+        groups: By name.
+        drained: Producers have left it.
+        settings: Those that are not the default, by dotted key, for people: nothing is made of
+            them. None where they were not asked for.
+    """
+
+    topics: dict[str, TopicSetup] = {}
+    groups: dict[str, GroupSetup] = {}
+    drained: bool = False
+    settings: dict[str, Any] | None = None
+
+
+class ClusterSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document: no messages, no offsets, no secrets.
+
+    Attributes:
+        format: 1.
+        exported_at: Wall clock, ISO 8601, UTC; "" for unknown.
+        brokers: By name of the broker group.
+        kv: Key/value configuration, by namespace.
+        access_list: TOML; "" without security.
+    """
+
+    format: int = FORMAT
+    exported_at: str = ""
+    brokers: dict[str, BrokerSetup] = {}
+    kv: dict[str, dict[str, str]] = {}
+    access_list: str = ""
+
+
+class Action(enum.StrEnum):
+    """What is to be done with a thing."""
+
+    CREATE = "create"
+    CHANGE = "change"
+    LEAVE = "leave"
+    DELETE = "delete"
+    CONFLICT = "conflict"
+    """It cannot be done, or not without losing something."""
+
+
+class Thing(enum.StrEnum):
+    """Kinds of things."""
+
+    BROKER = "broker"
+    TOPIC = "topic"
+    GROUP = "group"
+    KV = "kv"
+    DRAINED = "drained"
+    ACCESS_LIST = "access list"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing of a plan.
+
+    Attributes:
+        action: What is to be done with it.
+        thing: What it is.
+        broker_name: Where; "" for the whole cluster.
+        name: Of the topic or group, or ``namespace/key``.
+        detail: What changes, or why it is a conflict.
+    """
+
+    action: Action
+    thing: Thing
+    broker_name: str
+    name: str
+    detail: str = ""
+
+
+def read_setup(data: bytes, source: str) -> ClusterSetup:
+    """Reads a document.
+
+    Args:
+        data: JSON.
+        source: What to call it in an error.
+
+    Raises:
+        ConfigError: It is none, or of another format.
+    """
+    try:
+        head = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: not what `mqmesh cluster export` writes: {error}") from error
+    if head.get("format") != FORMAT:
+        raise ConfigError(f"{source}: format {head.get('format')}, this version reads {FORMAT}")
+    try:
+        return msgspec.convert(head, ClusterSetup)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def write_setup(setup: ClusterSetup) -> bytes:
+    """The document, with all names in order, so that two of them can be compared."""
+    return msgspec.json.format(msgspec.json.encode(setup, order="deterministic")) + b"\n"
+
+
+def make_plan(
+    wanted: ClusterSetup,
+    found: ClusterSetup,
+    *,
+    prune: bool = False,
+    force: bool = False,
+    filled: Mapping[str, frozenset[str]] | None = None,
+) -> list[Step]:
+    """What has to be done so that a cluster is set up as a document says.
+
+    Args:
+        wanted: The document.
+        found: How the cluster is.
+        prune: What the document does not have goes.
+        force: Do also what loses messages: fewer queues, topics with messages deleted.
+        filled: Topics with messages, by broker group.
+    """
+    steps: list[Step] = []
+    for name in sorted(wanted.brokers.keys() | found.brokers.keys()):
+        here, there = wanted.brokers.get(name), found.brokers.get(name)
+        if there is None:
+            reason = "there is no such broker group; start it first"
+            steps.append(Step(Action.CONFLICT, Thing.BROKER, name, name, reason))
+        elif here is not None:
+            full = (filled or {}).get(name, frozenset())
+            steps += _of_broker(name, here, there, prune=prune, force=force, filled=full)
+    steps += _of_kv(wanted.kv, found.kv, prune=prune)
+    if wanted.access_list:
+        steps.append(_of_access_list(wanted.access_list, found.access_list))
+    return steps
+
+
+def _of_broker(
+    name: str,
+    wanted: BrokerSetup,
+    found: BrokerSetup,
+    *,
+    prune: bool,
+    force: bool,
+    filled: frozenset[str],
+) -> Iterator[Step]:
+    for topic, here, there in _pairs(wanted.topics, found.topics):
+        if here is None:
+            if prune and (force or topic not in filled):
+                yield Step(Action.DELETE, Thing.TOPIC, name, topic)
+            elif prune:
+                reason = "it has messages; --force deletes it all the same"
+                yield Step(Action.CONFLICT, Thing.TOPIC, name, topic, reason)
+        elif there is not None and not force and _loses(here, there):
+            reason = (
+                f"{_difference(here, there)}: messages in the last queues are not read any more"
+            )
+            yield Step(Action.CONFLICT, Thing.TOPIC, name, topic, f"{reason}; --force does it")
+        else:
+            yield _step(Thing.TOPIC, name, topic, here, there)
+    for group, mine, theirs in _pairs(wanted.groups, found.groups):
+        if mine is not None:
+            yield _step(Thing.GROUP, name, group, mine, theirs)
+        elif prune:
+            yield Step(Action.DELETE, Thing.GROUP, name, group)
+    if wanted.drained is not found.drained:
+        detail = "producers leave it" if wanted.drained else "producers come back"
+        yield Step(Action.CHANGE, Thing.DRAINED, name, name, detail)
+
+
+def _of_kv(
+    wanted: dict[str, dict[str, str]], found: dict[str, dict[str, str]], *, prune: bool
+) -> Iterator[Step]:
+    for space in sorted(wanted.keys() | found.keys()):
+        for key, here, there in _pairs(wanted.get(space, {}), found.get(space, {})):
+            name = f"{space}/{key}"
+            if here is None:
+                if prune:
+                    yield Step(Action.DELETE, Thing.KV, "", name)
+            elif there is None:
+                yield Step(Action.CREATE, Thing.KV, "", name)
+            elif here != there:
+                yield Step(Action.CHANGE, Thing.KV, "", name)
+            else:
+                yield Step(Action.LEAVE, Thing.KV, "", name)
+
+
+def _of_access_list(wanted: str, found: str) -> Step:
+    action = Action.LEAVE if wanted == found else Action.CONFLICT
+    reason = "" if wanted == found else "it is another one here; `mqmesh acl apply` changes it"
+    return Step(action, Thing.ACCESS_LIST, "", "access list", reason)
+
+
+def _pairs(
+    wanted: Mapping[str, _T], found: Mapping[str, _T]
+) -> Iterator[tuple[str, _T | None, _T | None]]:
+    for name in sorted(wanted.keys() | found.keys()):
+        yield name, wanted.get(name), found.get(name)
+
+
+def _step(
+    thing: Thing, broker: str, name: str, wanted: msgspec.Struct, found: msgspec.Struct | None
+) -> Step:
+    if found is None:
+        return Step(Action.CREATE, thing, broker, name)
+    if wanted == found:
+        return Step(Action.LEAVE, thing, broker, name)
+    return Step(Action.CHANGE, thing, broker, name, _difference(wanted, found))
+
+
+def _loses(wanted: TopicSetup, found: TopicSetup) -> bool:
+    return wanted.read_queue_nums < found.read_queue_nums
+
+
+def _difference(wanted: msgspec.Struct, found: msgspec.Struct) -> str:
+    before, after = msgspec.structs.asdict(found), msgspec.structs.asdict(wanted)
+    return ", ".join(
+        f"{key} {_text(before[key])} -> {_text(after[key])}"
+        for key in before
+        if before[key] != after[key]
+    )
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
