@@ -1,5 +1,7 @@
 """`mqmesh cluster …`: clusters as their name servers know them."""
 
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -9,11 +11,13 @@ import click
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient, masters_of
+from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.client.options import namesrv_addresses
+from mqmesh.units import MIB
 
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, state_text
+from ..render import duration, print_json, print_table, rate, state_text, timestamp
 from .cluster_files import export_cluster, import_cluster
 from .probe import probe_cluster
 
@@ -40,9 +44,10 @@ cluster.add_command(import_cluster)
 
 
 @cluster.command("list")
+@click.option("--more", is_flag=True, help="Also rates, totals, disk and oldest message.")
 @namesrv_option
 @json_option
-def list_cluster(namesrv: str, as_json: bool) -> int:
+def list_cluster(more: bool, namesrv: str, as_json: bool) -> int:
     """List name servers and brokers, asking each how it is.
 
     Exit code 1 when one does not answer.
@@ -66,11 +71,17 @@ def list_cluster(namesrv: str, as_json: bool) -> int:
     ]
     with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
         infos = list(pool.map(partial(ping_role, namesrv), (row["endpoint"] for row in rows)))
+        if more:
+            places = [row["endpoint"] if row["role"] == "broker" else "" for row in rows]
+            for row, loads in zip(rows, pool.map(partial(_load, namesrv), places), strict=True):
+                row.update(loads)
     for row, info in zip(rows, infos, strict=True):
         row.update(role_state(info))
         row["name"] = row["name"] or (info.name if info else "")
     if as_json:
         print_json(rows)
+    elif more:
+        _print_more(row for row in rows if row["role"] == "broker")
     else:
         print_table(
             ("CLUSTER", "ROLE", "NAME", "ID", "STATE", "ENDPOINT", "VERSION", "UPTIME"),
@@ -89,6 +100,124 @@ def list_cluster(namesrv: str, as_json: bool) -> int:
             ],
         )
     return ExitCode.OK if all(infos) else ExitCode.FAILED
+
+
+_LOADS: Final = {
+    "in_per_s": "put_messages_per_s",
+    "out_per_s": "get_messages_per_s",
+    "in_today": "put_messages_today",
+    "in_yesterday": "put_messages_yesterday",
+    "out_today": "get_messages_today",
+    "out_yesterday": "get_messages_yesterday",
+    "disk_used_percent": "store_disk_used_percent",
+    "oldest_timestamp": "store_oldest_timestamp",
+}
+"""What `--more` tells, and the figures it is taken from."""
+
+
+def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
+    """What a broker has to do; nothing of one that does not answer, or without an endpoint."""
+    if not endpoint:
+        return {}
+    try:
+        with AdminClient(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
+            readings = admin.role_info(endpoint)
+    except MQMeshError:
+        return {}
+    return {key: readings.number(figure) for key, figure in _LOADS.items()}
+
+
+def _print_more(rows: Iterable[dict[str, Any]]) -> None:
+    print_table(
+        ("BROKER", "ID", "ENDPOINT", "VERSION", "STATE", "IN/S", "OUT/S", "IN TODAY",
+         "IN YESTERDAY", "OUT TODAY", "OUT YESTERDAY", "DISK", "OLDEST"),
+        [
+            (
+                row["name"],
+                str(row["broker_id"]),
+                row["endpoint"],
+                row["version"] or "-",
+                state_text(row["state"]),
+                *(
+                    ("-",) * 8
+                    if "in_per_s" not in row
+                    else (
+                        rate(row["in_per_s"]),
+                        rate(row["out_per_s"]),
+                        f"{row['in_today']:,.0f}",
+                        f"{row['in_yesterday']:,.0f}",
+                        f"{row['out_today']:,.0f}",
+                        f"{row['out_yesterday']:,.0f}",
+                        f"{row['disk_used_percent']:.0f} %",
+                        timestamp(row["oldest_timestamp"]),
+                    )
+                ),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+@cluster.command("report")
+@namesrv_option
+@json_option
+def report(namesrv: str, as_json: bool) -> int:
+    """Tell per broker what it did in 24 hours, what it holds, and who its clients are.
+
+    With --json, for reports that are kept. Exit code 1 when a broker does not answer.
+
+    \b
+    Examples:
+      mqmesh cluster report --json > report.json
+    """
+    with BrokerAdmin(namesrv) as admin:
+        names = sorted(masters_of(admin.cluster().brokers))
+    with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
+        rows = list(pool.map(partial(_report_on, namesrv), names))
+    if as_json:
+        print_json({"brokers": rows})
+    else:
+        print_table(
+            ("BROKER", "VERSION", "IN/S 24 H", "OUT/S 24 H", "LOG", "TOPICS", "GROUPS", "CLIENTS"),
+            [
+                (
+                    row["broker_name"],
+                    row.get("version", "down"),
+                    rate(row["put_messages_per_s_day"]) if "version" in row else "-",
+                    rate(row["get_messages_per_s_day"]) if "version" in row else "-",
+                    f"{row['store_disk_bytes'] / MIB:,.0f} MiB" if "version" in row else "-",
+                    str(row.get("topics", "-")),
+                    str(row.get("subscription_groups", "-")),
+                    " ".join(f"{one}: {count}" for one, count in row["clients"].items()) or "-",
+                )
+                for row in rows
+            ],
+        )
+    return ExitCode.OK if all("version" in row for row in rows) else ExitCode.FAILED
+
+
+_REPORTED: Final = (
+    "put_messages_per_s_day", "get_messages_per_s_day", "put_messages_today",
+    "put_messages_yesterday", "get_messages_today", "get_messages_yesterday", "put_bytes_total",
+    "get_bytes_total", "store_disk_bytes", "store_disk_used_percent", "store_segments",
+    "store_oldest_timestamp", "topics", "subscription_groups", "consumer_offsets", "uptime_ms",
+)  # fmt: skip
+"""Figures of a report."""
+
+
+def _report_on(namesrv: str, name: str) -> dict[str, Any]:
+    """One broker; without ``version`` if it does not answer. Clients are counted by version."""
+    row: dict[str, Any] = {"broker_name": name, "clients": {}}
+    try:
+        with BrokerAdmin(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
+            endpoint = masters_of(admin.cluster().brokers)[name].tcp
+            readings, clients = admin.role_info(endpoint), admin.clients(name)
+            version = admin.ping(endpoint).version
+    except (MQMeshError, KeyError):
+        return row
+    versions = Counter(f"{one.language} {one.version}".strip() for one in clients)
+    figures = {one: readings.number(one) for one in _REPORTED}
+    return row | {"version": version, "clients": dict(sorted(versions.items())), **figures}
 
 
 def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:

@@ -1,6 +1,7 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -10,13 +11,13 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
-from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.group_admin import GroupAdmin, TopicTraffic
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table, rate, timestamp
 from .probe import probe_topic
 
 PERMS: Final = {
@@ -337,11 +338,15 @@ def allocate(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", default="")
+@click.option("--all", "show_all", is_flag=True, help="All topics: what comes, and goes to whom.")
+@click.option("--active", is_flag=True, help="With --all: only where something came or went today.")
 @broker_option
 @namesrv_option
 @json_option
-def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
+def stats(
+    name: str, show_all: bool, active: bool, broker: str, namesrv: str, as_json: bool
+) -> None:
     """Show where each queue begins and ends, and when it got its first and last message.
 
     OLDEST is the time of the first message that is still there: so far back one can read.
@@ -349,7 +354,14 @@ def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
     \b
     Examples:
       mqmesh topic stats orders
+      mqmesh topic stats --all --active
     """
+    if show_all is bool(name) or (active and not show_all):
+        raise click.UsageError("name one topic, or say --all; --active goes with --all")
+    if show_all:
+        with GroupAdmin(namesrv, broker_name=broker) as groups:
+            _show_traffic([one for one in groups.traffic() if one.is_active or not active], as_json)
+        return
     with AdminClient(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_stats(name)
     rows: list[dict[str, Any]] = [
@@ -386,6 +398,27 @@ def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
     )
     noun = "message" if total == 1 else "messages"
     click.echo(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
+
+
+def _show_traffic(found: Sequence[TopicTraffic], as_json: bool) -> None:
+    if as_json:
+        print_json([msgspec.structs.asdict(one) for one in found])
+        return
+    print_table(
+        ("TOPIC", "GROUP", "IN/S", "OUT/S", "IN TODAY", "OUT TODAY", "BACKLOG"),
+        [
+            (
+                one.topic,
+                one.group or "-",
+                rate(one.in_per_s),
+                rate(one.out_per_s),
+                one.in_today,
+                one.out_today,
+                one.backlog,
+            )
+            for one in found
+        ],
+    )
 
 
 def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:

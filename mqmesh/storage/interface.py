@@ -260,6 +260,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         cut_bytes: Bytes of a torn tail that were cut off when the store was opened.
         damaged: Ranges of the log that are lost to bit rot and the like.
         writable: False once the store has stopped writing for good.
+        oldest_timestamp: Wall clock where the log begins, in ms; 0 if that is not known.
         disk_used_percent: How full the disk is, by whomever; 0 if it is not known.
         disk_full: True while writes are refused because of that, or because the last one found
             no room.
@@ -294,6 +295,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     cut_bytes: int = 0
     damaged: Sequence[DamagedRange] = ()
     writable: bool = True
+    oldest_timestamp: int = 0
     disk_used_percent: float = 0.0
     disk_full: bool = False
     deleted_segments: int = 0

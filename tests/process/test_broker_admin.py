@@ -234,3 +234,61 @@ def test_a_pass_of_retention_is_made_now(run, table, cluster):
         assert "no full segment is older than 72 h" in done["reason"]
         assert table("broker", "clean", "broker-a")[0].startswith("0 segments of 0 bytes went: no")
         assert admin.clean("broker-b", dry_run=True).segments == []
+
+
+def test_what_goes_through_the_cluster_is_told(run, table, cluster, topic):
+    names = cluster.namesrv_addr
+    with PullConsumer("takers", namesrv_addr=names, consume_from_where="FIRST_OFFSET") as consumer:
+        consumer.subscribe(topic)
+        with Producer("p", namesrv_addr=names) as producer:
+            for _ in range(5):
+                producer.send(Message(topic, b"x"))
+        found = []
+        until(lambda: found.extend(consumer.poll(100, 10)) or len(found) == 5)
+        consumer.commit()
+
+    def of_topic(*options):
+        _, (rows,), _ = run("topic", "stats", "--all", *options)
+        return {one["group"]: one for one in rows if one["topic"] == topic}
+
+    until(lambda: of_topic().get("takers", {}).get("backlog") == 0)
+    row = of_topic("--active")["takers"]
+    assert (row["in_today"], row["out_today"]) == (5, 5)
+    assert row["in_per_s"] > 0
+    assert row["out_per_s"] > 0
+    (line,) = (one for one in table("topic", "stats", "--all") if one.split()[:1] == [topic])
+    assert line.split()[1] == "takers"
+    assert run("topic", "stats")[0] == run("topic", "stats", topic, "--all")[0] == 2
+
+    code, (rows,), _ = run("cluster", "list", "--more")
+    brokers = [one for one in rows if one["role"] == "broker"]
+    assert code == 0
+    assert sum(one["in_today"] for one in brokers) >= 5
+    assert all(one["oldest_timestamp"] > 1_700_000_000_000 for one in brokers)
+    assert all(one["disk_used_percent"] > 0 for one in brokers)
+    lines = table("cluster", "list", "--more")
+    assert lines[0].split()[:4] == ["BROKER", "ID", "ENDPOINT", "VERSION"]
+    assert [line.split()[0] for line in lines[1:]] == ["broker-a", "broker-b"]
+
+    code, (told,), _ = run("cluster", "report")
+    assert (code, [one["broker_name"] for one in told["brokers"]]) == (0, ["broker-a", "broker-b"])
+    assert sum(one["put_messages_per_s_day"] for one in told["brokers"]) > 0
+    assert table("cluster", "report")[1].split()[0] == "broker-a"
+
+
+def test_a_broker_that_hangs_is_down_and_the_others_are_told(run, cluster, monkeypatch):
+    with AdminClient(cluster.namesrv_addr) as admin:
+        known = admin.cluster()
+    # Name servers forget a broker that hangs, sooner or later.
+    monkeypatch.setattr(AdminClient, "cluster", lambda self: known)
+    cluster.brokers["broker-b"].suspend()
+    try:
+        code, (rows,), _ = run("cluster", "list", "--more")
+        by_name = {one["name"]: one for one in rows if one["role"] == "broker"}
+        assert (code, by_name["broker-b"]["state"]) == (1, "down")
+        assert "in_per_s" in by_name["broker-a"]
+        assert "in_per_s" not in by_name["broker-b"]
+        code, (told,), _ = run("cluster", "report")
+        assert (code, ["version" in one for one in told["brokers"]]) == (1, [True, False])
+    finally:
+        cluster.brokers["broker-b"].resume()

@@ -13,6 +13,7 @@ from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.admin.cleaning import CleaningDesk
+from mqmesh.roles.broker.features.admin.periods import Periods
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
@@ -126,6 +127,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         read_advice: Which follower readers are told to read from.
         leadership: Of a master that was elected: who is in sync, and what is confirmed.
         is_follower: It only reads.
+        periods: How much was stored and handed out of late, today and yesterday.
         cleaning: The pass of retention that somebody waits for.
     """
 
@@ -167,6 +169,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     read_advice: ReadAdvice
     leadership: Leadership | None = None
     is_follower: bool = False
+    periods: Periods
     cleaning: CleaningDesk = msgspec.field(default_factory=CleaningDesk)
 
     @property

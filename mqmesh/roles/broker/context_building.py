@@ -13,6 +13,7 @@ from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Wire
 from mqmesh.roles.broker.feature import Beginning, RunAside
+from mqmesh.roles.broker.features.admin.periods import Periods
 from mqmesh.roles.broker.features.delays.feature import make_schedule
 from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.pulls.feature import make_filter_servers, make_holds, make_turns
@@ -205,6 +206,7 @@ def put_together(
         producer_keys=ProducerKeys(config.max_producers_per_connection),
         metas=MetaCache(),
         stats=BrokerStats(),
+        periods=Periods(begins.now_ms),
         wire=wire,
         state=tables.state,
         auto_creation=AutoCreation(

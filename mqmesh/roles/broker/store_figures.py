@@ -25,6 +25,12 @@ STORE_FIGURES: Final[tuple[Measured[StoreStats], ...]] = (
         unit="bytes",
     ),
     gauge(
+        "store_oldest_timestamp",
+        "wall clock where the log begins; 0 for unknown",
+        lambda store: store.oldest_timestamp,
+        unit="ms",
+    ),
+    gauge(
         "store_max_commitlog_offset",
         "where the next batch will begin",
         lambda store: store.max_commitlog_offset,

@@ -162,6 +162,7 @@ class GroupAdmin(AdminClient):
     progress = awaited(BlockingGroupAdmin.progress)
     all_progress = awaited(BlockingGroupAdmin.all_progress)
     topic_consumers = awaited(BlockingGroupAdmin.topic_consumers)
+    traffic = awaited(BlockingGroupAdmin.traffic)
     create_group = awaited(BlockingGroupAdmin.create_group)
     put_group = awaited(BlockingGroupAdmin.put_group)
     delete_group = awaited(BlockingGroupAdmin.delete_group)

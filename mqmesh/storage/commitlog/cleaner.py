@@ -16,12 +16,14 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC, read_header
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
 from mqmesh.storage.commitlog.cut_files import remove_old_cuts
@@ -42,6 +44,8 @@ from mqmesh.storage.interface import CleaningReport, GoingSegment, QueueMove, St
 from mqmesh.storage.log.beginning import NAME, write_log_beginning
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.flush import Flusher
+from mqmesh.storage.log.marker import MARKER_SIZE, decode_marker
+from mqmesh.storage.log.record import record_size
 from mqmesh.storage.log.segments import STAT_BLOCK_BYTES, Segment
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
@@ -68,6 +72,8 @@ class Cleaner:
         age_clock: For the ages of files.
         keep_from: Nothing at or behind these commit-log offsets goes, by who said so.
         wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
+        oldest_timestamp: When the first record of the log was written, wall clock in ms; 0 if that
+            is not known.
         deleted_segments: Removed so far.
         deleted_bytes: Their size.
         forced_segments: Those of them that went before their time.
@@ -125,6 +131,8 @@ class Cleaner:
         self.gate = WriteGate(config.disk_space_warning_level_ratio)
         self.keep_from: dict[str, int] = {}
         self.wish = 0
+        self.oldest_timestamp = 0
+        self._oldest_at = -1
         self.deleted_segments = 0
         self.deleted_bytes = 0
         self.forced_segments = 0
@@ -151,6 +159,7 @@ class Cleaner:
             self._look_ms = now_ms + SPACE_EVERY_MS
             self._look_at_disk()
             self._look_at_clock()
+            self._look_at_oldest()
         if self._pass is None:
             if self._next_ms is None:
                 # Never at once: somebody who starts a broker on a full disk gets the time to
@@ -239,6 +248,19 @@ class Cleaner:
                 )
             else:
                 log.error("writes are refused: %s", self.gate.refusal)
+
+    def _look_at_oldest(self) -> None:
+        start = self._log.start
+        if start == self._oldest_at or start == self._log.end:
+            return
+        self._oldest_at, self.oldest_timestamp = start, 0
+        with suppress(CorruptBatch, CorruptRecord, StorageError):
+            if self._log.read(start, len(MAGIC)) == MAGIC:
+                header = read_header(self._log.read(start, HEADER_SIZE))
+                self.oldest_timestamp = header.store_timestamp
+            else:
+                size = record_size(self._log.read(start, MARKER_SIZE))
+                self.oldest_timestamp = decode_marker(self._log.read(start, size)).store_timestamp
 
     def _look_at_clock(self) -> int:
         clock, ages = self._clock, self.age_clock

@@ -543,6 +543,7 @@ class CommitLogStore(MessageStore):
             cut_bytes=recovered.cut_bytes,
             damaged=self._parts.damage.ranges,
             writable=self._stopped_by() is None,
+            oldest_timestamp=cleaner.oldest_timestamp,
             disk_used_percent=0.0 if cleaner.space is None else cleaner.space.used_percent,
             disk_full=cleaner.gate.refusal is not None or self._log.refusal is not None,
             deleted_segments=cleaner.deleted_segments,

@@ -1,0 +1,71 @@
+"""Growth of totals by minute, day and 24 hours."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.roles.broker.features.admin.periods import MINUTE_MS, Periods
+
+HOUR_MS = 60 * MINUTE_MS
+
+
+class Counted:
+    """Totals that a test changes, and how often they were looked at."""
+
+    def __init__(self, now_ms=1_000):
+        self.now_ms, self.day, self.total, self.looks = now_ms, 7, 0, 0
+        self.periods = Periods(now_ms)
+
+    def look(self):
+        self.looks += 1
+        return {"in": self.total}
+
+    def go(self, duration_ms, grown, day=None):
+        """A second after the other, evenly grown."""
+        steps = duration_ms // 1_000
+        for step in range(steps):
+            self.now_ms += 1_000
+            self.total += grown * (step + 1) // steps - grown * step // steps
+            if day is not None:
+                self.day = day
+            self.periods.sample(self.now_ms, self.day, self.look, self.look)
+
+    @property
+    def rate(self):
+        return self.periods.per_s("in", self.total, self.now_ms)
+
+
+@pytest.fixture
+def counted():
+    return Counted()
+
+
+def test_the_rate_is_that_of_the_last_minutes(counted):
+    counted.go(10_000, 100)
+    assert counted.rate == pytest.approx(10)
+    counted.go(300_000, 6_000)
+    assert counted.rate == pytest.approx(20, rel=0.05)
+    counted.go(130_000, 0)
+    assert counted.rate == 0
+    assert counted.looks < 10
+
+
+def test_days_begin_at_midnight(counted):
+    counted.go(30_000, 5)
+    assert counted.periods.today("in", counted.total) == 5
+    counted.go(1_000, 0, day=8)
+    assert counted.periods.today("in", counted.total) == 0
+    assert counted.periods.yesterday("in") == 5
+    counted.go(30_000, 3)
+    counted.go(1_000, 0, day=9)
+    assert (counted.periods.today("in", counted.total), counted.periods.yesterday("in")) == (0, 3)
+    assert counted.periods.today("never", 4) == 4
+
+
+def test_the_rate_of_a_day_forgets_what_is_older(counted):
+    counted.go(2 * HOUR_MS, 7_200)
+    rate = counted.periods.per_s_of_day("in", counted.total, counted.now_ms)
+    assert rate == pytest.approx(1)
+    for _ in range(26):
+        counted.go(HOUR_MS, 0)
+    assert counted.periods.per_s_of_day("in", counted.total, counted.now_ms) == 0
