@@ -183,8 +183,8 @@ def report(namesrv: str, as_json: bool) -> int:
                 (
                     row["broker_name"],
                     row.get("version", "down"),
-                    rate(row["put_messages_per_s_day"]) if "version" in row else "-",
-                    rate(row["get_messages_per_s_day"]) if "version" in row else "-",
+                    rate(row["put_messages_day_per_s"]) if "version" in row else "-",
+                    rate(row["get_messages_day_per_s"]) if "version" in row else "-",
                     f"{row['store_disk_bytes'] / MIB:,.0f} MiB" if "version" in row else "-",
                     str(row.get("topics", "-")),
                     str(row.get("subscription_groups", "-")),
@@ -197,7 +197,7 @@ def report(namesrv: str, as_json: bool) -> int:
 
 
 _REPORTED: Final = (
-    "put_messages_per_s_day", "get_messages_per_s_day", "put_messages_today",
+    "put_messages_day_per_s", "get_messages_day_per_s", "put_messages_today",
     "put_messages_yesterday", "get_messages_today", "get_messages_yesterday", "put_bytes_total",
     "get_bytes_total", "store_disk_bytes", "store_disk_used_percent", "store_segments",
     "store_oldest_timestamp", "topics", "subscription_groups", "consumer_offsets", "uptime_ms",

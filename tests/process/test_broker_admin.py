@@ -272,7 +272,7 @@ def test_what_goes_through_the_cluster_is_told(run, table, cluster, topic):
 
     code, (told,), _ = run("cluster", "report")
     assert (code, [one["broker_name"] for one in told["brokers"]]) == (0, ["broker-a", "broker-b"])
-    assert sum(one["put_messages_per_s_day"] for one in told["brokers"]) > 0
+    assert sum(one["put_messages_day_per_s"] for one in told["brokers"]) > 0
     assert table("cluster", "report")[1].split()[0] == "broker-a"
 
 

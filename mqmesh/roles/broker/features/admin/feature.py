@@ -114,13 +114,13 @@ _PERIOD_FIGURES: Final[tuple[Measured[BrokerContext], ...]] = (
         unit="messages",
     ),
     gauge(
-        "put_messages_per_s_day",
+        "put_messages_day_per_s",
         "messages stored a second, in the last 24 hours",
         lambda broker: _rate_of_day(broker, _PUT),
         unit="messages",
     ),
     gauge(
-        "get_messages_per_s_day",
+        "get_messages_day_per_s",
         "messages handed out a second, in the last 24 hours",
         lambda broker: _rate_of_day(broker, _GOT),
         unit="messages",
