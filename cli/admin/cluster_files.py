@@ -11,7 +11,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
-from mqmesh.sdk.admin.cluster_plan import Action, Step, read_setup, write_setup
+from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, write_setup
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
@@ -86,8 +86,10 @@ def import_cluster(
     with ClusterAdmin(namesrv) as admin:
         steps = admin.plan_import(wanted, prune=prune, force=force)
         counts = Counter(one.action for one in steps)
-        conflicts = counts[Action.CONFLICT]
-        todo = sum(counts[one] for one in (Action.CREATE, Action.CHANGE, Action.DELETE))
+        conflicts = counts[ImportAction.CONFLICT]
+        todo = sum(
+            counts[one] for one in (ImportAction.CREATE, ImportAction.CHANGE, ImportAction.DELETE)
+        )
         if not as_json:
             _show(steps, counts)
         blocked = bool(conflicts) and not force
@@ -95,8 +97,10 @@ def import_cluster(
             click.confirm(f"Do these {todo} steps?", abort=True)
         done = 0 if dry_run or blocked else admin.carry_out(wanted, steps)
     if as_json:
-        told = [msgspec.structs.asdict(one) for one in steps if one.action is not Action.LEAVE]
-        left = {one.value: counts[one] for one in Action}
+        told = [
+            msgspec.structs.asdict(one) for one in steps if one.action is not ImportAction.LEAVE
+        ]
+        left = {one.value: counts[one] for one in ImportAction}
         print_json({"file": str(file), "counts": left, "steps": told, "done": done})
     elif not dry_run and not blocked:
         click.echo(f"{done} steps are done")
@@ -105,8 +109,8 @@ def import_cluster(
     return ExitCode.FAILED if conflicts else ExitCode.OK
 
 
-def _show(steps: Iterable[Step], counts: Counter[Action]) -> None:
-    shown = [one for one in steps if one.action is not Action.LEAVE]
+def _show(steps: Iterable[ImportStep], counts: Counter[ImportAction]) -> None:
+    shown = [one for one in steps if one.action is not ImportAction.LEAVE]
     if shown:
         print_table(
             ("STEP", "WHAT", "BROKER", "NAME", "DETAIL"),
@@ -117,7 +121,9 @@ def _show(steps: Iterable[Step], counts: Counter[Action]) -> None:
         )
     tell_note(
         ", ".join(
-            f"{counts[one]} to {one}" if one is not Action.CONFLICT else f"{counts[one]} conflicts"
-            for one in Action
+            f"{counts[one]} to {one}"
+            if one is not ImportAction.CONFLICT
+            else f"{counts[one]} conflicts"
+            for one in ImportAction
         )
     )

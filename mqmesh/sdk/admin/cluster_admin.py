@@ -28,12 +28,12 @@ from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, UpdateGroupRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.sdk.admin.cluster_plan import (
-    Action,
     BrokerSetup,
     ClusterSetup,
     GroupSetup,
-    Step,
-    Thing,
+    ImportAction,
+    ImportStep,
+    ImportThing,
     TopicSetup,
     make_plan,
 )
@@ -87,7 +87,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
 
     def plan_import(
         self, wanted: ClusterSetup, *, prune: bool = False, force: bool = False
-    ) -> list[Step]:
+    ) -> list[ImportStep]:
         """What has to be done so that the cluster is set up as a document says; changes nothing.
 
         Args:
@@ -110,8 +110,8 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
     def carry_out(
         self,
         wanted: ClusterSetup,
-        steps: Sequence[Step],
-        on_done: Callable[[Step], None] = lambda step: None,
+        steps: Sequence[ImportStep],
+        on_done: Callable[[ImportStep], None] = lambda step: None,
     ) -> int:
         """Does what a plan says, but for its conflicts.
 
@@ -131,7 +131,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         masters, done = self._masters(), 0
         made: dict[str, TopicConfig] = {}
         for step in steps:
-            if step.action in (Action.LEAVE, Action.CONFLICT):
+            if step.action in (ImportAction.LEAVE, ImportAction.CONFLICT):
                 continue
             try:
                 self._do(wanted, step, masters.get(step.broker_name, ""))
@@ -142,16 +142,16 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
                 raise
             done += 1
             on_done(step)
-            if step.thing is Thing.TOPIC and step.action is not Action.DELETE:
+            if step.thing is ImportThing.TOPIC and step.action is not ImportAction.DELETE:
                 setup = wanted.brokers[step.broker_name].topics[step.name]
                 made[step.broker_name] = _topic_config(step.name, setup)
         for broker_name, last in made.items():
             self._wait_announced({broker_name: last})  # brokers announce all of theirs at once
         return done
 
-    def _do(self, wanted: ClusterSetup, step: Step, endpoint: str) -> None:
-        gone = step.action is Action.DELETE
-        if step.thing is Thing.KV:
+    def _do(self, wanted: ClusterSetup, step: ImportStep, endpoint: str) -> None:
+        gone = step.action is ImportAction.DELETE
+        if step.thing is ImportThing.KV:
             space, _, key = step.name.partition("/")
             if gone:
                 self.delete_kv(space, key)
@@ -159,13 +159,13 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
                 self.put_kv(space, key, wanted.kv[space][key])
             return
         here = wanted.brokers[step.broker_name]
-        if step.thing is Thing.DRAINED:
+        if step.thing is ImportThing.DRAINED:
             (self.drain if here.drained else self.undrain)(step.broker_name)
             return
         request: msgspec.Struct
-        if step.thing is Thing.TOPIC and gone:
+        if step.thing is ImportThing.TOPIC and gone:
             code, request = RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(step.name)
-        elif step.thing is Thing.TOPIC:
+        elif step.thing is ImportThing.TOPIC:
             code = RequestCode.UPDATE_AND_CREATE_TOPIC
             request = UpdateTopicRequest(_topic_config(step.name, here.topics[step.name]))
         elif gone:

@@ -66,7 +66,7 @@ class ClusterSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     access_list: str = ""
 
 
-class Action(enum.StrEnum):
+class ImportAction(enum.StrEnum):
     """What is to be done with a thing."""
 
     CREATE = "create"
@@ -77,7 +77,7 @@ class Action(enum.StrEnum):
     """It cannot be done, or not without losing something."""
 
 
-class Thing(enum.StrEnum):
+class ImportThing(enum.StrEnum):
     """Kinds of things."""
 
     BROKER = "broker"
@@ -88,7 +88,7 @@ class Thing(enum.StrEnum):
     ACCESS_LIST = "access list"
 
 
-class Step(msgspec.Struct, frozen=True):
+class ImportStep(msgspec.Struct, frozen=True):
     """One thing of a plan.
 
     Attributes:
@@ -99,8 +99,8 @@ class Step(msgspec.Struct, frozen=True):
         detail: What changes, or why it is a conflict.
     """
 
-    action: Action
-    thing: Thing
+    action: ImportAction
+    thing: ImportThing
     broker_name: str
     name: str
     detail: str = ""
@@ -140,7 +140,7 @@ def make_plan(
     prune: bool = False,
     force: bool = False,
     filled: Mapping[str, frozenset[str]] | None = None,
-) -> list[Step]:
+) -> list[ImportStep]:
     """What has to be done so that a cluster is set up as a document says.
 
     Args:
@@ -150,12 +150,12 @@ def make_plan(
         force: Do also what loses messages: fewer queues, topics with messages deleted.
         filled: Topics with messages, by broker group.
     """
-    steps: list[Step] = []
+    steps: list[ImportStep] = []
     for name in sorted(wanted.brokers.keys() | found.brokers.keys()):
         here, there = wanted.brokers.get(name), found.brokers.get(name)
         if there is None:
             reason = "there is no such broker group; start it first"
-            steps.append(Step(Action.CONFLICT, Thing.BROKER, name, name, reason))
+            steps.append(ImportStep(ImportAction.CONFLICT, ImportThing.BROKER, name, name, reason))
         elif here is not None:
             full = (filled or {}).get(name, frozenset())
             steps += _of_broker(name, here, there, prune=prune, force=force, filled=full)
@@ -173,52 +173,54 @@ def _of_broker(
     prune: bool,
     force: bool,
     filled: frozenset[str],
-) -> Iterator[Step]:
+) -> Iterator[ImportStep]:
     for topic, here, there in _pairs(wanted.topics, found.topics):
         if here is None:
             if prune and (force or topic not in filled):
-                yield Step(Action.DELETE, Thing.TOPIC, name, topic)
+                yield ImportStep(ImportAction.DELETE, ImportThing.TOPIC, name, topic)
             elif prune:
                 reason = "it has messages; --force deletes it all the same"
-                yield Step(Action.CONFLICT, Thing.TOPIC, name, topic, reason)
+                yield ImportStep(ImportAction.CONFLICT, ImportThing.TOPIC, name, topic, reason)
         elif there is not None and not force and _loses(here, there):
             reason = (
                 f"{_difference(here, there)}: messages in the last queues are not read any more"
             )
-            yield Step(Action.CONFLICT, Thing.TOPIC, name, topic, f"{reason}; --force does it")
+            yield ImportStep(
+                ImportAction.CONFLICT, ImportThing.TOPIC, name, topic, f"{reason}; --force does it"
+            )
         else:
-            yield _step(Thing.TOPIC, name, topic, here, there)
+            yield _step(ImportThing.TOPIC, name, topic, here, there)
     for group, mine, theirs in _pairs(wanted.groups, found.groups):
         if mine is not None:
-            yield _step(Thing.GROUP, name, group, mine, theirs)
+            yield _step(ImportThing.GROUP, name, group, mine, theirs)
         elif prune:
-            yield Step(Action.DELETE, Thing.GROUP, name, group)
+            yield ImportStep(ImportAction.DELETE, ImportThing.GROUP, name, group)
     if wanted.drained is not found.drained:
         detail = "producers leave it" if wanted.drained else "producers come back"
-        yield Step(Action.CHANGE, Thing.DRAINED, name, name, detail)
+        yield ImportStep(ImportAction.CHANGE, ImportThing.DRAINED, name, name, detail)
 
 
 def _of_kv(
     wanted: dict[str, dict[str, str]], found: dict[str, dict[str, str]], *, prune: bool
-) -> Iterator[Step]:
+) -> Iterator[ImportStep]:
     for space in sorted(wanted.keys() | found.keys()):
         for key, here, there in _pairs(wanted.get(space, {}), found.get(space, {})):
             name = f"{space}/{key}"
             if here is None:
                 if prune:
-                    yield Step(Action.DELETE, Thing.KV, "", name)
+                    yield ImportStep(ImportAction.DELETE, ImportThing.KV, "", name)
             elif there is None:
-                yield Step(Action.CREATE, Thing.KV, "", name)
+                yield ImportStep(ImportAction.CREATE, ImportThing.KV, "", name)
             elif here != there:
-                yield Step(Action.CHANGE, Thing.KV, "", name)
+                yield ImportStep(ImportAction.CHANGE, ImportThing.KV, "", name)
             else:
-                yield Step(Action.LEAVE, Thing.KV, "", name)
+                yield ImportStep(ImportAction.LEAVE, ImportThing.KV, "", name)
 
 
-def _of_access_list(wanted: str, found: str) -> Step:
-    action = Action.LEAVE if wanted == found else Action.CONFLICT
+def _of_access_list(wanted: str, found: str) -> ImportStep:
+    action = ImportAction.LEAVE if wanted == found else ImportAction.CONFLICT
     reason = "" if wanted == found else "it is another one here; `mqmesh acl apply` changes it"
-    return Step(action, Thing.ACCESS_LIST, "", "access list", reason)
+    return ImportStep(action, ImportThing.ACCESS_LIST, "", "access list", reason)
 
 
 def _pairs(
@@ -229,13 +231,13 @@ def _pairs(
 
 
 def _step(
-    thing: Thing, broker: str, name: str, wanted: msgspec.Struct, found: msgspec.Struct | None
-) -> Step:
+    thing: ImportThing, broker: str, name: str, wanted: msgspec.Struct, found: msgspec.Struct | None
+) -> ImportStep:
     if found is None:
-        return Step(Action.CREATE, thing, broker, name)
+        return ImportStep(ImportAction.CREATE, thing, broker, name)
     if wanted == found:
-        return Step(Action.LEAVE, thing, broker, name)
-    return Step(Action.CHANGE, thing, broker, name, _difference(wanted, found))
+        return ImportStep(ImportAction.LEAVE, thing, broker, name)
+    return ImportStep(ImportAction.CHANGE, thing, broker, name, _difference(wanted, found))
 
 
 def _loses(wanted: TopicSetup, found: TopicSetup) -> bool:

@@ -10,11 +10,11 @@ import pytest
 
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.admin.cluster_plan import (
-    Action,
     BrokerSetup,
     ClusterSetup,
     GroupSetup,
-    Thing,
+    ImportAction,
+    ImportThing,
     TopicSetup,
     make_plan,
     read_setup,
@@ -26,7 +26,13 @@ EIGHT = TopicSetup(8, 8, 6, order=False)
 READABLE = TopicSetup(4, 4, 4, order=False)
 ONE = GroupSetup(True, True, 3, True)
 OTHER = GroupSetup(False, True, 3, True)
-C, H, L, D, X = Action.CREATE, Action.CHANGE, Action.LEAVE, Action.DELETE, Action.CONFLICT
+C, H, L, D, X = (
+    ImportAction.CREATE,
+    ImportAction.CHANGE,
+    ImportAction.LEAVE,
+    ImportAction.DELETE,
+    ImportAction.CONFLICT,
+)
 BOTH = [False, True]
 
 # Wanted, found: what is to be done without options.
@@ -124,7 +130,7 @@ def test_access_lists_are_compared_and_never_changed(pair):
 def test_a_broker_that_is_not_there_is_a_conflict_and_others_are_left_alone():
     wanted = ClusterSetup(brokers={"b": BrokerSetup({"t": FOUR})})
     (step,) = make_plan(wanted, setup_of(FOUR, ONE), prune=True)
-    assert (step.action, step.thing, step.name) == (X, Thing.BROKER, "b")
+    assert (step.action, step.thing, step.name) == (X, ImportThing.BROKER, "b")
 
 
 def test_a_plan_that_was_carried_out_leaves_everything():
