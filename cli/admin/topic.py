@@ -11,7 +11,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
-from mqmesh.sdk.admin.group_admin import GroupAdmin, TopicTraffic
+from mqmesh.sdk.admin.cluster_admin import ClusterAdmin, TopicTraffic
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
@@ -359,8 +360,8 @@ def stats(
     if show_all is bool(name) or (active and not show_all):
         raise click.UsageError("name one topic, or say --all; --active goes with --all")
     if show_all:
-        with GroupAdmin(namesrv, broker_name=broker) as groups:
-            _show_traffic([one for one in groups.traffic() if one.is_active or not active], as_json)
+        with ClusterAdmin(namesrv, broker_name=broker) as whole:
+            _show_traffic([one for one in whole.traffic() if one.is_active or not active], as_json)
         return
     with AdminClient(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_stats(name)

@@ -1,18 +1,15 @@
 """Asks brokers about consumer groups, and changes them and their offsets."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, TopicNotFound
-from mqmesh.figures import Readings
 from mqmesh.message import (
     check_group,
     check_number,
     check_topic,
-    is_system_topic,
     retry_topic,
 )
 from mqmesh.protocol.codes import RequestCode
@@ -139,33 +136,6 @@ class GroupProgress(msgspec.Struct, frozen=True):
     def _ordinary(self) -> Iterable[QueueLag]:
         own = retry_topic(self.group)
         return (one for one in self.queues if one.progress.topic != own)
-
-
-class TopicTraffic(msgspec.Struct, frozen=True):
-    """What goes through a topic, and to one of the groups that read it; all brokers together.
-
-    Attributes:
-        topic: Topic.
-        group: Consumer group; "" for a topic that none reads.
-        in_per_s: Messages stored a second, in the last minute or two.
-        out_per_s: Messages handed out to the group, the same.
-        in_today: Messages stored since midnight (UTC), or since a broker's start.
-        out_today: Messages handed out to the group, the same.
-        backlog: Messages that the group has not done.
-    """
-
-    topic: str
-    group: str
-    in_per_s: float
-    out_per_s: float
-    in_today: int
-    out_today: int
-    backlog: int
-
-    @property
-    def is_active(self) -> bool:
-        """Something came or went today."""
-        return self.in_today > 0 or self.out_today > 0
 
 
 class OffsetMove(msgspec.Struct, frozen=True):
@@ -376,42 +346,6 @@ class GroupAdmin(AdminClient):
         )
         return sorted({name for answer in answers.values() for name in answer.groups})
 
-    def traffic(self) -> list[TopicTraffic]:
-        """What goes through all topics, to each group that reads them; by topic and group.
-
-        A broker tells 1,000 topics and 1,000 pairs of topic and group apart: of what is beyond
-        them, rates and totals are 0.
-
-        Raises:
-            NoRoute: No master is known.
-            TransportError, BrokerError: A name server or broker does not answer, or refuses.
-        """
-        topics = {one.topic for found in self.topic_configs().values() for one in found}
-        sums = _sums_by_labels(self.runtime_info().values())
-        backlogs: dict[tuple[str, str], int] = {}
-        masters = self._masters()
-        for broker_name, groups in self.groups().items():
-            for group in (one.config.group for one in groups if one.topics):
-                for progress, lag_ms in self._stats(masters[broker_name], group, "")[0]:
-                    pair = progress.topic, group
-                    lag = QueueLag(broker_name, progress, lag_ms).lag
-                    backlogs[pair] = backlogs.get(pair, 0) + lag
-        read = {topic for topic, _ in backlogs}
-        pairs = [*backlogs, *((topic, "") for topic in topics - read)]
-        return [
-            TopicTraffic(
-                topic,
-                group,
-                sums["topic_put_messages_per_s", topic],
-                sums["group_get_messages_per_s", topic, group],
-                int(sums["topic_put_messages_today", topic]),
-                int(sums["group_get_messages_today", topic, group]),
-                backlogs.get((topic, group), 0),
-            )
-            for topic, group in sorted(pairs)
-            if not is_system_topic(topic)
-        ]
-
     # ---- Changing --------------------------------------------------------------------
 
     def create_group(self, config: GroupConfig) -> dict[str, GroupConfig]:
@@ -606,28 +540,6 @@ class GroupAdmin(AdminClient):
         carriers = {queue.broker_name for queue in self.route(topic).queues}
         wanted = {broker_name} if broker_name else carriers
         return {name: where for name, where in masters.items() if name in wanted}
-
-
-_TRAFFIC_FIGURES: Final = frozenset(
-    {
-        "topic_put_messages_per_s",
-        "group_get_messages_per_s",
-        "topic_put_messages_today",
-        "group_get_messages_today",
-    }
-)
-
-
-def _sums_by_labels(brokers: Iterable[Readings]) -> defaultdict[tuple[str, ...], float]:
-    """Figures of all brokers together: by name, and labels."""
-    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for readings in brokers:
-        for one in readings:
-            if one.figure.name in _TRAFFIC_FIGURES:
-                for sample in one.samples:
-                    if isinstance(sample.value, int | float):
-                        sums[one.figure.name, *sample.labels] += sample.value
-    return sums
 
 
 def _moves(answers: dict[str, OffsetChanges], dry_run: bool) -> OffsetMoves:

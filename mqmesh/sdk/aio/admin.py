@@ -162,7 +162,6 @@ class GroupAdmin(AdminClient):
     progress = awaited(BlockingGroupAdmin.progress)
     all_progress = awaited(BlockingGroupAdmin.all_progress)
     topic_consumers = awaited(BlockingGroupAdmin.topic_consumers)
-    traffic = awaited(BlockingGroupAdmin.traffic)
     create_group = awaited(BlockingGroupAdmin.create_group)
     put_group = awaited(BlockingGroupAdmin.put_group)
     delete_group = awaited(BlockingGroupAdmin.delete_group)
@@ -261,6 +260,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
 
     _kind = BlockingClusterAdmin
 
+    traffic = awaited(BlockingClusterAdmin.traffic)
     export = awaited(BlockingClusterAdmin.export)
     plan_import = awaited(BlockingClusterAdmin.plan_import)
     carry_out = awaited(BlockingClusterAdmin.carry_out)
