@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from harness.failovers import ElectedGroup, Load, run_failovers, wait_acked
 from harness.patience import until
 
@@ -28,6 +29,7 @@ def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: 
     assert master.number("ha_failsafe") == 0
 
 
+@pytest.mark.timeout(180)
 def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_tmp_path: Path):
     group = ElectedGroup(short_tmp_path)
     try:
