@@ -24,6 +24,7 @@ from harness.listening import private_bytes
 from harness.secured import BROKER, CLIENT, NAMESRV, put_users, secured_folder
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
@@ -122,7 +123,13 @@ class Member:
         self.own = own
         self._books = books
         self._producer = Producer("soak", namesrv_addr=namesrv_addr, credentials=own)
-        self._consumer = PushConsumer(GROUP, namesrv_addr=namesrv_addr, credentials=own)
+        self._consumer = PushConsumer(
+            GROUP,
+            namesrv_addr=namesrv_addr,
+            credentials=own,
+            # A message is sent before the first consumer is there.
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        )
         self._consumer.subscribe(TOPIC, listener=books.take)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
