@@ -8,6 +8,7 @@ With mode ``none`` a lost master takes what nobody else had; nobody may have see
 Histories over failovers show H1 (C1, C3, C5), H5 (C6), H6 (C4) and H7 (C7, C9), the end H8.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,10 @@ from harness.simulation.real_disk import RealDisk
 from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.errors import CorruptBatch, CorruptRecord, MQMeshError
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.errors import BrokerNotAvailable, CorruptBatch, CorruptRecord, MQMeshError
+from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, encode_header
-from mqmesh.protocol.replication import SwitchOverRequest
+from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.server import BrokerServer
@@ -207,20 +208,47 @@ class ElectionRun(Run):
         faults.add("coordinator killed", lambda: faults.restart(self.world.coordinators[0]))
         faults.add("coordinator cut off", self._cut_coordinator)
         faults.add("switch-over", self._switch_over)
+        faults.add("replica removed", self._remove_replica)
         faults.add("power cut of all", faults.cut_power)
         super()._plan(faults)
 
     def _switch_over(self) -> None:
+        self._ask_master(RequestCode.SWITCH_OVER, SwitchOverRequest())
+
+    def _ask_master(
+        self,
+        code: RequestCode,
+        asked: msgspec.Struct,
+        on_done: Callable[[Command | MQMeshError], None] = lambda outcome: None,
+    ) -> None:
+        """An administrator asks the master for something, if there is one."""
         master, world = self._master(), self.world
         if master is None:
+            on_done(BrokerNotAvailable("there is no master"))
             return
         operator = world.transport("operator")
         connection = world.connect_to_broker(operator, master.name)
 
         def done(outcome: Command | MQMeshError) -> None:
             operator.loop.call_later(0, connection.close)
+            on_done(outcome)
 
-        connection.request(RequestCode.SWITCH_OVER, done, header=encode_header(SwitchOverRequest()))
+        connection.request(code, done, header=encode_header(asked))
+
+    def _remove_replica(self) -> None:
+        """A replica belongs to the group no more for a while, whoever knows of that."""
+        chance = self.world.simulation.random
+        number = chance.randint(1, REPLICAS)
+        self._ask_master(RequestCode.CHANGE_VOTERS, ChangeVotersRequest(number, False))
+        again_ms = chance.randint(500, 8_000)
+        self.world.simulation.after(again_ms, lambda: self._add_replica(number))
+
+    def _add_replica(self, number: int) -> None:
+        def done(outcome: Command | MQMeshError) -> None:
+            if isinstance(outcome, MQMeshError) or outcome.code != ResponseCode.SUCCESS:
+                self.world.simulation.after(500, lambda: self._add_replica(number))
+
+        self._ask_master(RequestCode.CHANGE_VOTERS, ChangeVotersRequest(number, True), done)
 
     def _replica(self) -> Process:
         """The master, more often than not."""
