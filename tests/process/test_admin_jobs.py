@@ -148,7 +148,15 @@ JOBS = {
         "broker-b", lambda found: {"broker-a", "broker-b"} <= {one["name"] for one in found[0]}
     ),
     "clusterRT": Job("broker-b", lambda found: len(found) == 4, {"60": "2", "10": "0"}),
-    "queryCq": Job("TAG HASH", lambda found: len(found[0]["entries"]) > 1, {"17": "0"}),
+    "updateBrokerConfig": Job(
+        "long_polling_max_ms",
+        lambda found: found[0]["replicas"][0]["broker_id"] == 0,
+        after="broker set broker-a --unset long_polling_max_ms",
+    ),
+    "statsAll": Job("orders", lambda found: "orders" in {one["topic"] for one in found[0]}),
+    "exportMetrics": Job("broker-b", lambda found: len(found[0]["brokers"]) == 2),
+    "exportMetadata": Job("2 brokers", lambda found: found[0]["topics"] > 0),
+    "queryCq": Job("TAG HASH", lambda found: found[0]["entries"], {"17": "0"}),
     "producer": Job("shop", lambda found: "shop" in json.dumps(found)),
     "resetOffsetByTime": Job("orders", lambda found: found[0]["dry_run"] is True),
     "skipAccumulatedMessage": Job("orders", lambda found: found[0]["dry_run"] is False),
