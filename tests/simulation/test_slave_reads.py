@@ -208,6 +208,29 @@ def test_what_a_former_master_refuses_is_asked_of_his_successor(site, committer)
     assert [type(one) for one in committer.outcomes] == [Command] * 3
 
 
+def test_consumers_read_from_the_follower_where_they_stand_whoever_leads(site):
+    world = site.world
+    world.zone = followers_of(site)[0].server._config.ha.zone
+    with PullConsumer(
+        "g",
+        client=world.client_options(),
+        transport=world.transport("consumer"),
+        consume_from_where="FIRST_OFFSET",
+    ) as consumer:
+        consumer.subscribe("t")
+        for number in range(6):
+            before = consumer.counters.replica_pulls
+            for part in range(3):
+                send(site, b"%d %d" % (number, part))
+                assert [one.body for one in consumer.poll(30_000)] == [b"%d %d" % (number, part)]
+            leads = site.replicas[site.leader() - 1].server._config.ha.zone == world.zone
+            assert leads or consumer.counters.replica_pulls > before
+            consumer.poll(0)  # so that it is done with all
+            consumer.commit()
+            depose(site)
+            site.run(31_000)  # by then it follows advice again
+
+
 def depose(site: Site) -> int:
     """The master gives up; its id."""
     was = int(site.leader())

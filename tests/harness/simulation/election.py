@@ -58,13 +58,16 @@ FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
 )
 
 
-def start_group(world: World, mode: AckReplicas, preferred: int = 0) -> list[Process]:
+def start_group(
+    world: World, mode: AckReplicas, preferred: int = 0, *, zones: bool = True
+) -> list[Process]:
     """Starts a coordinator, two name servers, a schedule service and three replicas.
 
     Args:
         world: With real stores.
         mode: Whom sends wait for.
         preferred: Id of the replica that leads where others could as well, 0 for none.
+        zones: Each replica stands in a zone of its own.
 
     Returns:
         The replicas, by id; one of them leads.
@@ -80,7 +83,9 @@ def start_group(world: World, mode: AckReplicas, preferred: int = 0) -> list[Pro
     )
     replicas = [
         world.add_broker(
-            GROUP, msgspec.structs.replace(ha, preferred=one == preferred), broker_id=one
+            GROUP,
+            msgspec.structs.replace(ha, preferred=one == preferred, zone=f"z{one}" * zones),
+            broker_id=one,
         )
         for one in range(1, REPLICAS + 1)
     ]
@@ -116,8 +121,11 @@ class ElectionRun(Run):
 
     def _start(self) -> None:
         world, seed = self.world, self.seed
+        if seed % 2:
+            # So that consumers read from a follower, unless that one leads.
+            world.zone = f"z{1 + seed // 2 % REPLICAS}"
         mode = self._mode = MODES[seed // len(FAULTS) % len(MODES)]
-        self.replicas = start_group(world, mode)
+        self.replicas = start_group(world, mode, zones=bool(world.zone))
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, queues=QUEUES)

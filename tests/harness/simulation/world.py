@@ -132,6 +132,7 @@ class World:
     Attributes:
         access: Keys and access list; None without security.
         disks: Of the brokers, by name.
+        zone: Where all clients say that they stand.
         failures: Exceptions in callbacks of any node: each is a bug.
     """
 
@@ -149,6 +150,7 @@ class World:
         self.folder = folder
         self.sync_flush = sync_flush
         self.real_store = real_store
+        self.zone = ""
         self.disks: dict[str, Disk] = {}
         self.namesrvs: list[Process] = []
         self.brokers: dict[str, Process] = {}
@@ -205,7 +207,7 @@ class World:
 
     def client_options(self) -> ClientOptions:
         """Of each client."""
-        return ClientOptions(namesrv_addr=self.namesrv_addr, use_ipc=False)
+        return ClientOptions(namesrv_addr=self.namesrv_addr, use_ipc=False, zone=self.zone)
 
     # ---- Roles -------------------------------------------------------------------------
 
