@@ -69,7 +69,30 @@ def bodies(found: list[Any]) -> set[str]:
     return {one["body"] for one in found}
 
 
+def says(*words: str) -> Callable[[list[Any]], object]:
+    return lambda found: all(word in json.dumps(found) for word in words)
+
+
+def is_exported(found: list[Any]) -> bool:
+    return (
+        says("cluster.json")(found) and json.loads(Path("cluster.json").read_text())["format"] == 1
+    )
+
+
 JOBS = {
+    "getBrokerConfig": Job(
+        "long_polling_max_ms",
+        says("long_polling_max_ms", "14000"),
+        before="broker set broker-a long_polling_max_ms=14000",
+        after="broker set broker-a --unset long_polling_max_ms",
+    ),
+    "getNamesrvConfig": Job("broker_expire_ms", says("broker_expire_ms", "scan_interval_ms")),
+    "updateNamesrvConfig": Job(
+        "broker_expire_ms",
+        says("broker_expire_ms", "60000"),
+        before="namesrv set broker_expire_ms=70000",
+    ),
+    "exportConfigs": Job("cluster.json", is_exported),
     "updateTopic": Job(
         "8 read and 8 write queues",
         lambda found: found[0]["brokers"][0]["write_queue_nums"] == 8,
