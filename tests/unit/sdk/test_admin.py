@@ -28,6 +28,7 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.testing.clock import ManualClock
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
@@ -285,3 +286,23 @@ def test_a_connection_is_used_again_and_closed_once(network):
 def test_a_wrong_address_is_refused(addresses):
     with pytest.raises(InvalidArgument):
         AdminClient(addresses)
+
+
+def test_a_change_of_settings_goes_to_all_replicas_and_says_which_have_it(network):
+    follower, code = "tcp://a:9", RequestCode.UPDATE_BROKER_CONFIG
+    changed = words.ConfigChanges([words.ConfigChange("busy_poll_us", "200", "0")])
+    network.answer(A, code, changed)
+    with BrokerAdmin("ns-1:1;ns-2:2", transport=network) as admin:
+        with pytest.raises(
+            EndpointUnreachable, match=r"^broker broker-a, id 1: .*\(done already at id 0\)$"
+        ):
+            admin.set_config("broker-a", {"busy_poll_us": 0})
+        network.answer(follower, code, changed)
+        done = admin.set_config("broker-a", {"busy_poll_us": 0}, ["log_level"])
+        assert done == {0: changed.changes, 1: changed.changes}
+        *_, (endpoint, _, header) = network.asked
+        request = decode_header(words.UpdateConfigRequest, memoryview(header))
+        assert (endpoint, request.settings) == (follower, {"busy_poll_us": "0"})
+        assert request.unset == ["log_level"]
+        with pytest.raises(NoRoute, match="no broker group 'x'; there are broker-a, broker-b"):
+            admin.set_config("x", {"busy_poll_us": 0})
