@@ -267,7 +267,7 @@ class HostileFrames:
     def _value(self, kind: msgspec.inspect.Type, depth: int) -> Any:
         """A value of a type, mostly within its bounds."""
         chance = self._chance
-        if chance.random() < 0.03:
+        if chance.random() < 0.03 / (depth + 1):  # else nothing large would be understood
             return self._tree(depth)
         match kind:
             case msgspec.inspect.IntType(ge=least, le=most):
