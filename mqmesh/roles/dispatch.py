@@ -152,6 +152,7 @@ class Dispatch:
         self._now_ns = now_ns
         self._authorizer = authorizer or AllowAll()
         self.handlers: dict[int, Serve] = {}
+        self._kept: set[RequestCode] = set()
         self.audit: Audit | None = None
         self._noted: NoPermission | None = None
         self._described = ""
@@ -166,8 +167,13 @@ class Dispatch:
         for code, handler in handlers.items():
             self.handlers[int(code)] = self._serve(self._specs[code], handler)
 
+    def keep(self, handlers: Mapping[RequestCode, Handler]) -> None:
+        """Serves these commands from now on, also when all others are refused."""
+        self.open(handlers)
+        self._kept |= handlers.keys()
+
     def refuse(self, reason: str, kind: Callable[[str], BrokerError] = BrokerNotAvailable) -> None:
-        """Refuses everything but PING from now on, whatever it says; not counted here.
+        """Refuses everything that is not kept from now on, whatever it says; not counted here.
 
         Args:
             reason: What clients are told.
@@ -177,7 +183,7 @@ class Dispatch:
         def refusing(request: Request) -> Reply | None:
             raise kind(reason)
 
-        self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
+        self.handlers |= {int(code): refusing for code in self._specs.keys() - self._kept}
 
     def permit(self, request: Request, topic: str) -> None:
         """Looks up the right to a topic that a handler has found out for itself.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
+from mqmesh.errors import UnsupportedCommand
 from mqmesh.figures import FigureBoard, Measured, counter, gauge, text
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, code_of
@@ -20,6 +21,12 @@ from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 from mqmesh.version import VERSION
 
 _O = TypeVar("_O")
+
+_ACCESS_COMMANDS: Final = (RequestCode.GET_ACCESS_LIST, RequestCode.UPDATE_ACCESS_LIST)
+
+
+def _no_access_list(request: Request, asked: object) -> Reply:
+    raise UnsupportedCommand("security is off here (security.enable), so there is no access list")
 
 
 class RoleShell:
@@ -59,7 +66,7 @@ class RoleShell:
         self.server: Server | None = None
         guard = transport.guard
         self.dispatch = Dispatch(role, self._clock.monotonic_ns, guard)
-        self.dispatch.open({RequestCode.PING: self._ping})
+        self.dispatch.keep({RequestCode.PING: self._ping})
         self.access = None if guard is None else AccessKeeper(guard)
         self._audit_log: AuditLog | None = None
         if guard is not None and guard.audited and guard.path is not None:
@@ -99,8 +106,10 @@ class RoleShell:
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
         self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info})
         self.dispatch.open(handlers or {})
-        if self.access is not None:
-            self.dispatch.open(self.access.handlers)
+        if self.access is None:
+            self.dispatch.keep(dict.fromkeys(_ACCESS_COMMANDS, _no_access_list))
+        else:
+            self.dispatch.keep(self.access.handlers)
             self.every(LOOK_MS, self._review)
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
         self.tell(_CONNECTION_FIGURES, self._opened)

@@ -22,8 +22,10 @@ from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
+from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.security.access_list import write_access_list
 from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -36,6 +38,25 @@ JSON_COMMANDS = [
     ("acl", "check", "client", "PUB", "t"),
     ("user", "enable", "client"),
 ]
+
+
+FOLLOWED = """
+data_dir = "{folder}"
+[[namesrv]]
+listen_port = {0}
+[security]
+enable = true
+[ha]
+mode = "manual"
+[[broker]]
+listen_port = {1}
+[[broker]]
+broker_id = 1
+listen_port = {2}
+store_path_root_dir = "{folder}/follower"
+ha.master_addr = "127.0.0.1:{1}"
+security.access_list_file = "{own}"
+"""
 
 
 class Registrar:
@@ -179,6 +200,24 @@ def test_a_broker_that_was_down_takes_the_newer_list_of_a_name_server(tmp_path):
     ) as process:
         process.expect("cluster is ready", READY_S)
         until(lambda: read_access_file(own) == newer)
+
+
+def test_a_follower_takes_a_new_list_as_its_master_does(tmp_path):
+    ports, own = free_ports(3), tmp_path / "follower" / "access_list.toml"
+    file, folder = tmp_path / "cluster.toml", tmp_path / "c"
+    file.write_text(FOLLOWED.format(*ports, folder=folder, own=own))
+    make_security(load_cluster(file))
+    own.parent.mkdir()
+    shutil.copy(folder / "security" / "access_list.toml", own)
+    former = read_access_file(own)
+    newer = former.with_user(msgspec.structs.replace(former.find("client"), expires=FAR))
+    with CommandProcess("up", "-c", str(file)) as process:
+        process.expect("cluster is ready", READY_S)
+        keys = str(folder / "security" / "client.toml")
+        with AccessClient(f"127.0.0.1:{ports[0]}", credentials=keys) as client:
+            assert client.put_access_list(write_access_list(newer), former.version) == []
+            assert read_access_file(own) == newer
+            assert {one.version for one in client.access_states()} == {newer.version}
 
 
 def test_a_route_has_the_key_that_a_broker_proves_whatever_it_says(cluster, run, tmp_path):

@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import (
-    BrokerNotAvailable,
     GroupNotFound,
     MQMeshError,
     TopicNotFound,
@@ -282,7 +281,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         request = GetAccessListRequest()
         try:
             return self._ask_namesrv(RequestCode.GET_ACCESS_LIST, request, AccessListInfo).text
-        except (UnsupportedCommand, BrokerNotAvailable):
+        except UnsupportedCommand:
             return ""  # security is off there
 
 

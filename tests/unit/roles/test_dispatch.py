@@ -147,9 +147,9 @@ def test_the_latency_of_what_is_answered_or_refused_at_once_ends_there():
     }
 
 
-def test_a_role_that_cannot_serve_refuses_all_but_ping_with_its_reason():
+def test_a_role_that_cannot_serve_refuses_all_but_what_is_kept_with_its_reason():
     dispatch = Dispatch(ServedBy.BROKER, Ticks())
-    dispatch.open({RequestCode.PING: lambda request, header: EMPTY_REPLY})
+    dispatch.keep({RequestCode.PING: lambda request, header: EMPTY_REPLY})
     dispatch.refuse("broker-a is starting")
     assert set(dispatch.handlers) == set(served_by(ServedBy.BROKER))
     for code, serve in dispatch.handlers.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerNotAvailable
+from mqmesh.errors import BrokerNotAvailable, UnsupportedCommand
 from mqmesh.figures import Readings, gauge
-from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
+from mqmesh.protocol.admin import GetAccessListRequest, RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -103,6 +103,13 @@ def test_what_has_no_handler_is_refused_and_after_the_stop_everything(shell):
     shell.stopping()
     with pytest.raises(BrokerNotAvailable, match="n1 is stopping"):
         server.ask(route, GetRouteRequest("t"))
+
+
+def test_without_security_there_is_no_access_list_whatever_else_is_refused(shell):
+    server = shell.open()
+    shell.dispatch.refuse("n1 follows another one")
+    with pytest.raises(UnsupportedCommand, match="security is off here"):
+        server.ask(RequestCode.GET_ACCESS_LIST, GetAccessListRequest())
 
 
 def test_every_role_tells_its_figures(shell):
