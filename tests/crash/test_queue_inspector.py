@@ -39,6 +39,7 @@ def test_entries_say_where_their_batches_are(files: StoreFiles) -> None:
         assert {one.tag_hash for one in found} == {0}
         assert len(store.inspector.entries("topic", 0, 0, 1_000)) == 30
         assert store.inspector.entries("topic", 0, 30, 1) == []
+        assert store.inspector.entries("topic", 0, 2**62, 1) == []
         assert store.inspector.entries("topic", 7, 0, 1) == []
     finally:
         store.close()

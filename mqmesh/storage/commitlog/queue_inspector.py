@@ -43,7 +43,7 @@ class QueueInspector:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return []
-        start = max(queue_offset, queue.first)
+        start = max(min(queue_offset, queue.visible), queue.first)
         stop = max(min(start + count, queue.visible), start)
         found: list[StoredEntry] = []
         rows, missing = self._rows(queue, start, stop)
