@@ -8,11 +8,10 @@ of what comes from the coordinator, from other replicas and of time, and what th
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from mqmesh.clock import Clock
 from mqmesh.coordination.interface import (
     AckReplicas,
     Conflict,
@@ -97,6 +96,7 @@ from mqmesh.roles.broker.ha.lead.switch_over import (
     choose_successor,
 )
 from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.dispatch import Handler
@@ -115,49 +115,6 @@ GIVE_WAY_MS: Final = 2_000
 """Who could not begin to lead stays away for so long."""
 
 _log = logging.getLogger(__name__)
-
-
-class LogPosition(msgspec.Struct, frozen=True):
-    """How far a replica's log goes.
-
-    Attributes:
-        store_id: Whose log it is.
-        last_epoch: Of its last record, 0 for none.
-        end: Commit-log offset behind it.
-        synced: The disk has so much of it.
-        can_lead: The disk takes writes.
-    """
-
-    store_id: int
-    last_epoch: int
-    end: int
-    synced: int
-    can_lead: bool = True
-
-
-class Replica(msgspec.Struct, frozen=True):
-    """The broker's process, as its member of the group uses it.
-
-    Attributes:
-        position: How far its log goes now.
-        lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
-            that cannot be begun, and follows nobody then.
-        follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
-            for that.
-        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; told
-            why.
-        silent_ms: Since it heard the leader that it follows; told the monotonic clock.
-        reply: Answers a request.
-        fail: Answers a request with an error.
-    """
-
-    position: Callable[[], LogPosition]
-    lead: Callable[[StateRecord], Leadership]
-    follow: Callable[[str, int], None]
-    stay_outside: Callable[[str], None]
-    silent_ms: Callable[[int], int]
-    reply: Callable[[Request, Reply], None]
-    fail: Callable[[Request, Exception], None]
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -187,27 +144,6 @@ class MemberStatus(msgspec.Struct, frozen=True):
     is_failsafe: bool
     lease_age_ms: int
     state: GroupState | None
-
-
-class MemberLoop(Protocol):
-    """What is needed of the loop."""
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
-        """Calls back once."""
-
-
-class World(msgspec.Struct, frozen=True):
-    """What a member has of the world beside its coordinator.
-
-    Attributes:
-        loop: Calls back.
-        clock: Source of time.
-        chance: Draws numbers of so many bits.
-    """
-
-    loop: MemberLoop
-    clock: Clock
-    chance: Callable[[int], int]
 
 
 class GroupMember:

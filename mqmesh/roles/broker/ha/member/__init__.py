@@ -1,0 +1,1 @@
+"""The parts of a replica's membership in its group."""

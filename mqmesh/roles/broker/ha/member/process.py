@@ -1,0 +1,75 @@
+"""The broker's process, and the world, as a member of a group of replicas uses them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.coordination.interface import StateRecord
+from mqmesh.protocol.command import Reply, Request
+from mqmesh.roles.broker.ha.leadership import Leadership
+
+
+class LogPosition(msgspec.Struct, frozen=True):
+    """How far a replica's log goes.
+
+    Attributes:
+        store_id: Whose log it is.
+        last_epoch: Of its last record, 0 for none.
+        end: Commit-log offset behind it.
+        synced: The disk has so much of it.
+        can_lead: The disk takes writes.
+    """
+
+    store_id: int
+    last_epoch: int
+    end: int
+    synced: int
+    can_lead: bool = True
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """The broker's process, as its member of the group uses it.
+
+    Attributes:
+        position: How far its log goes now.
+        lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
+            that cannot be begun, and follows nobody then.
+        follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
+            for that.
+        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; told
+            why.
+        silent_ms: Since it heard the leader that it follows; told the monotonic clock.
+        reply: Answers a request.
+        fail: Answers a request with an error.
+    """
+
+    position: Callable[[], LogPosition]
+    lead: Callable[[StateRecord], Leadership]
+    follow: Callable[[str, int], None]
+    stay_outside: Callable[[str], None]
+    silent_ms: Callable[[int], int]
+    reply: Callable[[Request, Reply], None]
+    fail: Callable[[Request, Exception], None]
+
+
+class MemberLoop(Protocol):
+    """What is needed of the loop."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
+        """Calls back once."""
+
+
+class World(msgspec.Struct, frozen=True):
+    """What a member has of the world beside its coordinator.
+
+    Attributes:
+        loop: Calls back.
+        clock: Source of time.
+        chance: Draws numbers of so many bits.
+    """
+
+    loop: MemberLoop
+    clock: Clock
+    chance: Callable[[int], int]
