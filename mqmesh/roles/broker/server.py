@@ -35,9 +35,10 @@ from mqmesh.roles.broker.features.replicas.replicas import ha_status
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, as_mqmesh_error
 from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.follower_role import FollowerRole
-from mqmesh.roles.broker.ha.group_member import MEMBER_FIGURES, GroupMember
+from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
 from mqmesh.roles.broker.ha.member.process import LogPosition, Replica, World
 from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
 from mqmesh.roles.broker.ha.replica_figures import (

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.ha.group_member import MEMBER_FIGURES
+from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
 from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
 from mqmesh.roles.coordinator.registry import REGISTRY_FIGURES
 from mqmesh.roles.filtersrv.filter_table import FILTER_FIGURES

@@ -28,15 +28,7 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch, StorageError
-from mqmesh.figures import (
-    LATENCY_BOUNDS_MS,
-    Distribution,
-    Histogram,
-    Measured,
-    counter,
-    gauge,
-    histogram,
-)
+from mqmesh.figures import LATENCY_BOUNDS_MS, Histogram
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -96,6 +88,7 @@ from mqmesh.roles.broker.ha.lead.switch_over import (
     choose_successor,
 )
 from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
@@ -115,35 +108,6 @@ GIVE_WAY_MS: Final = 2_000
 """Who could not begin to lead stays away for so long."""
 
 _log = logging.getLogger(__name__)
-
-
-class MemberStatus(msgspec.Struct, frozen=True):
-    """A replica's membership at one moment.
-
-    Attributes:
-        elections: How many it has won.
-        lease_ms: How long its session lives if it is not renewed; 0 without one.
-        has_session: The coordinator knows it.
-        promised_epoch: It follows nobody of an earlier one.
-        renewals: How long the coordinator took to answer renewals.
-        set_changes: How often the set of replicas in sync changed while it led.
-        failover_ms: From the last word of the former master until this one served; 0 if it never
-            was elected.
-        is_failsafe: It leads although its session is over: there is no failover meanwhile.
-        lease_age_ms: Since its session was renewed, -1 without one.
-        state: The group's, as it is known; None if it is not.
-    """
-
-    elections: int
-    lease_ms: int
-    has_session: bool
-    promised_epoch: int
-    renewals: Distribution
-    set_changes: int
-    failover_ms: int
-    is_failsafe: bool
-    lease_age_ms: int
-    state: GroupState | None
 
 
 class GroupMember:
@@ -206,12 +170,8 @@ class GroupMember:
         self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
-        self._elections = 0
         self._renewals = Histogram(LATENCY_BOUNDS_MS)
-        self._members: tuple[MemberIncarnation, ...] = ()
-        self._set_changes = 0
-        self._leaderless_ms: int | None = None
-        self._failover_ms = 0
+        self._chronicle = Chronicle()
         self._desk = GroupDesk(
             config.broker_name,
             coordinator,
@@ -255,13 +215,13 @@ class GroupMember:
         """How it is now."""
         left_ms = self._lease.deadline_ms - self._clock.boot_ms()
         return MemberStatus(
-            self._elections,
+            self._chronicle.elections,
             max(left_ms, 0),
             self._session is not None,
             self._promises.promised_epoch,
             self._renewals.read(),
-            self._set_changes,
-            self._failover_ms,
+            self._chronicle.set_changes,
+            self._chronicle.failover_ms,
             self.leadership is not None and not self._lease_holds(),
             -1 if self._session is None else max(self._lease.ttl_ms - left_ms, 0),
             self._view.record.state,
@@ -317,7 +277,7 @@ class GroupMember:
         """A turn of the loop is over."""
         if self.leadership is None:
             return
-        self._look_at_set(self.leadership)
+        self._chronicle.look(self.leadership, self._clock.monotonic_ms())
         if self.leadership.is_over:
             self.step_down(self.leadership.is_over)
         elif self._switch is not None:
@@ -343,19 +303,6 @@ class GroupMember:
             self._begin_switch(due, "a preferred replica is in sync", is_by_preference=True)
         except InvalidArgument as error:
             _log.info("preferred replica %d does not lead yet: %s", due, error)
-
-    def _look_at_set(self, leadership: Leadership) -> None:
-        """Tells people of what came of elections, and of changes of the set."""
-        if self._leaderless_ms is not None and leadership.is_confirmed:
-            self._failover_ms = self._clock.monotonic_ms() - self._leaderless_ms
-            self._leaderless_ms = None
-            _log.info("this replica serves, %d ms after the former master", self._failover_ms)
-        members = leadership.log.rule.members
-        if members != self._members:
-            before = sorted(one.replica_id for one in self._members)
-            _log.warning("replicas in sync are %s now, not %s", leadership.members, before)
-            self._members = members
-            self._set_changes += 1
 
     def step_down(self, reason: str) -> None:
         """It leads no more, since another one does, or it must not."""
@@ -586,7 +533,7 @@ class GroupMember:
             # next election is for an epoch that this replica can follow.
             _log.warning("this replica has promised more than epoch %d, and says so", state.epoch)
         self._leader = (leader.address, state.epoch)
-        self._leaderless_ms = None
+        self._chronicle.on_followed()
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
         self._replica.follow(leader.address, state.epoch)
 
@@ -719,8 +666,7 @@ class GroupMember:
         # Who tells it has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
-        if self._leaderless_ms is None:
-            self._leaderless_ms = now_ms - self._replica.silent_ms(now_ms)
+        self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
         self._election.me = self._promises.state.member
         wall_ms = self._clock.wall_ms()
         effects = self._election.stand(reason, now_ms, is_unclean=is_unclean, wall_ms=wall_ms)
@@ -887,8 +833,7 @@ class GroupMember:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
             return
-        self._elections += 1
-        self._members = self.leadership.log.rule.members
+        self._chronicle.on_elected(self.leadership)
         self._leader = ("", -1)
         _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
         mode, wanted = record.state.mode.value, self._config.ha.ack_replicas.value
@@ -1063,40 +1008,3 @@ class GroupMember:
 
 def _ignore(outcome: Command | MQMeshError) -> None:
     """Who is told to stand does, or another one will."""
-
-
-MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
-    counter("ha_elections_total", "elections that this replica won", lambda one: one.elections),
-    gauge(
-        "ha_lease_remaining_ms",
-        "how long its session lives if it is not renewed",
-        lambda one: one.lease_ms,
-        unit="ms",
-    ),
-    gauge("ha_coordinator_up", "it has a session at the coordinator", lambda one: one.has_session),
-    gauge(
-        "ha_promised_epoch", "it follows nobody of an earlier one", lambda one: one.promised_epoch
-    ),
-    histogram(
-        "ha_renewal_ms",
-        "how long the coordinator took to renew its session",
-        lambda one: one.renewals,
-        unit="ms",
-    ),
-    counter(
-        "ha_set_changes_total",
-        "changes of the set of replicas in sync while it led",
-        lambda one: one.set_changes,
-    ),
-    gauge(
-        "ha_failover_ms",
-        "from the last word of the former master until this one served",
-        lambda one: one.failover_ms,
-        unit="ms",
-    ),
-    gauge(
-        "ha_failsafe",
-        "it leads although its session at the coordinator is over: no failover meanwhile",
-        lambda one: one.is_failsafe,
-    ),
-)

@@ -11,7 +11,7 @@ import yaml
 from harness.prometheus import promtool
 
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.ha.group_member import MEMBER_FIGURES
+from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
 from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES
 from mqmesh.roles.broker.store_figures import STORE_FIGURES

@@ -1,0 +1,125 @@
+"""What a replica tells of its membership: elections, changes of the set, and its session."""
+
+import logging
+from typing import Final
+
+import msgspec
+
+from mqmesh.coordination.interface import GroupState, MemberIncarnation
+from mqmesh.figures import Distribution, Measured, counter, gauge, histogram
+from mqmesh.roles.broker.ha.leadership import Leadership
+
+_log = logging.getLogger(__name__)
+
+
+class Chronicle(msgspec.Struct):
+    """What came of elections, and of the set of replicas in sync while this one led.
+
+    Attributes:
+        elections: How many it has won.
+        set_changes: How often the set changed while it led.
+        failover_ms: From the last word of the former master until this one served; 0 if it never
+            was elected.
+        members: The set that was told last.
+        leaderless_ms: When the former master was heard last, monotonic clock; None while there is
+            one.
+    """
+
+    elections: int = 0
+    set_changes: int = 0
+    failover_ms: int = 0
+    members: tuple[MemberIncarnation, ...] = ()
+    leaderless_ms: int | None = None
+
+    def on_missed(self, heard_ms: int) -> None:
+        """It stands for election, since the master was heard last at that time."""
+        if self.leaderless_ms is None:
+            self.leaderless_ms = heard_ms
+
+    def on_followed(self) -> None:
+        """Another replica leads."""
+        self.leaderless_ms = None
+
+    def on_elected(self, leadership: Leadership) -> None:
+        """It leads."""
+        self.elections += 1
+        self.members = leadership.log.rule.members
+
+    def look(self, leadership: Leadership, now_ms: int) -> None:
+        """Tells people of what came of elections, and of changes of the set."""
+        if self.leaderless_ms is not None and leadership.is_confirmed:
+            self.failover_ms = now_ms - self.leaderless_ms
+            self.leaderless_ms = None
+            _log.info("this replica serves, %d ms after the former master", self.failover_ms)
+        members = leadership.log.rule.members
+        if members != self.members:
+            before = sorted(one.replica_id for one in self.members)
+            _log.warning("replicas in sync are %s now, not %s", leadership.members, before)
+            self.members = members
+            self.set_changes += 1
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A replica's membership at one moment.
+
+    Attributes:
+        elections: How many it has won.
+        lease_ms: How long its session lives if it is not renewed; 0 without one.
+        has_session: The coordinator knows it.
+        promised_epoch: It follows nobody of an earlier one.
+        renewals: How long the coordinator took to answer renewals.
+        set_changes: How often the set of replicas in sync changed while it led.
+        failover_ms: From the last word of the former master until this one served; 0 if it never
+            was elected.
+        is_failsafe: It leads although its session is over: there is no failover meanwhile.
+        lease_age_ms: Since its session was renewed, -1 without one.
+        state: The group's, as it is known; None if it is not.
+    """
+
+    elections: int
+    lease_ms: int
+    has_session: bool
+    promised_epoch: int
+    renewals: Distribution
+    set_changes: int
+    failover_ms: int
+    is_failsafe: bool
+    lease_age_ms: int
+    state: GroupState | None
+
+
+MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
+    counter("ha_elections_total", "elections that this replica won", lambda one: one.elections),
+    gauge(
+        "ha_lease_remaining_ms",
+        "how long its session lives if it is not renewed",
+        lambda one: one.lease_ms,
+        unit="ms",
+    ),
+    gauge("ha_coordinator_up", "it has a session at the coordinator", lambda one: one.has_session),
+    gauge(
+        "ha_promised_epoch", "it follows nobody of an earlier one", lambda one: one.promised_epoch
+    ),
+    histogram(
+        "ha_renewal_ms",
+        "how long the coordinator took to renew its session",
+        lambda one: one.renewals,
+        unit="ms",
+    ),
+    counter(
+        "ha_set_changes_total",
+        "changes of the set of replicas in sync while it led",
+        lambda one: one.set_changes,
+    ),
+    gauge(
+        "ha_failover_ms",
+        "from the last word of the former master until this one served",
+        lambda one: one.failover_ms,
+        unit="ms",
+    ),
+    gauge(
+        "ha_failsafe",
+        "it leads although its session at the coordinator is over: no failover meanwhile",
+        lambda one: one.is_failsafe,
+    ),
+)
