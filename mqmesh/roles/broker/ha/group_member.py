@@ -16,19 +16,15 @@ from mqmesh.coordination.interface import (
     AckReplicas,
     Conflict,
     Coordinator,
-    CoordinatorUnavailable,
     GroupState,
     GroupView,
     LiveReplica,
     MemberIncarnation,
     Presence,
-    SessionId,
-    SessionLost,
     SettingsRecord,
     StateRecord,
 )
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch, StorageError
-from mqmesh.figures import LATENCY_BOUNDS_MS, Histogram
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -78,7 +74,6 @@ from mqmesh.roles.broker.ha.election import (
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
 from mqmesh.roles.broker.ha.lead.isolation import is_isolated
-from mqmesh.roles.broker.ha.lead.lease import ReplicaLease
 from mqmesh.roles.broker.ha.lead.preference import Preference
 from mqmesh.roles.broker.ha.lead.switch_over import (
     PATIENCE_MS,
@@ -90,6 +85,7 @@ from mqmesh.roles.broker.ha.lead.switch_over import (
 from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
 from mqmesh.roles.broker.ha.member.process import Replica, World
+from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.dispatch import Handler
@@ -146,12 +142,10 @@ class GroupMember:
         self._peers = peers
         self._view = GroupView(config.broker_name, StateRecord(0, None))
         self._is_known = False
-        self._session: SessionId | None = None
+        ttl_ms = config.ha.lease_ttl_ms
+        self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
-        self._must_begin = False
-        self._lease = ReplicaLease(config.ha.lease_ttl_ms)
-        ttl_ms = config.ha.lease_ttl_ms
         self._failsafe = Failsafe(ttl_ms, config.ha.failsafe)
         self._started_ms = self._clock.boot_ms()
         self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
@@ -170,14 +164,13 @@ class GroupMember:
         self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
-        self._renewals = Histogram(LATENCY_BOUNDS_MS)
         self._chronicle = Chronicle()
         self._desk = GroupDesk(
             config.broker_name,
             coordinator,
             DeskView(
                 lambda: self.leadership,
-                lambda: self._session,
+                lambda: self._session.session_id,
                 self._settings.check,
                 self._on_settings,
                 replica.reply,
@@ -213,17 +206,17 @@ class GroupMember:
 
     def status(self) -> MemberStatus:
         """How it is now."""
-        left_ms = self._lease.deadline_ms - self._clock.boot_ms()
+        session, left_ms = self._session, self._session.left_ms
         return MemberStatus(
             self._chronicle.elections,
             max(left_ms, 0),
-            self._session is not None,
+            session.is_open,
             self._promises.promised_epoch,
-            self._renewals.read(),
+            session.renewals,
             self._chronicle.set_changes,
             self._chronicle.failover_ms,
-            self.leadership is not None and not self._lease_holds(),
-            -1 if self._session is None else max(self._lease.ttl_ms - left_ms, 0),
+            self.leadership is not None and not session.holds(),
+            max(session.ttl_ms - left_ms, 0) if session.is_open else -1,
             self._view.record.state,
         )
 
@@ -250,11 +243,11 @@ class GroupMember:
     def start(self) -> None:
         """Looks for its group from now on."""
         self._coordinator.watch([self._config.broker_name], self._on_view)
-        self._renew()
+        self._session.renew()
 
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""
-        self._renew()
+        self._session.renew()
         self._look_at_settings(now_ms)
         if self.leadership is not None:
             # Who stops together with the others leaves them in the set.
@@ -339,13 +332,12 @@ class GroupMember:
     def leave(self) -> None:
         """It stops: the group need not wait for its session to end."""
         self._closed = True
-        if self._session is not None:
-            self._coordinator.end_session(self._session)
-            self._session = None
+        self._session.leave()
 
     def close(self) -> None:
         """Lets go of everything."""
         self._closed = True
+        self._session.close()
         self._peers.close()
         self._coordinator.close()
 
@@ -369,46 +361,9 @@ class GroupMember:
             process=own_process(),
         )
 
-    def _renew(self) -> None:
-        if self._closed or not self._lease.must_ask(self._clock.boot_ms()):
-            return
-        if self._session is None or self._must_begin:
-            ttl_ms = self._lease.ttl_ms
-            self._lease.on_beginning()
-            self._coordinator.begin_session(ttl_ms, self._presence(), self._on_session)
-        else:
-            self._coordinator.keep_alive(self._session, self._presence(), self._on_renewed)
-
-    def _on_session(self, outcome: SessionId | MQMeshError) -> None:
-        if isinstance(outcome, MQMeshError):
-            self._lease.on_not_begun(self._clock.boot_ms())
-            return
-        if self._closed:
-            self._coordinator.end_session(outcome)
-            return
-        self._session, self._must_begin = outcome, False
-        self._lease.on_begun()
-        self._react()
-
-    def _on_renewed(self, outcome: int | MQMeshError) -> None:
-        if isinstance(outcome, SessionLost):
-            _log.warning("the session of this replica has ended: %s", outcome)
-            self._session = None
-            self._lease.on_lost()
-        elif isinstance(outcome, MQMeshError) or self._session is None:
-            self._lease.on_not_renewed()
-        else:
-            asked_ms = self._lease.asked_ms
-            if asked_ms is not None:
-                self._renewals.observe(self._clock.boot_ms() - asked_ms)
-            self._lease.on_renewed(outcome)
-
-    def _lease_holds(self) -> bool:
-        return self._lease.holds(self._clock.boot_ms())
-
     def _may_lead(self) -> bool:
         """Whether nobody else can lead by now, as far as that rests on time."""
-        if self._lease_holds():
+        if self._session.holds():
             return True
         leadership, now_ms = self.leadership, self._clock.boot_ms()
         return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
@@ -417,7 +372,7 @@ class GroupMember:
         """What a leader does whose session is not renewed."""
         if leadership.policy.mode is AckReplicas.NONE:
             boot_ms = self._clock.boot_ms()
-            if self._failsafe.must_ask(self._lease.deadline_ms - boot_ms, boot_ms):
+            if self._failsafe.must_ask(self._session.left_ms, boot_ms):
                 self._ask_to_hold_still(leadership, boot_ms)
         if not leadership.may_answer():
             self.step_down(LEASE_OVER)
@@ -475,9 +430,7 @@ class GroupMember:
             _log.error("ha.%s of the cluster cannot be used here: %s", name, problem)
         ttl_ms = self.config.ha.lease_ttl_ms
         self._stillness.started_until_ms = self._started_ms + ttl_ms
-        if ttl_ms != self._lease.ttl_ms:
-            self._lease.change_ttl(ttl_ms)
-            self._must_begin = self._session is not None
+        self._session.change_ttl(ttl_ms)
         if self.leadership is not None:
             self._use_settings(self.leadership)
 
@@ -547,7 +500,7 @@ class GroupMember:
     def _take_over(self, record: StateRecord, state: GroupState) -> None:
         """The record names this replica. Unless it has led this epoch before, it may."""
         is_new = self._replica.position().last_epoch < state.epoch
-        if is_new and state.epoch > self._promises.promised_epoch and self._session is not None:
+        if is_new and state.epoch > self._promises.promised_epoch and self._session.is_open:
             if still_ms := self._still_ms():
                 self._loop.call_later(still_ms, self._react)
             else:
@@ -568,7 +521,7 @@ class GroupMember:
 
     def _has_all(self, present: list[Presence]) -> bool:
         ids = sorted(one.replica_id for one in present)
-        return self._session is not None and ids == self._first_ids()
+        return self._session.is_open and ids == self._first_ids()
 
     def _first_ids(self) -> list[int]:
         """Of the replicas that a new group has."""
@@ -596,8 +549,7 @@ class GroupMember:
             mode_since_epoch=epoch,
             reason=reason,
         )
-        assert self._session is not None
-        self._coordinator.change(self._config.broker_name, 0, state, self._session, on_made)
+        self._session.change_record(self._config.broker_name, 0, state, on_made)
 
     def _on_made(self, outcome: int | MQMeshError) -> None:
         if isinstance(outcome, MQMeshError) and not isinstance(outcome, Conflict):
@@ -621,7 +573,7 @@ class GroupMember:
             # What is known of renewals is as old as the last change.
             self._coordinator.presences(self._config.broker_name, self._on_presences)
         why = self._suspicion(self._view, now_ms)
-        if not why.stands or self._session is None or not self._replica.position().can_lead:
+        if not why.stands or not self._session.is_open or not self._replica.position().can_lead:
             self._stand_ms = None
         elif self._stand_ms is None:
             drawn = self._chance(16)
@@ -640,7 +592,7 @@ class GroupMember:
             view,
             self._config.broker_id,
             silent_ms=self._replica.silent_ms(now_ms),
-            ttl_ms=self._lease.ttl_ms,
+            ttl_ms=self._session.ttl_ms,
             restart_ms=self._config.ha.restart_before_failover_ms,
         )
 
@@ -658,7 +610,7 @@ class GroupMember:
     def _stand(
         self, reason: str, now_ms: int, *, is_told: bool = False, is_unclean: bool = False
     ) -> None:
-        if self._election.step is not CandidateStep.IDLE or self._session is None:
+        if self._election.step is not CandidateStep.IDLE or not self._session.is_open:
             return
         if still_ms := self._still_ms():
             _log.info("this replica has promised not to stand for %d ms more", still_ms)
@@ -753,12 +705,8 @@ class GroupMember:
                 part = self._switch or leadership.in_sync
                 self._carry_out(part.on_outcome(outcome, now_ms), of_election=False)
 
-        if self._session is None:
-            error = CoordinatorUnavailable("this replica has no session at the coordinator")
-            self._loop.call_later(0, partial(on_changed, error))
-            return
         group = self._config.broker_name
-        self._coordinator.change(group, effect.version, effect.state, self._session, on_changed)
+        self._session.change_record(group, effect.version, effect.state, on_changed)
 
     def _fence(self, effect: Fence) -> None:
         config = self._config
@@ -827,7 +775,7 @@ class GroupMember:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
             self._preference = Preference()
-            self._failsafe = Failsafe(self._lease.ttl_ms, self.config.ha.failsafe)
+            self._failsafe = Failsafe(self._session.ttl_ms, self.config.ha.failsafe)
             self.leadership.lease_holds = self._may_lead
         except MQMeshError as error:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
@@ -846,10 +794,7 @@ class GroupMember:
         """Lets another one stand: without a session this replica is not there."""
         self.leadership = None
         self._rest_until_ms = self._clock.monotonic_ms() + GIVE_WAY_MS
-        self._lease.give_up(self._clock.boot_ms() + GIVE_WAY_MS)
-        if self._session is not None:
-            self._coordinator.end_session(self._session)
-            self._session = None
+        self._session.give_up(GIVE_WAY_MS)
 
     # ---- Other replicas --------------------------------------------------------------
 
@@ -892,7 +837,7 @@ class GroupMember:
             raise InvalidArgument(outside(self._config.broker_name, self._config.broker_id, state))
         if self.leadership is not None or self._replica.silent_ms(now_ms) < SILENCE_MS:
             raise InvalidArgument("the group has a master that lives")
-        if self._session is None:
+        if not self._session.is_open:
             raise InvalidArgument("this replica does not reach the coordinator")
         if still_ms := self._still_ms():
             raise InvalidArgument(f"it has promised the master not to lead for {still_ms} ms more")
@@ -907,7 +852,7 @@ class GroupMember:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
         there = sorted(one.replica_id for one in present)
         wanted = sorted(set(asked.replica_ids)) or self._first_ids()
-        if self._session is None or there != wanted:
+        if not self._session.is_open or there != wanted:
             raise InvalidArgument(
                 f"all {len(wanted)} replicas have to be there, {wanted} (ha.total_replicas, or "
                 "who is named: mqmesh ha init --replicas), and nobody else, so that nothing is "
