@@ -72,8 +72,7 @@ from mqmesh.roles.broker.ha.election import (
     suspicion_of,
 )
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
-from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
-from mqmesh.roles.broker.ha.lead.isolation import is_isolated
+from mqmesh.roles.broker.ha.lead.failsafe import Stillness
 from mqmesh.roles.broker.ha.lead.preference import Preference
 from mqmesh.roles.broker.ha.lead.switch_over import (
     PATIENCE_MS,
@@ -82,8 +81,9 @@ from mqmesh.roles.broker.ha.lead.switch_over import (
     SwitchOver,
     choose_successor,
 )
-from mqmesh.roles.broker.ha.leadership import ISOLATED, LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
+from mqmesh.roles.broker.ha.member.mandate import Mandate
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
 from mqmesh.roles.broker.ha.promises import KeptPromises
@@ -146,7 +146,7 @@ class GroupMember:
         self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
-        self._failsafe = Failsafe(ttl_ms, config.ha.failsafe)
+        self._mandate = Mandate(config, self._session, peers, lambda: self.leadership, self._clock)
         self._started_ms = self._clock.boot_ms()
         self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
         self._election = Election(promises.state.member)
@@ -258,8 +258,8 @@ class GroupMember:
                 )
                 self._carry_out(in_sync.tick(now_ms), of_election=False)
                 self._look_for_preferred(now_ms)
-            if self.leadership is not None:
-                self._look_at_lease(self.leadership, now_ms)
+            if self.leadership is not None and not self._mandate.look(self.leadership, now_ms):
+                self.step_down(LEASE_OVER)
         else:
             self._suspect(now_ms)
             state = self._view.record.state
@@ -361,44 +361,6 @@ class GroupMember:
             process=own_process(),
         )
 
-    def _may_lead(self) -> bool:
-        """Whether nobody else can lead by now, as far as that rests on time."""
-        if self._session.holds():
-            return True
-        leadership, now_ms = self.leadership, self._clock.boot_ms()
-        return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
-
-    def _look_at_lease(self, leadership: Leadership, now_ms: int) -> None:
-        """What a leader does whose session is not renewed."""
-        if leadership.policy.mode is AckReplicas.NONE:
-            boot_ms = self._clock.boot_ms()
-            if self._failsafe.must_ask(self._session.left_ms, boot_ms):
-                self._ask_to_hold_still(leadership, boot_ms)
-        if not leadership.may_answer():
-            self.step_down(LEASE_OVER)
-            return
-        was_isolated = leadership.is_isolated
-        leadership.is_isolated = is_isolated(leadership, now_ms)
-        if leadership.is_isolated and not was_isolated:
-            _log.error("sends are refused: %s", ISOLATED)
-        elif was_isolated and not leadership.is_isolated:
-            _log.warning("sends are taken again: the coordinator or enough followers are heard")
-
-    def _ask_to_hold_still(self, leadership: Leadership, boot_ms: int) -> None:
-        config, failsafe = self._config, self._failsafe
-        asked = HoldStillRequest(
-            config.broker_name, leadership.epoch, config.broker_id, failsafe.ttl_ms
-        )
-
-        def on_done(replica_id: int, outcome: Command | MQMeshError) -> None:
-            if not isinstance(outcome, MQMeshError):
-                failsafe.on_promised(replica_id, boot_ms)
-
-        header = encode_header(asked)
-        for one in leadership.electable:
-            done = partial(on_done, one)
-            self._peers.ask(one, RequestCode.HOLD_STILL, header, done, failsafe.ttl_ms)
-
     def _still_ms(self) -> int:
         """How long this replica has promised not to stand, and not to lead."""
         state = self._view.record.state
@@ -439,7 +401,7 @@ class GroupMember:
         minimum = ha.min_in_sync_replicas
         leadership.policy = msgspec.structs.replace(leadership.policy, minimum=minimum)
         leadership.in_sync.lag_max_ms = ha.replica_lag_max_ms
-        self._failsafe.is_enabled = ha.failsafe
+        self._mandate.allow_failsafe(is_failsafe=ha.failsafe)
 
     # ---- The group's record ----------------------------------------------------------
 
@@ -775,8 +737,8 @@ class GroupMember:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
             self._preference = Preference()
-            self._failsafe = Failsafe(self._session.ttl_ms, self.config.ha.failsafe)
-            self.leadership.lease_holds = self._may_lead
+            self._mandate.begin(is_failsafe=self.config.ha.failsafe)
+            self.leadership.lease_holds = self._mandate.holds
         except MQMeshError as error:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
