@@ -6,15 +6,12 @@ of what comes from the coordinator, from other replicas and of time, and what th
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import msgspec
 
 from mqmesh.coordination.interface import (
-    AckReplicas,
-    Conflict,
     Coordinator,
     GroupState,
     GroupView,
@@ -50,7 +47,6 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.administration.cluster_settings import ClusterSettings
 from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
-from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
     Effect,
@@ -71,7 +67,6 @@ from mqmesh.roles.broker.ha.election import (
     standing_delay_ms,
     suspicion_of,
 )
-from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.lead.failsafe import Stillness
 from mqmesh.roles.broker.ha.lead.preference import Preference
 from mqmesh.roles.broker.ha.lead.switch_over import (
@@ -83,6 +78,7 @@ from mqmesh.roles.broker.ha.lead.switch_over import (
 )
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
+from mqmesh.roles.broker.ha.member.founding import Founding
 from mqmesh.roles.broker.ha.member.mandate import Mandate
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
@@ -146,6 +142,7 @@ class GroupMember:
         self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
+        self._founding = Founding(config, self._session, replica, lambda: promises.state.member)
         self._mandate = Mandate(config, self._session, peers, lambda: self.leadership, self._clock)
         self._started_ms = self._clock.boot_ms()
         self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
@@ -282,7 +279,7 @@ class GroupMember:
         leadership = self.leadership
         if leadership is None or not leadership.is_confirmed or leadership.in_sync.pending:
             return
-        present = [one.presence for one in self._view.members]
+        present = self._present()
         due = self._preference.due(
             leadership.in_sync.state,
             self._config.broker_id,
@@ -419,7 +416,7 @@ class GroupMember:
         if self._closed or not self._is_known:
             return
         if state is None:
-            self._make_group()
+            self._founding.make_group(self._present())
             return
         if self.leadership is not None:
             if state.epoch > self.leadership.epoch:
@@ -468,61 +465,18 @@ class GroupMember:
             else:
                 self._lead(record)
 
+    def _present(self) -> list[Presence]:
+        return [one.presence for one in self._view.members]
+
     def _member(self, replica_id: int | None) -> Presence | None:
-        found = (one.presence for one in self._view.members)
-        return next((one for one in found if one.replica_id == replica_id), None)
-
-    def _make_group(self) -> None:
-        """Makes the record of a new group: all of its replicas are there, and empty."""
-        present = [one.presence for one in self._view.members]
-        if not self._has_all(present) or self._config.broker_id != 1:
-            return
-        if any(one.end_offset for one in present):
-            return  # the record of a group with messages is lost: nobody makes one up
-        self._make_record(self._promises.state.member, present, "the group is new", self._on_made)
-
-    def _has_all(self, present: list[Presence]) -> bool:
-        ids = sorted(one.replica_id for one in present)
-        return self._session.is_open and ids == self._first_ids()
-
-    def _first_ids(self) -> list[int]:
-        """Of the replicas that a new group has."""
-        return list(range(1, self._config.ha.total_replicas + 1))
-
-    def _make_record(
-        self,
-        best: MemberIncarnation,
-        present: list[Presence],
-        reason: str,
-        on_made: Callable[[int | MQMeshError], None],
-    ) -> None:
-        mode = self._config.ha.ack_replicas
-        voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
-        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else len(voters) // 2 + 1
-        epoch = max(1, *(one.last_epoch for one in present))
-        state = GroupState(
-            log_id=self._replica.position().store_id,
-            epoch=epoch,
-            master=None,
-            in_sync=voters if mode in HAS_VOTERS else (best,),
-            mode=mode,
-            copies=copies if mode in HAS_VOTERS else 1,
-            voters=tuple(sorted(one.replica_id for one in present)),
-            mode_since_epoch=epoch,
-            reason=reason,
-        )
-        self._session.change_record(self._config.broker_name, 0, state, on_made)
-
-    def _on_made(self, outcome: int | MQMeshError) -> None:
-        if isinstance(outcome, MQMeshError) and not isinstance(outcome, Conflict):
-            _log.warning("the group's record could not be made: %s", outcome)
+        return next((one for one in self._present() if one.replica_id == replica_id), None)
 
     # ---- Suspicion -------------------------------------------------------------------
 
     def _suspect(self, now_ms: int) -> None:
         state = self._view.record.state
         if state is None:
-            self._make_group()
+            self._founding.make_group(self._present())
             return
         if self._election.step is not CandidateStep.IDLE or now_ms < self._rest_until_ms:
             return
@@ -808,30 +762,10 @@ class GroupMember:
         self._stand(reason, now_ms, is_told=True, is_unclean=True)
         return Reply()
 
-    def _on_init(self, request: Request, asked: InitGroupRequest) -> Reply | None:
-        present = [one.presence for one in self._view.members]
+    def _on_init(self, request: Request, asked: InitGroupRequest) -> None:
         if not self._is_known or self._view.record.state is not None:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
-        there = sorted(one.replica_id for one in present)
-        wanted = sorted(set(asked.replica_ids)) or self._first_ids()
-        if not self._session.is_open or there != wanted:
-            raise InvalidArgument(
-                f"all {len(wanted)} replicas have to be there, {wanted} (ha.total_replicas, or "
-                "who is named: mqmesh ha init --replicas), and nobody else, so that nothing is "
-                f"forgotten; now {there} are"
-            )
-        best = max(present, key=lambda one: (one.last_epoch, one.end_offset, -one.replica_id))
-        kept = request.without_frame()
-
-        def on_made(outcome: int | MQMeshError) -> None:
-            if isinstance(outcome, MQMeshError):
-                self._replica.fail(kept, outcome)
-            else:
-                self._replica.reply(kept, Reply())
-
-        member = MemberIncarnation(best.replica_id, best.incarnation)
-        self._make_record(member, present, "an administrator made the record anew", on_made)
-        return None
+        self._founding.make_anew(request, asked.replica_ids, self._present())
 
     # ---- Switch-over -----------------------------------------------------------------
 
@@ -856,7 +790,7 @@ class GroupMember:
         leadership = self.leadership
         assert leadership is not None, "who hands over leads"
         end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
-        present = [one.presence for one in self._view.members]
+        present = self._present()
         able = {one.replica_id for one in present if one.can_lead}
         successor = choose_successor(
             leadership,
