@@ -40,8 +40,6 @@ from mqmesh.protocol.replication import (
     HoldStillRequest,
     InitGroupRequest,
     StandRequest,
-    SwitchOverRequest,
-    SwitchOverResponse,
 )
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
@@ -68,20 +66,13 @@ from mqmesh.roles.broker.ha.election import (
     suspicion_of,
 )
 from mqmesh.roles.broker.ha.lead.failsafe import Stillness
-from mqmesh.roles.broker.ha.lead.preference import Preference
-from mqmesh.roles.broker.ha.lead.switch_over import (
-    PATIENCE_MS,
-    Retirement,
-    RetirementStep,
-    SwitchOver,
-    choose_successor,
-)
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
 from mqmesh.roles.broker.ha.member.founding import Founding
 from mqmesh.roles.broker.ha.member.mandate import Mandate
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
+from mqmesh.roles.broker.ha.member.succession import Succession
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.dispatch import Handler
@@ -143,16 +134,20 @@ class GroupMember:
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
         self._founding = Founding(config, self._session, replica, lambda: promises.state.member)
+        self._succession = Succession(
+            config.broker_id,
+            replica,
+            lambda: self.leadership,
+            self._present,
+            self.turn_ended,
+            world,
+        )
         self._mandate = Mandate(config, self._session, peers, lambda: self.leadership, self._clock)
         self._started_ms = self._clock.boot_ms()
         self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
         self._election = Election(promises.state.member)
         self._is_stepping = False
         self._is_told = False
-        self._switch: SwitchOver | None = None
-        self._switch_request: Request | None = None
-        self._retirement: Retirement | None = None
-        self._preference = Preference()
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -186,7 +181,7 @@ class GroupMember:
             RequestCode.FENCE: self._on_fence,
             RequestCode.STAND_FOR_ELECTION: self._on_stand,
             RequestCode.HOLD_STILL: self._on_hold_still,
-            RequestCode.SWITCH_OVER: self._on_switch_over,
+            RequestCode.SWITCH_OVER: self._succession.on_request,
             RequestCode.ELECT_REPLICA: self._on_elect,
             RequestCode.INIT_GROUP: self._on_init,
             **self._desk.handlers,
@@ -248,13 +243,13 @@ class GroupMember:
         self._look_at_settings(now_ms)
         if self.leadership is not None:
             # Who stops together with the others leaves them in the set.
-            if self._switch is None and self._retirement is None:
+            if not self._succession.is_near:
                 in_sync = self.leadership.in_sync
                 in_sync.on_sessions(
                     frozenset(one.presence.replica_id for one in self._view.members), now_ms
                 )
                 self._carry_out(in_sync.tick(now_ms), of_election=False)
-                self._look_for_preferred(now_ms)
+                self._succession.look_for_preferred(now_ms)
             if self.leadership is not None and not self._mandate.look(self.leadership, now_ms):
                 self.step_down(LEASE_OVER)
         else:
@@ -270,37 +265,17 @@ class GroupMember:
         self._chronicle.look(self.leadership, self._clock.monotonic_ms())
         if self.leadership.is_over:
             self.step_down(self.leadership.is_over)
-        elif self._switch is not None:
+        else:
             now_ms = self._clock.monotonic_ms()
-            self._carry_out(self._switch.tick(now_ms), of_election=False)
-
-    def _look_for_preferred(self, now_ms: int) -> None:
-        """Hands the lead to a replica that is preferred, once it was in sync for a while."""
-        leadership = self.leadership
-        if leadership is None or not leadership.is_confirmed or leadership.in_sync.pending:
-            return
-        present = self._present()
-        due = self._preference.due(
-            leadership.in_sync.state,
-            self._config.broker_id,
-            {one.replica_id for one in present if one.preferred and one.can_lead},
-            now_ms,
-            self._clock.wall_ms(),
-        )
-        if due is None:
-            return
-        try:
-            self._begin_switch(due, "a preferred replica is in sync", is_by_preference=True)
-        except InvalidArgument as error:
-            _log.info("preferred replica %d does not lead yet: %s", due, error)
+            self._carry_out(self._succession.tick(now_ms), of_election=False)
 
     def step_down(self, reason: str) -> None:
         """It leads no more, since another one does, or it must not."""
         if self.leadership is None:
             return
         _log.warning("this replica leads no more: %s", reason)
-        self._end_switch(NotMaster(reason))
-        self.leadership = self._switch = None
+        self._succession.end(NotMaster(reason))
+        self.leadership = None
         self._leader = ("", -1)
         self._replica.follow("", 0)
         self._rest(self._clock.monotonic_ms())
@@ -312,29 +287,19 @@ class GroupMember:
         Returns:
             False while there is something to wait for; then ask again after a turn of the loop.
         """
-        now_ms = self._clock.monotonic_ms()
-        if self._retirement is None:
-            self._retirement = Retirement(now_ms)
-        one = self.leadership
-        leads = one is not None and one.is_confirmed and not one.in_sync.state.paused
-        step = self._retirement.step(now_ms, leads=leads, is_switching=self._switch is not None)
-        if step is RetirementStep.HAND_OVER:
-            try:
-                self._begin_switch(0, "the master is stopped")
-            except InvalidArgument as error:
-                _log.info("the lead is not handed over before the stop: %s", error)
-                return True
-        return step is RetirementStep.STOP
+        return self._succession.retire()
 
     def leave(self) -> None:
         """It stops: the group need not wait for its session to end."""
         self._closed = True
         self._session.leave()
+        self._succession.close()
 
     def close(self) -> None:
         """Lets go of everything."""
         self._closed = True
         self._session.close()
+        self._succession.close()
         self._peers.close()
         self._coordinator.close()
 
@@ -422,7 +387,7 @@ class GroupMember:
             if state.epoch > self.leadership.epoch:
                 self.step_down(f"epoch {state.epoch} has begun")
             elif state.epoch == self.leadership.epoch:
-                part = self._switch or self.leadership.in_sync
+                part = self._succession.part(self.leadership)
                 self._carry_out(part.on_read(record, now_ms), of_election=False)
             return
         if state.master == self._config.broker_id:
@@ -576,7 +541,7 @@ class GroupMember:
                 self._give_up(effect, of_election=of_election)
             elif isinstance(effect, ResumeSends):
                 _log.warning("this replica leads on: %s", effect.reason)
-                self._end_switch(InvalidArgument(effect.reason))
+                self._succession.end(InvalidArgument(effect.reason))
 
     def _give_up(self, effect: Follow, *, of_election: bool) -> None:
         if effect.record is not None and effect.record.version:
@@ -586,7 +551,7 @@ class GroupMember:
             self._rest(self._clock.monotonic_ms())
             self._react()
         else:
-            self._end_switch(self._switch_outcome(effect))
+            self._succession.on_follow(effect)
             # In a turn of its own: it takes down what this may have come from.
             self._loop.call_later(0, partial(self.step_down, effect.reason))
 
@@ -601,7 +566,7 @@ class GroupMember:
                 effects = self._election.on_read(outcome, now_ms, leader_lives=lives)
                 self._carry_out(effects, of_election=True)
             elif self.leadership is not None:
-                part = self._switch or self.leadership.in_sync
+                part = self._succession.part(self.leadership)
                 self._carry_out(part.on_read(outcome, now_ms), of_election=False)
 
         self._coordinator.read(self._config.broker_name, on_read)
@@ -618,7 +583,7 @@ class GroupMember:
                 if effect.state == self._election.wanted:
                     self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
             elif leadership is not None and leadership is self.leadership:
-                part = self._switch or leadership.in_sync
+                part = self._succession.part(leadership)
                 self._carry_out(part.on_outcome(outcome, now_ms), of_election=False)
 
         group = self._config.broker_name
@@ -690,7 +655,7 @@ class GroupMember:
         try:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
-            self._preference = Preference()
+            self._succession.on_lead()
             self._mandate.begin(is_failsafe=self.config.ha.failsafe)
             self.leadership.lease_holds = self._mandate.holds
         except MQMeshError as error:
@@ -766,79 +731,6 @@ class GroupMember:
         if not self._is_known or self._view.record.state is not None:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
         self._founding.make_anew(request, asked.replica_ids, self._present())
-
-    # ---- Switch-over -----------------------------------------------------------------
-
-    def _on_switch_over(self, request: Request, asked: SwitchOverRequest) -> Reply | None:
-        leadership = self.leadership
-        if leadership is None or not leadership.is_confirmed:
-            raise NotMaster(f"replica {self._config.broker_id} does not lead")
-        check_epoch(asked.epoch, leadership.epoch)
-        if self._switch is not None:
-            raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
-        self._begin_switch(asked.replica_id, "an administrator wants it so", request)
-        return None
-
-    def _begin_switch(
-        self,
-        wanted: int,
-        reason: str,
-        request: Request | None = None,
-        *,
-        is_by_preference: bool = False,
-    ) -> None:
-        leadership = self.leadership
-        assert leadership is not None, "who hands over leads"
-        end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
-        present = self._present()
-        able = {one.replica_id for one in present if one.can_lead}
-        successor = choose_successor(
-            leadership,
-            end,
-            wanted,
-            unable=set(leadership.members) - able,
-            preferred={one.replica_id for one in present if one.preferred},
-        )
-        self._switch = SwitchOver(
-            leadership,
-            successor,
-            end,
-            now_ms + PATIENCE_MS,
-            reason,
-            self._clock.wall_ms(),
-            leaves=self._retirement is not None,
-            is_by_preference=is_by_preference,
-        )
-        self._switch_request = None if request is None else request.without_frame()
-        _log.warning("replica %d is to take over: %s", successor, reason)
-        self._switch.begin()
-        self._step_switch()
-
-    def _step_switch(self) -> None:
-        if self._switch is not None and not self._closed:
-            self.turn_ended()
-            self._loop.call_later(STEP_MS, self._step_switch)
-
-    def _switch_outcome(self, effect: Follow) -> int | MQMeshError | None:
-        state = None if effect.record is None else effect.record.state
-        if self._switch is None:
-            return None
-        if state is not None and state.master == self._switch.successor:
-            return self._switch.successor
-        return NotMaster(effect.reason)
-
-    def _end_switch(self, outcome: int | MQMeshError | None) -> None:
-        request, switch = self._switch_request, self._switch
-        if outcome is None or switch is None:
-            return
-        self._switch_request = None
-        if isinstance(outcome, MQMeshError):
-            self._switch = None
-            if request is not None:
-                self._replica.fail(request, outcome)
-        elif request is not None:
-            answer = SwitchOverResponse(outcome, switch.leadership.epoch + 1)
-            self._replica.reply(request, reply_with(answer))
 
     def _check_group(self, broker_name: str) -> None:
         if broker_name != self._config.broker_name:
