@@ -16,20 +16,16 @@ from mqmesh.coordination.interface import (
     GroupState,
     GroupView,
     LiveReplica,
-    MemberIncarnation,
     Presence,
     SettingsRecord,
     StateRecord,
 )
-from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch, StorageError
+from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
-    Command,
     Reply,
     Request,
-    decode_header,
-    encode_header,
     reply_with,
 )
 from mqmesh.protocol.replication import (
@@ -48,25 +44,16 @@ from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
     Effect,
-    Fence,
     Follow,
-    Lead,
     ReadRecord,
     ResumeSends,
-    TellToStand,
 )
 from mqmesh.roles.broker.ha.election import (
-    ELECTION_MS,
     SILENCE_MS,
-    CandidateStep,
-    Election,
-    FenceAnswer,
-    Suspicion,
-    standing_delay_ms,
-    suspicion_of,
 )
 from mqmesh.roles.broker.ha.lead.failsafe import Stillness
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
+from mqmesh.roles.broker.ha.member.candidacy import Ballot, Candidacy
 from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
 from mqmesh.roles.broker.ha.member.founding import Founding
 from mqmesh.roles.broker.ha.member.mandate import Mandate
@@ -77,12 +64,6 @@ from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.dispatch import Handler
 
-STEP_MS: Final = 20
-"""How often time is looked at during an election."""
-LOOK_MS: Final = 250
-"""How often it is asked whether a silent leader renews its session."""
-REST_MS: Final = 300
-"""After an election that came to nothing, and at most as long again by chance."""
 SETTINGS_MS: Final = 5_000
 """So often the settings of the cluster are read."""
 STALE_LEADER_MS: Final = 3_000
@@ -122,7 +103,7 @@ class GroupMember:
         self._config = config
         self._address = address.tcp
         self._server_key = address.server_key
-        self._loop, self._clock, self._chance = world.loop, world.clock, world.chance
+        self._loop, self._clock = world.loop, world.clock
         self._coordinator = coordinator
         self._promises = promises
         self._replica = replica
@@ -134,6 +115,17 @@ class GroupMember:
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
         self._founding = Founding(config, self._session, replica, lambda: promises.state.member)
+        self._chronicle = Chronicle()
+        self._candidacy = Candidacy(
+            config,
+            coordinator,
+            self._session,
+            peers,
+            replica,
+            self._chronicle,
+            self._ballot(),
+            world,
+        )
         self._succession = Succession(
             config.broker_id,
             replica,
@@ -145,18 +137,11 @@ class GroupMember:
         self._mandate = Mandate(config, self._session, peers, lambda: self.leadership, self._clock)
         self._started_ms = self._clock.boot_ms()
         self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
-        self._election = Election(promises.state.member)
-        self._is_stepping = False
-        self._is_told = False
-        self._stand_ms: int | None = None
-        self._rest_until_ms = 0
-        self._look_ms = 0
         self._leader = ("", -1)
         self._is_outside = False
         self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
-        self._chronicle = Chronicle()
         self._desk = GroupDesk(
             config.broker_name,
             coordinator,
@@ -170,6 +155,18 @@ class GroupMember:
             ),
             world.loop,
             world.clock,
+        )
+
+    def _ballot(self) -> Ballot:
+        return Ballot(
+            lambda: self._view,
+            lambda: self.leadership is not None,
+            self._still_ms,
+            lambda: self._promises.state.member,
+            self._promise,
+            self._on_members,
+            self._lead,
+            self._on_not_elected,
         )
 
     # ---- For the process -------------------------------------------------------------
@@ -194,7 +191,7 @@ class GroupMember:
             return "MASTER"
         if self._is_outside:
             return "OUTSIDE"
-        return "FOLLOWING" if self._election.step is CandidateStep.IDLE else "CANDIDATE"
+        return "CANDIDATE" if self._candidacy.is_standing else "FOLLOWING"
 
     def status(self) -> MemberStatus:
         """How it is now."""
@@ -248,7 +245,7 @@ class GroupMember:
                 in_sync.on_sessions(
                     frozenset(one.presence.replica_id for one in self._view.members), now_ms
                 )
-                self._carry_out(in_sync.tick(now_ms), of_election=False)
+                self._carry_out(in_sync.tick(now_ms))
                 self._succession.look_for_preferred(now_ms)
             if self.leadership is not None and not self._mandate.look(self.leadership, now_ms):
                 self.step_down(LEASE_OVER)
@@ -267,7 +264,7 @@ class GroupMember:
             self.step_down(self.leadership.is_over)
         else:
             now_ms = self._clock.monotonic_ms()
-            self._carry_out(self._succession.tick(now_ms), of_election=False)
+            self._carry_out(self._succession.tick(now_ms))
 
     def step_down(self, reason: str) -> None:
         """It leads no more, since another one does, or it must not."""
@@ -278,7 +275,7 @@ class GroupMember:
         self.leadership = None
         self._leader = ("", -1)
         self._replica.follow("", 0)
-        self._rest(self._clock.monotonic_ms())
+        self._candidacy.rest()
         self._loop.call_later(0, self._react)
 
     def retire(self) -> bool:
@@ -294,12 +291,14 @@ class GroupMember:
         self._closed = True
         self._session.leave()
         self._succession.close()
+        self._candidacy.close()
 
     def close(self) -> None:
         """Lets go of everything."""
         self._closed = True
         self._session.close()
         self._succession.close()
+        self._candidacy.close()
         self._peers.close()
         self._coordinator.close()
 
@@ -388,7 +387,7 @@ class GroupMember:
                 self.step_down(f"epoch {state.epoch} has begun")
             elif state.epoch == self.leadership.epoch:
                 part = self._succession.part(self.leadership)
-                self._carry_out(part.on_read(record, now_ms), of_election=False)
+                self._carry_out(part.on_read(record, now_ms))
             return
         if state.master == self._config.broker_id:
             self._take_over(record, state)
@@ -436,194 +435,26 @@ class GroupMember:
     def _member(self, replica_id: int | None) -> Presence | None:
         return next((one for one in self._present() if one.replica_id == replica_id), None)
 
-    # ---- Suspicion -------------------------------------------------------------------
+    # ---- Suspicion, and elections ----------------------------------------------------
 
     def _suspect(self, now_ms: int) -> None:
-        state = self._view.record.state
-        if state is None:
+        if self._view.record.state is None:
             self._founding.make_group(self._present())
-            return
-        if self._election.step is not CandidateStep.IDLE or now_ms < self._rest_until_ms:
-            return
-        if self._still_ms():
-            self._stand_ms = None
-            return
-        silent_ms = self._replica.silent_ms(now_ms)
-        if silent_ms >= SILENCE_MS and now_ms >= self._look_ms:
-            self._look_ms = now_ms + LOOK_MS
-            # What is known of renewals is as old as the last change.
-            self._coordinator.presences(self._config.broker_name, self._on_presences)
-        why = self._suspicion(self._view, now_ms)
-        if not why.stands or not self._session.is_open or not self._replica.position().can_lead:
-            self._stand_ms = None
-        elif self._stand_ms is None:
-            drawn = self._chance(16)
-            delay_ms = standing_delay_ms(self._view, self._config.broker_id, drawn)
-            self._stand_ms = now_ms + delay_ms
-            self._loop.call_later(delay_ms, self._stand_if_due)
-
-    def _on_presences(self, outcome: tuple[LiveReplica, ...] | MQMeshError) -> None:
-        if not isinstance(outcome, MQMeshError):
-            self._view = msgspec.structs.replace(self._view, members=outcome)
-            if self.leadership is None:
-                self._suspect(self._clock.monotonic_ms())
-
-    def _suspicion(self, view: GroupView, now_ms: int) -> Suspicion:
-        return suspicion_of(
-            view,
-            self._config.broker_id,
-            silent_ms=self._replica.silent_ms(now_ms),
-            ttl_ms=self._session.ttl_ms,
-            restart_ms=self._config.ha.restart_before_failover_ms,
-        )
-
-    def _stand_if_due(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if self._closed or self.leadership is not None or self._stand_ms is None:
-            return
-        why = self._suspicion(self._view, now_ms)
-        if now_ms >= self._stand_ms and why.stands:
-            self._stand_ms = None
-            self._stand(str(why.value), now_ms)
-
-    # ---- Elections -------------------------------------------------------------------
-
-    def _stand(
-        self, reason: str, now_ms: int, *, is_told: bool = False, is_unclean: bool = False
-    ) -> None:
-        if self._election.step is not CandidateStep.IDLE or not self._session.is_open:
-            return
-        if still_ms := self._still_ms():
-            _log.info("this replica has promised not to stand for %d ms more", still_ms)
-            return
-        # Who tells it has looked whether there is a leader, and has it fenced by now.
-        self._is_told = is_told
-        _log.warning("this replica stands for election: %s", reason)
-        self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
-        self._election.me = self._promises.state.member
-        wall_ms = self._clock.wall_ms()
-        effects = self._election.stand(reason, now_ms, is_unclean=is_unclean, wall_ms=wall_ms)
-        self._carry_out(effects, of_election=True)
-        if not self._is_stepping:
-            self._is_stepping = True
-            self._loop.call_later(STEP_MS, self._step)
-
-    def _step(self) -> None:
-        if self._closed or self._election.step is CandidateStep.IDLE:
-            self._is_stepping = False
-            return
-        effects = self._election.tick(self._clock.monotonic_ms())
-        self._carry_out(effects, of_election=True)
-        self._loop.call_later(STEP_MS, self._step)
-
-    def _rest(self, now_ms: int) -> None:
-        self._stand_ms = None
-        self._rest_until_ms = now_ms + REST_MS + self._chance(16) % REST_MS
-
-    def _carry_out(self, effects: list[Effect], *, of_election: bool) -> None:
-        for effect in effects:
-            if isinstance(effect, ReadRecord):
-                self._read(of_election=of_election)
-            elif isinstance(effect, ChangeRecord):
-                self._change(effect, of_election=of_election)
-            elif isinstance(effect, Fence):
-                self._fence(effect)
-            elif isinstance(effect, TellToStand):
-                header = encode_header(
-                    StandRequest(self._config.broker_name, self._config.broker_id)
-                )
-                self._peers.ask(
-                    effect.replica_id, RequestCode.STAND_FOR_ELECTION, header, _ignore, ELECTION_MS
-                )
-            elif isinstance(effect, Lead):
-                self._lead(effect.record)
-            elif isinstance(effect, Follow):
-                self._give_up(effect, of_election=of_election)
-            elif isinstance(effect, ResumeSends):
-                _log.warning("this replica leads on: %s", effect.reason)
-                self._succession.end(InvalidArgument(effect.reason))
-
-    def _give_up(self, effect: Follow, *, of_election: bool) -> None:
-        if effect.record is not None and effect.record.version:
-            self._view = msgspec.structs.replace(self._view, record=effect.record)
-        if of_election:
-            _log.info("this replica does not lead: %s", effect.reason)
-            self._rest(self._clock.monotonic_ms())
-            self._react()
         else:
-            self._succession.on_follow(effect)
-            # In a turn of its own: it takes down what this may have come from.
-            self._loop.call_later(0, partial(self.step_down, effect.reason))
+            self._candidacy.suspect(now_ms)
 
-    def _read(self, *, of_election: bool) -> None:
-        def on_read(outcome: StateRecord | MQMeshError) -> None:
-            now_ms = self._clock.monotonic_ms()
-            if self._closed or isinstance(outcome, MQMeshError):
-                return  # it is read again, or the election ends
-            if of_election:
-                view = msgspec.structs.replace(self._view, record=outcome)
-                lives = not self._is_told and not self._suspicion(view, now_ms).stands
-                effects = self._election.on_read(outcome, now_ms, leader_lives=lives)
-                self._carry_out(effects, of_election=True)
-            elif self.leadership is not None:
-                part = self._succession.part(self.leadership)
-                self._carry_out(part.on_read(outcome, now_ms), of_election=False)
+    def _on_members(self, members: tuple[LiveReplica, ...]) -> None:
+        self._view = msgspec.structs.replace(self._view, members=members)
+        if self.leadership is None:
+            self._suspect(self._clock.monotonic_ms())
 
-        self._coordinator.read(self._config.broker_name, on_read)
+    def _know(self, record: StateRecord | None) -> None:
+        if record is not None and record.version:
+            self._view = msgspec.structs.replace(self._view, record=record)
 
-    def _change(self, effect: ChangeRecord, *, of_election: bool) -> None:
-        leadership = self.leadership
-
-        def on_changed(outcome: int | MQMeshError) -> None:
-            now_ms = self._clock.monotonic_ms()
-            if self._closed:
-                return
-            if of_election:
-                # What an election before this one asked for, and gave up, is no answer to this one.
-                if effect.state == self._election.wanted:
-                    self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
-            elif leadership is not None and leadership is self.leadership:
-                part = self._succession.part(leadership)
-                self._carry_out(part.on_outcome(outcome, now_ms), of_election=False)
-
-        group = self._config.broker_name
-        self._session.change_record(group, effect.version, effect.state, on_changed)
-
-    def _fence(self, effect: Fence) -> None:
-        config = self._config
-        header = encode_header(FenceRequest(config.broker_name, effect.epoch, config.broker_id))
-        for replica_id in effect.replica_ids:
-            if replica_id == config.broker_id:
-                continue
-            on_done = partial(self._on_promise, effect.epoch)
-            self._peers.ask(replica_id, RequestCode.FENCE, header, on_done, ELECTION_MS)
-        try:
-            self._on_answer(effect.epoch, self._promise(effect.epoch))
-        except StorageError as error:
-            _log.error("this replica cannot stand, its promise cannot be kept: %s", error)
-
-    def _on_promise(self, epoch: int, outcome: Command | MQMeshError) -> None:
-        try:
-            if isinstance(outcome, MQMeshError):
-                raise outcome
-            answer = decode_header(FenceResponse, outcome.header)
-        except MQMeshError as error:
-            _log.info("a replica does not promise epoch %d: %s", epoch, error)
-            return
-        if not self._closed:
-            self._on_answer(epoch, answer)
-
-    def _on_answer(self, epoch: int, answer: FenceResponse) -> None:
-        if answer.promised_epoch > epoch:
-            effects = self._election.on_stale(answer.promised_epoch)
-        else:
-            member = MemberIncarnation(answer.replica_id, answer.incarnation)
-            one = FenceAnswer(
-                member, answer.last_epoch, answer.log_end, answer.can_lead, answer.preferred
-            )
-            now_ms = self._clock.monotonic_ms()
-            effects = self._election.on_fence_answer(epoch, one, now_ms)
-        self._carry_out(effects, of_election=True)
+    def _on_not_elected(self, record: StateRecord | None) -> None:
+        self._know(record)
+        self._react()
 
     def _promise(self, epoch: int) -> FenceResponse:
         """Promises an epoch, unless a higher one was; what the log has is read after it."""
@@ -646,6 +477,45 @@ class GroupMember:
             at.can_lead,
             self._config.ha.preferred,
         )
+
+    # ---- What a leader's parts want done ---------------------------------------------
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ReadRecord):
+                self._coordinator.read(self._config.broker_name, self._on_read)
+            elif isinstance(effect, ChangeRecord):
+                self._change(effect)
+            elif isinstance(effect, Follow):
+                self._know(effect.record)
+                self._succession.on_follow(effect)
+                # In a turn of its own: it takes down what this may have come from.
+                self._loop.call_later(0, partial(self.step_down, effect.reason))
+            elif isinstance(effect, ResumeSends):
+                _log.warning("this replica leads on: %s", effect.reason)
+                self._succession.end(InvalidArgument(effect.reason))
+
+    def _on_read(self, outcome: StateRecord | MQMeshError) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._closed or isinstance(outcome, MQMeshError):
+            return  # it is read again
+        if self.leadership is not None:
+            part = self._succession.part(self.leadership)
+            self._carry_out(part.on_read(outcome, now_ms))
+
+    def _change(self, effect: ChangeRecord) -> None:
+        leadership = self.leadership
+
+        def on_changed(outcome: int | MQMeshError) -> None:
+            now_ms = self._clock.monotonic_ms()
+            if self._closed:
+                return
+            if leadership is not None and leadership is self.leadership:
+                part = self._succession.part(leadership)
+                self._carry_out(part.on_outcome(outcome, now_ms))
+
+        group = self._config.broker_name
+        self._session.change_record(group, effect.version, effect.state, on_changed)
 
     def _lead(self, record: StateRecord) -> None:
         assert record.state is not None
@@ -674,7 +544,7 @@ class GroupMember:
     def _give_way(self) -> None:
         """Lets another one stand: without a session this replica is not there."""
         self.leadership = None
-        self._rest_until_ms = self._clock.monotonic_ms() + GIVE_WAY_MS
+        self._candidacy.stay_away(GIVE_WAY_MS)
         self._session.give_up(GIVE_WAY_MS)
 
     # ---- Other replicas --------------------------------------------------------------
@@ -682,7 +552,7 @@ class GroupMember:
     def _on_fence(self, request: Request, asked: FenceRequest) -> Reply:
         self._check_group(asked.broker_name)
         if asked.epoch > self._promises.promised_epoch:
-            self._carry_out(self._election.on_stale(asked.epoch), of_election=True)
+            self._candidacy.on_stale(asked.epoch)
             # Before it is answered, since nothing may be confirmed any more once it is.
             self.step_down(f"replica {asked.replica_id} stands for epoch {asked.epoch}")
         return reply_with(self._promise(asked.epoch))
@@ -690,10 +560,8 @@ class GroupMember:
     def _on_stand(self, request: Request, asked: StandRequest) -> Reply:
         self._check_group(asked.broker_name)
         if self.leadership is None:
-            now_ms = self._clock.monotonic_ms()
-            self._rest_until_ms = now_ms
             reason = f"replica {asked.replica_id} says that this one has more"
-            self._stand(reason, now_ms, is_told=True)
+            self._candidacy.stand_at_once(reason)
         return Reply()
 
     def _on_hold_still(self, request: Request, asked: HoldStillRequest) -> Reply:
@@ -702,7 +570,7 @@ class GroupMember:
         newest = max(self._promises.promised_epoch, 0 if state is None else state.epoch)
         if asked.epoch < newest:
             raise StaleEpoch(f"epoch {asked.epoch} is over, {newest} was promised or has begun")
-        if self.leadership is not None or self._election.step is not CandidateStep.IDLE:
+        if self.leadership is not None or self._candidacy.is_standing:
             raise InvalidArgument("this replica leads, or stands for election")
         self._stillness.promise(self._clock.boot_ms() + asked.ttl_ms)
         return Reply()
@@ -722,9 +590,8 @@ class GroupMember:
             raise InvalidArgument("this replica does not reach the coordinator")
         if still_ms := self._still_ms():
             raise InvalidArgument(f"it has promised the master not to lead for {still_ms} ms more")
-        self._rest_until_ms = now_ms
         reason = "an administrator has it lead, whatever it lacks"
-        self._stand(reason, now_ms, is_told=True, is_unclean=True)
+        self._candidacy.stand_at_once(reason, is_unclean=True)
         return Reply()
 
     def _on_init(self, request: Request, asked: InitGroupRequest) -> None:
@@ -737,7 +604,3 @@ class GroupMember:
             raise InvalidArgument(
                 f"this is a replica of {self._config.broker_name!r}, not of {broker_name!r}"
             )
-
-
-def _ignore(outcome: Command | MQMeshError) -> None:
-    """Who is told to stand does, or another one will."""
