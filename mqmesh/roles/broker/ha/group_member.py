@@ -1,8 +1,9 @@
-"""A replica among the replicas of its group: its session, the group's record, elections.
+"""A replica among the replicas of its group: the group's record, and whom it follows by it.
 
 Decides whether the broker leads or follows, and whom; what that takes is the process's. What is
-decided is decided by pure machines (``election``, ``leadership``, ``in_sync``); here they are told
-of what comes from the coordinator, from other replicas and of time, and what they want is done.
+decided is decided by pure machines (``election``, ``leadership``, ``in_sync``); here, and by the
+parts in ``member``, they are told of what comes from the coordinator, from other replicas and of
+time, and what they want is done.
 """
 
 import logging
@@ -23,11 +24,7 @@ from mqmesh.coordination.interface import (
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    Reply,
-    Request,
-    reply_with,
-)
+from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.replication import (
     ElectReplicaRequest,
     FenceRequest,
@@ -41,16 +38,8 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.administration.cluster_settings import ClusterSettings
 from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
-from mqmesh.roles.broker.ha.effects import (
-    ChangeRecord,
-    Effect,
-    Follow,
-    ReadRecord,
-    ResumeSends,
-)
-from mqmesh.roles.broker.ha.election import (
-    SILENCE_MS,
-)
+from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord, ResumeSends
+from mqmesh.roles.broker.ha.election import SILENCE_MS
 from mqmesh.roles.broker.ha.lead.failsafe import Stillness
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.candidacy import Ballot, Candidacy
@@ -289,20 +278,20 @@ class GroupMember:
     def leave(self) -> None:
         """It stops: the group need not wait for its session to end."""
         self._closed = True
-        self._session.leave()
         self._succession.close()
         self._candidacy.close()
+        self._session.leave()
 
     def close(self) -> None:
         """Lets go of everything."""
         self._closed = True
-        self._session.close()
         self._succession.close()
         self._candidacy.close()
+        self._session.close()
         self._peers.close()
         self._coordinator.close()
 
-    # ---- The session -----------------------------------------------------------------
+    # ---- What it says of itself, and has promised ------------------------------------
 
     def _presence(self) -> Presence:
         at, state, config = self._replica.position(), self._promises.state, self._config
