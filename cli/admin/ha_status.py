@@ -72,7 +72,9 @@ def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:
             newest = max(elected, key=lambda one: (one.switched_ms, one.epoch))
             ids = ", ".join(map(str, newest.voters))
             since = f" since {timestamp(newest.switched_ms)}" if newest.switched_ms else ""
-            notes.append(f"{group}: replicas {ids}; epoch {newest.epoch}{since}: {newest.reason}")
+            notes.append(
+                f"{group}: replicas {ids}; epoch {newest.epoch}{since} (why: {newest.reason})"
+            )
             missing = sorted(set(newest.voters) - {one.broker_id for one in known})
             if missing:
                 notes.append(f"{group}: no word from replicas {', '.join(map(str, missing))}")

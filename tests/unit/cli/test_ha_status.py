@@ -17,7 +17,7 @@ def report(broker_id, **status):
 def test_a_group_that_is_as_usual_says_who_leads_since_when_and_why():
     leader = report(1, role="MASTER", switched_ms=1_000, reason="for a test")
     assert notes_of([leader, report(2), report(3)]) == [
-        "a: replicas 1, 2, 3; epoch 4 since 1970-01-01T00:00:01.000Z: for a test"
+        "a: replicas 1, 2, 3; epoch 4 since 1970-01-01T00:00:01.000Z (why: for a test)"
     ]
 
 
