@@ -26,6 +26,7 @@ from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.lead import preference
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.transport.endpoints import endpoint_of
@@ -213,6 +214,19 @@ def test_an_administrator_unseats_no_master_that_lives(site):
         site.admin.switch_over("broker-a", site.leader())
     with pytest.raises(InvalidArgument, match="is there"):
         site.admin.promote("broker-a", follower)
+
+
+def test_a_schedule_service_follows_a_new_master_also_when_it_heard_of_none(site):
+    schedule = site.world.schedules["broker-a"].server._service
+    assert schedule.in_session
+    first = site.leader()
+    # The former master goes on to answer, so that no connection breaks.
+    with mock.patch.object(ScheduleServer, "_on_hint"):
+        site.admin.switch_over("broker-a", 1 if first != 1 else 2)
+        site.run(5_000)
+    assert site.leader() != first
+    assert schedule.in_session
+    assert schedule.status().sessions >= 2
 
 
 def test_a_replica_that_promised_for_an_election_that_came_to_nothing_comes_back(site):

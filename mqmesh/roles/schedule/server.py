@@ -31,7 +31,7 @@ from mqmesh.transport.interface import Connection, Transport
 
 TIMETABLE_DIRECTORY: Final = "timetable"
 LOOK_MS: Final = 200
-"""How often the name servers are asked where the broker is, while there is no connection."""
+"""How often the name servers are asked where the broker is, while there is no session."""
 NAMESRV_TIMEOUT_MS: Final = 3_000
 MASTER_ID: Final = 0
 
@@ -69,6 +69,7 @@ class ScheduleServer:
             call_later=transport.loop.call_later,
             open_table=self._open_table,
             boot_id=read_boot_id(),
+            on_session_lost=self._look_later,
         )
 
     def start(self) -> str:
@@ -153,14 +154,15 @@ class ScheduleServer:
         self._look()
 
     def _look_later(self) -> None:
-        # Only until the broker is there: an idle service is to sleep.
+        # Only until there is a session: an idle service is to sleep. A connection is not enough,
+        # for a master that handed over goes on to answer, and a hint at the new one may get lost.
         if not self._look_planned:
             self._look_planned = True
             self._loop.call_later(LOOK_MS, self._look_if_away)
 
     def _look_if_away(self) -> None:
         self._look_planned = False
-        if self._link is None or (self._client is not None and self._client.connected):
+        if self._link is None or self._service.in_session:
             return
         self._look()
         self._look_later()

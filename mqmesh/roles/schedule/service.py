@@ -124,6 +124,8 @@ class ScheduleService:
         call_later: Plans a call, in ms.
         open_table: The timetable as it stands on disk; anew when told so.
         boot_id: Of the running system.
+        on_session_lost: Told when the broker does not go on with a session, or begins none: it may
+            lead no more.
 
     Attributes:
         state: Of the session.
@@ -137,12 +139,14 @@ class ScheduleService:
         call_later: Callable[[int, Callable[[], None]], PlannedCall],
         open_table: Callable[[bool], Timetable],
         boot_id: bytes,
+        on_session_lost: Callable[[], None],
     ) -> None:
         self._config = config
         self._clock = clock
         self._call_later = call_later
         self._open_table = open_table
         self._boot_id = boot_id
+        self._on_session_lost = on_session_lost
         self._broker: Broker | None = None
         self.state = SessionState.AWAY
         self._sessions = self._delivered = self._refused = self._rebuilds = 0
@@ -178,6 +182,11 @@ class ScheduleService:
         """The connection broke."""
         self._leave()
         self._broker = None
+
+    @property
+    def in_session(self) -> bool:
+        """True while the broker serves it."""
+        return self.state in (SessionState.CATCHING_UP, SessionState.SERVING)
 
     def status(self) -> ScheduleStatus:
         """How it is now."""
@@ -225,6 +234,7 @@ class ScheduleService:
                 self._open()
 
         self._call_later(self._config.retry_ms, again)
+        self._on_session_lost()
 
     def _open(self) -> None:
         self.state = SessionState.OPENING
@@ -262,7 +272,7 @@ class ScheduleService:
         news = decode_header(ScheduleNews, command.header)
         if news.ticket:
             self._cancel(news, self._era, CANCEL_TRIES)
-        elif self.state in (SessionState.CATCHING_UP, SessionState.SERVING):
+        elif self.in_session:
             self._pull()
 
     def _pull(self) -> None:

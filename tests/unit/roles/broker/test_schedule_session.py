@@ -103,6 +103,7 @@ class Rig:
             call_later=self.call_later,
             open_table=self.open_table,
             boot_id=b"boot",
+            on_session_lost=lambda: None,
         )
         self.connect()
 
