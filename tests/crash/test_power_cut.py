@@ -3,12 +3,16 @@
 import os
 import random
 import shutil
+from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
 from harness.store_files import StoreFiles, deliverable, put_bodies, settle
 
+from mqmesh.storage.commitlog import checkpointer
 from mqmesh.storage.commitlog.checkpoint import CheckpointFile
+from mqmesh.storage.commitlog.checkpointer import MOST_SYNCED_AT_CLOSE
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.log.marker import MarkerKind, decode_marker
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE
@@ -80,6 +84,30 @@ def test_queues_that_lost_unsynced_pages_are_written_again(files: StoreFiles) ->
     assert deliverable(recovered) == dict(enumerate(bodies))
     crashed.close()
     assert crashed.queue_files() == reference
+
+
+def test_what_a_stop_left_unsynced_is_synced_by_the_next_life(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = files.open()
+    queues = range(MOST_SYNCED_AT_CLOSE + 1)
+    for queue_id in queues:
+        put_bodies(store, ["unsynced"], queue_id=queue_id)
+    with mock.patch.object(checkpointer, "sync_paths") as sync_at_stop:
+        files.close()
+    assert not sync_at_stop.called, "too many for a stop to sync"
+    store = files.open()
+    put_bodies(store, ["new"])
+    sync = checkpointer.sync_paths
+    synced: set[str] = set()
+    monkeypatch.setattr(
+        checkpointer, "sync_paths", lambda paths, how: (synced.update(paths), sync(paths, how))
+    )
+    settle(store)
+    names = {Path(path).name for path in synced}
+    assert {f"{queue_id}-{0:020d}" for queue_id in queues} <= names
+    assert {str(files.directory / "consumequeue"), store._queues.topic_directory("topic")} <= synced
+    files.close()
 
 
 def files_offset_of(store: CommitLogStore, queue_offset: int) -> int:

@@ -266,10 +266,14 @@ class LogRecovery:
             self._epoch = table.head.epoch
         # Nor are pages of queues believed that a sync may have failed for.
         trusted = self._same_boot and checkpoint.clean and not checkpoint.tails_left
-        if not trusted and checkpoint.queues_synced_through < table.head.through:
-            start = min(start, checkpoint.queues_synced_through)
-            self._applier.rewritten = set()
-            self._epoch = 0
+        if checkpoint.queues_synced_through < table.head.through:
+            if trusted:
+                # The stop left them to the next round, which else syncs what it wrote itself.
+                self._queues.doubt_files()
+            else:
+                start = min(start, checkpoint.queues_synced_through)
+                self._applier.rewritten = set()
+                self._epoch = 0
         self._applier.is_complete = start >= table.head.through
         start = max(start, self._segments.first.start)
         if not self._epochs.is_known:

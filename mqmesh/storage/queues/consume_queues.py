@@ -308,6 +308,15 @@ class ConsumeQueues:
                     return queue
         return None
 
+    def doubt_files(self) -> None:
+        """Has all files synced by whoever takes ``changed``: of none is known that it was."""
+        for queue in self:
+            if queue.written > queue.first:
+                last = queue.file_number(queue.written - 1)
+                numbers = range(queue.file_number(queue.first), last + 1)
+                self.changed.update(map(queue.file_path, numbers))
+                self.changed.update((queue.directory, os.path.dirname(queue.directory)))
+
     def trim(self) -> int:
         """Removes what no queue knows of: entries before the beginnings and behind the ends,
         directories of other topics. What has not a name of ours is left alone.
