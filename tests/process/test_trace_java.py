@@ -138,7 +138,7 @@ def test_java_reads_what_clients_write(codec, cluster):
         reader.subscribe(TRACE_TOPIC)
         bodies: list[bytes] = []
         kinds: set[str] = set()
-        while kinds != set(TraceKind):
+        while kinds != set(FIELDS):
             bodies += [one.body for one in reader.poll(1_000)]
             text = b"".join(bodies).decode()
             records, strange = decode_records(text)

@@ -30,6 +30,15 @@ class SpanKind(enum.StrEnum):
     """A consumer was given it."""
     END_TRANSACTION = "END_TRANSACTION"
     """It was committed or rolled back."""
+    RECALL = "RECALL"
+    """A client of RocketMQ 5 called it back, or tried to."""
+
+
+_SENT = {
+    TraceKind.PUB: SpanKind.SEND,
+    TraceKind.END_TRANSACTION: SpanKind.END_TRANSACTION,
+    TraceKind.RECALL: SpanKind.RECALL,
+}
 
 
 class TraceSpan(msgspec.Struct, frozen=True):
@@ -38,7 +47,8 @@ class TraceSpan(msgspec.Struct, frozen=True):
     Attributes:
         kind: What.
         time_ms: When it began, ms since 1970.
-        cost_ms: How long it took; None while a consumer has not ended, as far as its trace came.
+        cost_ms: How long it took; None while a consumer has not ended, as far as its trace came,
+            and where records do not say it: of transactions' ends and recalls.
         group: Producer or consumer group.
         client: Who told it, as ``host:pid``; as ``host`` where RocketMQ's client did.
         result: ``SUCCESS``, ``FAILED``, ``EXCEPTION``, ``TIME_OUT``, ``COMMIT``, ``ROLLBACK``,
@@ -47,7 +57,8 @@ class TraceSpan(msgspec.Struct, frozen=True):
         tag, keys: Of the message, as far as the record says them.
         store_host: The broker that has it; "" of consumers.
         size: Bytes of its body; 0 of consumers.
-        message_type: ``NORMAL``, ``HALF``, ``COMMIT`` or ``DELAY``.
+        message_type: ``NORMAL``, ``HALF``, ``COMMIT``, ``DELAY`` or ``ORDER``; "" of consumers and
+            recalls.
         retry_times: How often it was sent back before.
         from_check: The broker had asked how the transaction ended.
     """
@@ -191,14 +202,14 @@ def _consumed(begin: TraceRecord, end: TraceRecord | None, client: str) -> Trace
 
 
 def _sent(one: TraceRecord, client: str) -> TraceSpan:
-    is_end = one.kind is TraceKind.END_TRANSACTION
     result = "SUCCESS" if one.success else "FAILED"
-    if is_end:
+    if one.kind is TraceKind.END_TRANSACTION:
         result = one.state.removesuffix("_MESSAGE").replace("UNKNOW", "UNKNOWN")
+    is_recall = one.kind is TraceKind.RECALL
     return TraceSpan(
-        SpanKind.END_TRANSACTION if is_end else SpanKind.SEND,
+        _SENT[one.kind],
         one.time_ms,
-        None if is_end else one.cost_ms,
+        one.cost_ms if one.kind is TraceKind.PUB else None,
         one.group,
         client,
         result,
@@ -207,7 +218,7 @@ def _sent(one: TraceRecord, client: str) -> TraceSpan:
         _text(one.keys),
         one.store_host,
         one.size,
-        TraceMessageType(one.message_type).name,
+        "" if is_recall else TraceMessageType(one.message_type).name,
         from_check=one.from_check,
     )
 

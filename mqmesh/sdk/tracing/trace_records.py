@@ -1,7 +1,8 @@
 """Records of the message trace, as RocketMQ's clients write them into the trace topic.
 
 The body of a trace message is UTF-8 text: records, each closed by 0x02, whose fields 0x01
-separates. They are those of ``TraceDataEncoder`` of RocketMQ 4.9.8, and never change:
+separates. They are those of ``TraceDataEncoder`` of RocketMQ 4.9.8, and never change; ``Recall``
+is of RocketMQ 5's clients alone:
 
 =================  ==================================================================
 kind               fields
@@ -13,11 +14,13 @@ kind               fields
                    group
 ``EndTransaction`` time, region, group, topic, message id, tag, keys, store host,
                    message type, transaction id, state, from a check
+``Recall``         time, region, group, topic, message id, success
 =================  ==================================================================
 
 Times are ms since 1970, costs ms, keys are separated by blanks, truth is ``true`` or ``false``. Old
 clients leave out the offset message id, the context code, or time and group of a ``SubAfter``; some
-have the client's host behind a ``Pub``.
+have the client's host behind a ``Pub``. For a batch RocketMQ writes one ``Pub``, whose message id
+and offset message id are those of all its messages, separated by commas.
 """
 
 import enum
@@ -48,6 +51,8 @@ class TraceKind(enum.StrEnum):
     """And ended."""
     END_TRANSACTION = "EndTransaction"
     """A transaction was committed or rolled back."""
+    RECALL = "Recall"
+    """A delayed message was called back."""
 
 
 class TraceMessageType(enum.IntEnum):
@@ -57,6 +62,7 @@ class TraceMessageType(enum.IntEnum):
     HALF = 1
     COMMIT = 2
     DELAY = 3
+    ORDER = 4
 
 
 class ContextCode(enum.IntEnum):
@@ -185,6 +191,13 @@ def _encode_end(one: TraceRecord) -> str:
     )
 
 
+def _encode_recall(one: TraceRecord) -> str:
+    return (
+        f"Recall\x01{one.time_ms}\x01{one.region}\x01{one.group}\x01{one.topic}"
+        f"\x01{one.message_id}\x01{_truth(one.success)}\x02"
+    )
+
+
 def _decode_pub(fields: list[str]) -> TraceRecord:
     has_offset_id = len(fields) >= 14
     return TraceRecord(
@@ -252,6 +265,18 @@ def _decode_end(fields: list[str]) -> TraceRecord:
     )
 
 
+def _decode_recall(fields: list[str]) -> TraceRecord:
+    return TraceRecord(
+        TraceKind.RECALL,
+        fields[5],
+        time_ms=_time(fields[1]),
+        region=fields[2],
+        group=fields[3],
+        topic=fields[4],
+        success=_is_true(fields[6]),
+    )
+
+
 def _truth(value: bool) -> str:
     return "true" if value else "false"
 
@@ -285,10 +310,12 @@ _ENCODE: Final[dict[TraceKind, Callable[[TraceRecord], str]]] = {
     TraceKind.SUB_BEFORE: _encode_sub_before,
     TraceKind.SUB_AFTER: _encode_sub_after,
     TraceKind.END_TRANSACTION: _encode_end,
+    TraceKind.RECALL: _encode_recall,
 }
 _DECODE: Final[dict[str, Callable[[list[str]], TraceRecord]]] = {
     "Pub": _decode_pub,
     "SubBefore": _decode_sub_before,
     "SubAfter": _decode_sub_after,
     "EndTransaction": _decode_end,
+    "Recall": _decode_recall,
 }
