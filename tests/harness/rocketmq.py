@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+from base64 import b64decode
+from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
@@ -50,20 +52,33 @@ def golden_families(root: Path) -> dict[str, set[str]]:
     return {name: {labels} for name, _, labels in (line.partition(" ") for line in lines)}
 
 
-def page_of_a_real_broker(folder: Path, wanted: list[str]) -> str:
+@dataclass(frozen=True)
+class Traffic:
+    """What a real broker, and the clients that it had, have told.
+
+    Attributes:
+        page: The broker's page for Prometheus.
+        sent: Message id and offset message id of what was sent, by name.
+        traces: Keys, and body, of each message of the trace topic.
+    """
+
+    page: str
+    sent: dict[str, tuple[str, str]]
+    traces: list[tuple[list[str], bytes]]
+
+
+def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]) -> Traffic:
     """Runs a broker under some traffic; in a network of its own, where only loopback is.
 
     Args:
         folder: For its files.
-        wanted: Metrics that the page must have before it is taken.
-
-    Returns:
-        Its page.
+        metrics: That the page must have before it is taken.
+        events: That the trace topic must tell of; see ``RocketMQTraffic.java``.
     """
     java = [
         *("java", "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
         *("-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}", "-cp", f"{_jars()}/*"),
-        *(str(PROGRAM), str(folder), *wanted),
+        *("-Dfile.encoding=UTF-8", str(PROGRAM), str(folder), *metrics, "--", *events),
     ]
     alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"']
     done = subprocess.run(
@@ -75,7 +90,13 @@ def page_of_a_real_broker(folder: Path, wanted: list[str]) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2_000:]
-    return done.stdout
+    sent = [line.split("\t") for line in (folder / "sent.tsv").read_text().splitlines()]
+    traces = [line.split("\t") for line in (folder / "traces.tsv").read_text().splitlines()]
+    return Traffic(
+        done.stdout,
+        {name: (message_id, offset_id) for name, message_id, offset_id in sent},
+        [(b64decode(keys).decode().split(), b64decode(body)) for keys, body in traces],
+    )
 
 
 def _jars() -> Path:
