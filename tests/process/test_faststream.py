@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pydantic
 import pytest
-from faststream import Context, FastStream
+from faststream import BaseMiddleware, Context, FastStream
 from faststream.exceptions import RejectMessage
 from harness.open_telemetry import telling
 from harness.patience import PATIENCE_S, until
@@ -210,6 +210,72 @@ def test_a_subscriber_may_come_and_go_while_the_broker_runs(mqmesh_cluster):
             await subscribers[1].stop()
 
     asyncio.run(program())
+
+
+def test_messages_are_asked_for_one_by_one_and_what_was_not_done_comes_again(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+    address = mqmesh_cluster.namesrv_addr
+
+    def program(work, seen: list[bytes]):
+        class Sees(BaseMiddleware):
+            async def consume_scope(self, call_next, msg):
+                seen.append(msg.body)
+                return await call_next(msg)
+
+        async def life() -> list[int]:
+            broker = MQMeshBroker(address, logger=None, middlewares=[Sees])
+            subscriber = broker.subscriber(
+                topic, group=group, expression="new", consume_from_where="FIRST_OFFSET"
+            )
+            async with broker, asyncio.timeout(PATIENCE_S):
+                await broker.start()
+                return await work(broker, subscriber)
+
+        return asyncio.run(life())
+
+    async def first(broker, subscriber) -> list[int]:
+        for number in range(4):
+            await broker.publish(Order(id=number), topic, tag="new")
+            await broker.publish(b"no order", topic, tag="old")
+        twin = broker.subscriber(topic, group=group)
+        with pytest.raises(InvalidArgument, match="another group"):
+            await twin.start()
+        twin(print)
+        with pytest.raises(InvalidArgument, match="another group"):
+            await twin.start()
+        got = [(await (await subscriber.get_one(timeout=PATIENCE_S)).decode())["id"]]
+        async for message in subscriber:
+            got.append((await message.decode())["id"])
+            if len(got) == 3:
+                return got
+        raise AssertionError("nobody has stopped it")
+
+    async def second(broker, subscriber) -> list[int]:
+        got = []
+        async for message in subscriber:
+            got.append((await message.decode())["id"])
+            if len(got) == 2:
+                await message.ack()
+                return got
+        raise AssertionError("nobody has stopped it")
+
+    async def third(broker, subscriber) -> list[int]:
+        await broker.publish(Order(id=4), topic, tag="new")
+        got = [(await (await subscriber.get_one(timeout=PATIENCE_S)).decode())["id"]]
+        assert await subscriber.get_one(timeout=0.01) is None
+        waiting = asyncio.create_task(subscriber.get_one(timeout=PATIENCE_S))
+        await asyncio.sleep(0)
+        await subscriber.stop()
+        assert await waiting is None
+        return got
+
+    seen: list[bytes] = []
+    assert program(first, seen) == [0, 1, 2]
+    assert program(second, seen) == [2, 3], "the last one was not said to be done"
+    assert program(third, seen) == [4], "the last one was said to be done"
+    assert [Order.model_validate_json(body).id for body in seen] == [0, 1, 2, 2, 3, 4]
+    with GroupAdmin(address) as admin:
+        assert admin.progress(group, topic).lag == 0
 
 
 def _topics(admin: GroupAdmin, group: str) -> set[str]:

@@ -23,7 +23,7 @@ from faststream.specification.schema.extra import Tag, TagDict
 
 from mqmesh.errors import MQMeshError
 from mqmesh.sdk.aio.admin import AdminClient
-from mqmesh.sdk.aio.consumer import PushConsumer
+from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.app.message_maker import OwnFields
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options
@@ -115,6 +115,9 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
             chosen: PushConsumerKeywords = {"close_timeout_ms": close_ms, **wanted}
             return PushConsumer(group, **{**common, **chosen})
 
+        def puller(group: str, wanted: PushConsumerKeywords) -> PullConsumer:
+            return PullConsumer(group, **{**common, **wanted})
+
         depends = FastDependsConfig(
             use_fastdepends=options.get("apply_types", True),
             serializer=options.get("serializer", EMPTY),
@@ -127,7 +130,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
             **_shared(options),
             broker_codec=codec,
             producer=self._sender,
-            consumers=GroupConsumers(consumer),
+            consumers=GroupConsumers(consumer, puller),
             fd_config=depends,
             graceful_timeout=graceful_s,
             extra_context={"broker": self},

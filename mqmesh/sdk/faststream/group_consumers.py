@@ -1,12 +1,44 @@
 """The consumers of a FastStream broker: one for each group, whatever its topics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from mqmesh.sdk.aio.consumer import PushConsumer
+from faststream.message import AckStatus
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.app.subscriptions import Subscriptions, TypedSubscription
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.faststream.message import Delivery
 
 MakeConsumer = Callable[[str, PushConsumerKeywords], PushConsumer]
+MakePuller = Callable[[str, PushConsumerKeywords], PullConsumer]
+
+
+class Puller:
+    """The messages of a subscriber without a function, one at a time.
+
+    A message is done when the next one is asked for. The last one is done if the program has said
+    so; else it comes again, for nobody knows whether it was at work when the broker was stopped.
+
+    Args:
+        consumer: Its own.
+    """
+
+    def __init__(self, consumer: PullConsumer) -> None:
+        self._consumer = consumer
+        self._last: Delivery | None = None
+
+    async def next(self) -> Delivery | None:
+        """Awaits a message; None when the consumer was closed."""
+        message = await anext(self._consumer, None)
+        self._last = None if message is None else Delivery(message, is_asked_for=True)
+        return self._last
+
+    async def close(self) -> None:
+        """Commits and disconnects."""
+        is_done = self._last is None or self._last.decision is AckStatus.ACKED
+        await self._consumer.close(unfinished=not is_done)
 
 
 class GroupConsumers:
@@ -18,10 +50,13 @@ class GroupConsumers:
 
     Args:
         make: Makes the consumer of a group.
+        make_puller: Makes that of a subscriber without a function.
     """
 
-    def __init__(self, make: MakeConsumer) -> None:
+    def __init__(self, make: MakeConsumer, make_puller: MakePuller) -> None:
         self._make = make
+        self._make_puller = make_puller
+        self._pullers: dict[str, Puller] = {}
         self._wanted = Subscriptions()
         self._consumers: dict[str, PushConsumer] = {}
         self._is_started = False
@@ -30,8 +65,9 @@ class GroupConsumers:
         """A subscriber is there.
 
         Raises:
-            InvalidArgument: As ``Subscriptions.add``.
+            InvalidArgument: As ``Subscriptions.add``, or the group's is one without a function.
         """
+        self._check_group(subscription.group, self._pullers)
         self._wanted.add(subscription)
         if not self._is_started:
             return
@@ -41,8 +77,32 @@ class GroupConsumers:
         else:
             await self._subscribe(consumer, subscription)
 
+    async def pull(
+        self, group: str, topic: str, expression: Wanted, options: PushConsumerKeywords
+    ) -> Puller:
+        """Connects a subscriber without a function.
+
+        Raises:
+            InvalidArgument: A name or an option is out of bounds, or none of ``PullConsumer``, or
+                the group has another subscriber.
+            MQMeshError: As for ``PullConsumer.start``; nothing is left running.
+        """
+        self._check_group(group, {**self._pullers, **self._wanted.by_group()})
+        consumer = self._make_puller(group, options)
+        await consumer.subscribe(topic, expression)
+        made = self._pullers[group] = Puller(consumer)
+        try:
+            await consumer.start()
+        except BaseException:
+            await self.leave(group, topic)
+            raise
+        return made
+
     async def leave(self, group: str, topic: str) -> None:
         """A subscriber is there no more; the last one of a group takes its consumer along."""
+        if group in self._pullers:
+            await self._pullers.pop(group).close()
+            return
         self._wanted.remove(group, topic)
         consumer = self._consumers.get(group)
         if consumer is None or consumer.closed:
@@ -70,8 +130,17 @@ class GroupConsumers:
     async def close(self) -> None:
         """Ends the calls that run, commits and disconnects."""
         self._is_started = False
+        while self._pullers:
+            await self._pullers.popitem()[1].close()
         while self._consumers:
             await self._consumers.popitem()[1].close()
+
+    def _check_group(self, group: str, others: Mapping[str, object]) -> None:
+        if group in others:
+            raise InvalidArgument(
+                f"group {group!r} has a subscriber without a function, which must be its only one, "
+                "for all members of a group have the same topics: name another group"
+            )
 
     async def _open(self, group: str, subscriptions: list[TypedSubscription]) -> None:
         consumer = self._consumers[group] = self._make(group, subscriptions[0].options)

@@ -11,6 +11,7 @@ FastStream's own facts about a message are properties of it, which filters can u
 
 from typing import Any, Final
 
+from faststream.exceptions import FeatureNotSupportedException
 from faststream.message import AckStatus, StreamMessage, decode_message
 
 from mqmesh.errors import Reject
@@ -30,16 +31,18 @@ class Delivery:
 
     Args:
         message: As it was received; of a reply a plain ``Message``.
+        is_asked_for: The subscriber has no function; see ``MQMeshSubscriber.get_one``.
 
     Attributes:
         decision: What was decided; None for nothing.
         error: What the handler raised.
     """
 
-    __slots__ = ("decision", "error", "message")
+    __slots__ = ("decision", "error", "is_asked_for", "message")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, *, is_asked_for: bool = False) -> None:
         self.message = message
+        self.is_asked_for = is_asked_for
         self.decision: AckStatus | None = None
         self.error: Exception | None = None
 
@@ -82,14 +85,31 @@ class MQMeshMessage(StreamMessage[Delivery]):
         self.raw_message.decision = self.committed
 
     async def nack(self) -> None:
-        """The message shall come again later; with ``consume_orderly`` its queue waits for it."""
+        """The message shall come again later; with ``consume_orderly`` its queue waits for it.
+
+        Raises:
+            FeatureNotSupportedException: It was asked for.
+        """
+        self._check_sent_back()
         await super().nack()
         self.raw_message.decision = self.committed
 
     async def reject(self) -> None:
-        """The message shall be a dead letter at once."""
+        """The message shall be a dead letter at once.
+
+        Raises:
+            FeatureNotSupportedException: It was asked for.
+        """
+        self._check_sent_back()
         await super().reject()
         self.raw_message.decision = self.committed
+
+    def _check_sent_back(self) -> None:
+        if self.raw_message.is_asked_for:
+            raise FeatureNotSupportedException(
+                "a message that get_one or an iteration gave cannot be sent back: retries and dead "
+                "letters are for subscribers that have a function"
+            )
 
 
 async def parse(delivery: Delivery) -> MQMeshMessage:

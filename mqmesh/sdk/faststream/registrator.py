@@ -71,7 +71,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         dead_letter_on: Errors = (),
         **options: Unpack[SubscriberKeywords],
     ) -> MQMeshSubscriber:
-        """Has a function handle the messages of a topic.
+        """Has a function handle the messages of a topic; without one, see ``get_one``.
 
         Args:
             topic: Topic; it need not exist yet.

@@ -1,14 +1,16 @@
 """Subscribers: functions that FastStream calls with the messages of a topic."""
 
+import asyncio
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from faststream import PublishCommand, StreamMessage
 from faststream._internal.endpoint.publisher import PublisherProto
 from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream._internal.endpoint.subscriber import SubscriberSpecification, SubscriberUsecase
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+from faststream._internal.endpoint.utils import process_msg
 from faststream._internal.producer import ProducerProto
 from faststream.exceptions import FeatureNotSupportedException
 from faststream.message import AckStatus
@@ -16,15 +18,15 @@ from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message as MessageSchema
 from faststream.specification.schema import Operation, SubscriberSpec
 
+from mqmesh.errors import ClientClosed
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk.app.subscriptions import TypedSubscription
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.faststream.config import MQMeshBrokerConfig, SubscriberSettings, SubscriberTitles
-from mqmesh.sdk.faststream.message import Delivery
+from mqmesh.sdk.faststream.group_consumers import Puller
+from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.producer.replies import is_request
-
-_PULL = "mqmesh's subscribers call their functions; to ask for messages there is PullConsumer"
 
 
 class ResultPublisher(FakePublisher):
@@ -67,6 +69,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
     ) -> None:
         super().__init__(config, specification, calls)
         self.settings = config
+        self._puller: Puller | None = None
 
     @property
     def topic(self) -> str:
@@ -86,6 +89,10 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
                     self.topic, settings.group, settings.expression, self._listen, options
                 )
             )
+        else:
+            self._puller = await consumers.pull(
+                settings.group, self.topic, settings.expression, settings.options
+            )
 
     async def stop(self) -> None:
         """Leaves the group, when the calls that run have ended."""
@@ -104,21 +111,36 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
                 msg.decision = AckStatus.REJECTED
             raise
 
-    async def get_one(self, *, timeout: float = 5) -> None:
-        """Not here.
+    async def get_one(self, *, timeout: float = 5) -> MQMeshMessage | None:
+        """Awaits a message of a subscriber without a function; the one before it is done now.
+
+        Args:
+            timeout: For so many seconds.
+
+        Returns:
+            None when there was none, or the subscriber was stopped.
 
         Raises:
-            FeatureNotSupportedException: Always.
+            FeatureNotSupportedException: It has a function, which gets the messages.
+            ClientClosed: It was not started.
+            MQMeshError: As for ``PullConsumer.poll``.
         """
-        raise FeatureNotSupportedException(_PULL)
+        try:
+            async with asyncio.timeout(timeout):
+                delivery = await self._asked().next()
+        except TimeoutError:
+            return None
+        return None if delivery is None else await self._seen(delivery)
 
-    def __aiter__(self) -> AsyncIterator[StreamMessage[Delivery]]:
-        """Not here.
+    async def __aiter__(self) -> AsyncIterator[MQMeshMessage]:
+        """Gives the messages of a subscriber without a function, until it is stopped.
 
         Raises:
-            FeatureNotSupportedException: Always.
+            FeatureNotSupportedException, ClientClosed, MQMeshError: As for ``get_one``.
         """
-        raise FeatureNotSupportedException(_PULL)
+        puller = self._asked()
+        while (delivery := await puller.next()) is not None:
+            yield await self._seen(delivery)
 
     def get_log_context(self, message: StreamMessage[Delivery] | None) -> dict[str, str]:
         """What stands in front of its lines in the log."""
@@ -132,6 +154,23 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         request = raw if is_request(raw) else None
         topic = message.reply_to if request is None else raw.topic
         return (ResultPublisher(self._outer_config.producer, topic, request),)
+
+    def _asked(self) -> Puller:
+        if self.calls:
+            raise FeatureNotSupportedException(
+                "this subscriber has a function, which gets its messages: make another one, of a "
+                "group of its own and without a function"
+            )
+        if self._puller is None:
+            raise ClientClosed("the subscriber was not started: start it, or its broker")
+        return self._puller
+
+    async def _seen(self, delivery: Delivery) -> MQMeshMessage:
+        """As the broker's middlewares, parser and decoder make it."""
+        context, (parser, decoder) = self._outer_config.context, self._get_parser_and_decoder()
+        middlewares = [make(delivery, context=context) for make in self._broker_middlewares]
+        seen = await process_msg(delivery, middlewares=middlewares, parser=parser, decoder=decoder)
+        return cast(MQMeshMessage, seen)
 
     async def _listen(self, messages: list[StoredMessage]) -> ConsumeResult:
         (message,) = messages

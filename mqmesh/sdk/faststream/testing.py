@@ -45,7 +45,7 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
     ) -> tuple[MQMeshSubscriber, bool]:
         """Who gets what a publisher sends: a handler of the program, or one that only counts."""
         for one in _subscribers(self.brokers):
-            if one.topic == publisher.topic:
+            if one.calls and one.topic == publisher.topic:
                 return one, True
         return broker.subscriber(publisher.topic, group="test", persistent=False), False
 

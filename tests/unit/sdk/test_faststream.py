@@ -15,8 +15,10 @@ from faststream.exceptions import (
     RejectMessage,
     SubscriberNotFound,
 )
+from faststream.message import AckStatus
 
 from mqmesh import ConsumeResult, Message, MessageSelector, Reject, StoredMessage
+from mqmesh.errors import ClientClosed
 from mqmesh.faststream import (
     Delivery,
     MQMeshBroker,
@@ -322,12 +324,46 @@ def test_a_handlers_error_is_raised_to_who_tests_it(broker):
     with_broker(broker, run)
 
 
-def test_messages_are_not_asked_for(broker):
+def test_who_has_a_function_is_not_asked_for_messages_nor_who_was_not_started(broker):
+    async def handle(order: Order) -> None: ...
+
+    async def iterate(subscriber):
+        async for _ in subscriber:
+            pass
+
     subscriber = broker.subscriber("orders", group="g")
-    with pytest.raises(FeatureNotSupportedException, match="PullConsumer"):
-        asyncio.run(subscriber.get_one())
-    with pytest.raises(FeatureNotSupportedException, match="PullConsumer"):
-        subscriber.__aiter__()
+    for ask in (subscriber.get_one(), iterate(subscriber)):
+        with pytest.raises(ClientClosed, match="start it"):
+            asyncio.run(ask)
+    subscriber(handle)
+    for ask in (subscriber.get_one(), iterate(subscriber)):
+        with pytest.raises(FeatureNotSupportedException, match="has a function"):
+            asyncio.run(ask)
+
+
+def test_a_subscriber_without_a_function_stays_so_in_tests(broker):
+    subscriber, publisher = broker.subscriber("orders", group="g"), broker.publisher("orders")
+
+    async def run(one):
+        await publisher.publish({"id": 1})
+        publisher.mock.assert_called_once_with({"id": 1})
+
+    with_broker(broker, run)
+    assert not subscriber.calls
+
+
+def test_what_was_asked_for_can_be_done_but_not_sent_back():
+    async def run():
+        delivery = Delivery(Message("orders", b"1"), is_asked_for=True)
+        message = await parse(delivery)
+        for send_back in message.nack, message.reject:
+            with pytest.raises(FeatureNotSupportedException, match="cannot be sent back"):
+                await send_back()
+        assert delivery.decision is None
+        await message.ack()
+        assert delivery.decision is AckStatus.ACKED
+
+    asyncio.run(run())
 
 
 def test_who_is_not_connected_has_no_answer(broker):
