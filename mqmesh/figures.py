@@ -24,6 +24,8 @@ _T = TypeVar("_T")
 
 MAX_LABEL_SETS: Final = 1_000
 """Sets of labels that one figure tells apart; what is beyond them is added up as ``OTHER``."""
+LABEL_SETS_PER_PAGE: Final = 1_000
+"""A page of a reading ends when so many were looked at, each at up to 2 µs."""
 OTHER: Final = "(other)"
 """Stands for the labels of all sets beyond ``MAX_LABEL_SETS``; no topic has such a name."""
 LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000.0)
@@ -167,11 +169,11 @@ class Histogram:
 
 
 class Labelled(Generic[_T]):
-    """The values of a figure with labels that has very many: of those beyond the limit nothing is
-    made but their sum.
+    """The values of a figure with labels that has very many: they are read little by little, and
+    of those beyond the limit nothing is made but their sum.
 
     Args:
-        owners: What has a value each.
+        owners: What has a value each; they are walked while others may come and go.
         labels: An owner's label values.
         value: Its number, or its histogram.
     """
@@ -182,24 +184,34 @@ class Labelled(Generic[_T]):
         labels: Callable[[_T], LabelValues],
         value: Callable[[_T], int | float | Histogram],
     ) -> None:
-        self._owners = list(owners)
+        self._owners = owners
         self._labels = labels
         self._value = value
 
-    def __len__(self) -> int:
-        return len(self._owners)
+    def parts(self, most: int) -> Iterator[tuple[int, list[FigureSample]]]:
+        """Samples of so many owners, then one for the others if there are more.
 
-    def samples(self, most: int) -> list[FigureSample]:
-        """Samples of so many owners, and one for the others if there are more."""
-        told, others = self._owners[:most], self._owners[most:]
-        samples = [FigureSample(self._labels(one), _read(self._value(one))) for one in told]
-        if others:
-            values = [self._value(one) for one in others]
-            meters = [value for value in values if isinstance(value, Histogram)]
-            labels = (OTHER,) * len(self._labels(others[0]))
-            total: FigureValue = sum(value for value in values if not isinstance(value, Histogram))
-            samples.append(FigureSample(labels, Histogram.added_up(meters) if meters else total))
-        return samples
+        Args:
+            most: Owners that are told apart.
+
+        Returns:
+            How many owners each part looked at, and their samples; none of it takes long.
+        """
+        owners = iter(self._owners)
+        told = islice(owners, most)
+        while samples := [
+            FigureSample(self._labels(one), _read(self._value(one)))
+            for one in islice(told, LABEL_SETS_PER_PAGE)
+        ]:
+            yield len(samples), samples
+        labels: LabelValues = ()
+        sums: list[FigureValue] = []
+        while others := list(islice(owners, LABEL_SETS_PER_PAGE)):
+            labels = labels or (OTHER,) * len(self._labels(others[0]))
+            sums.append(_sum([self._value(one) for one in others]))
+            yield len(others), []
+        if sums:
+            yield 0, [FigureSample(labels, _added_up(sums))]
 
 
 Measurement = FigureValue | Mapping[LabelValues, FigureValue] | Labelled[Any]
@@ -294,24 +306,34 @@ class FigureBoard:
 
     def read(self) -> list[FigureReading]:
         """All figures with their values now, in the order in which they were added."""
-        folded = 0
-        readings = []
+        return [one for page, _ in self.pages() for one in page]
+
+    def pages(self) -> Iterator[tuple[list[FigureReading], bool]]:
+        """The same in pages, none of which takes long; values are those of when it is made.
+
+        Returns:
+            Figures, and whether more follow.
+        """
+        page: list[FigureReading] = []
+        looked = folded = 0
         for read in self._readers:
             for figure, measured in read():
-                if isinstance(measured, Labelled):
-                    folded += max(len(measured) - self._most, 0)
-                    samples = measured.samples(self._most)
-                elif isinstance(measured, Mapping):
-                    folded += max(len(measured) - self._most, 0)
-                    samples = _samples(measured, self._most)
-                else:
-                    samples = [FigureSample((), measured)]
-                readings.append(FigureReading(figure, samples))
+                samples: list[FigureSample] = []
+                seen = 0
+                for count, part in _parts(measured, self._most):
+                    samples += part
+                    seen += count
+                    looked += count
+                    if looked >= LABEL_SETS_PER_PAGE:
+                        yield page, True
+                        page, looked = [], 0
+                folded += max(seen - self._most, 0)
+                page.append(FigureReading(figure, samples))
         told = "sets of labels that this reading adds up as (other)"
-        readings.append(
+        page.append(
             FigureReading(Figure(FOLDED, FigureKind.GAUGE, "", told), [FigureSample((), folded)])
         )
-        return readings
+        yield page, False
 
 
 class Readings:
@@ -368,6 +390,22 @@ class Readings:
 
 def _read(value: int | float | Histogram) -> FigureValue:
     return value.read() if isinstance(value, Histogram) else value
+
+
+def _sum(values: list[int | float | Histogram]) -> int | float | Distribution:
+    meters = [value for value in values if isinstance(value, Histogram)]
+    if meters:
+        return Histogram.added_up(meters)
+    return sum(value for value in values if not isinstance(value, Histogram))
+
+
+def _parts(measured: Measurement, most: int) -> Iterator[tuple[int, list[FigureSample]]]:
+    if isinstance(measured, Labelled):
+        yield from measured.parts(most)
+    elif isinstance(measured, Mapping):
+        yield len(measured), _samples(measured, most)
+    else:
+        yield 0, [FigureSample((), measured)]
 
 
 def _samples(measured: Mapping[LabelValues, FigureValue], most: int) -> list[FigureSample]:

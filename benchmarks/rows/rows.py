@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from rows.delay_sides import product_delay_accuracy, product_delay_drain
+from rows.figure_sides import product_scrape
 from rows.labelled import SQL, TAGS
 from rows.replica_sides import (
     limit_catch_up,
@@ -331,6 +332,14 @@ def _store_rows() -> list[Row]:
             what="start of a broker that was stopped with 10,000 queues, until it serves",
             product=partial(product_restart, wide, kill=False),
             most=2_000.0,
+        ),
+        Row(
+            name="scrape_10000",
+            unit="ms",
+            what="longest turn of a broker while an exporter asks for 10,000 topics and groups",
+            product=partial(product_scrape, 10_000),
+            most=5.0,
+            optional=True,
         ),
         Row(
             name="backlog_20m",

@@ -7,6 +7,7 @@ import msgspec
 from mqmesh.figures import FigureReading
 from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.route import Name, TopicConfig
+from mqmesh.units import MAX_OFFSET
 
 
 class RoleInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -87,17 +88,30 @@ class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``."""
+    """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``.
+
+    Attributes:
+        listing: Of the former answer; 0 for the first one.
+        place: As its ``next_place``.
+    """
+
+    listing: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    place: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
 
 
 class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a process counts and measures; ``docs/operations.md`` lists it.
+    """A page of what a process counts and measures; ``docs/operations.md`` lists it.
 
     Attributes:
-        figures: Each with its values.
+        figures: Each with its values; those of one process may come in several answers.
+        listing: Of this reading; if it is not the one that was asked for, that one is forgotten,
+            and this page is the first of a new one.
+        next_place: What to ask for next; -1 at the end.
     """
 
     figures: Annotated[list[FigureReading], msgspec.Meta(max_length=1_024)]
+    listing: int = 0
+    next_place: int = -1
 
 
 MAX_LIST_CHARACTERS: Final = 1 << 20

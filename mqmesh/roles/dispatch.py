@@ -287,8 +287,10 @@ def _by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[L
     return {(code.name.lower(),): getattr(count, name) for code, count in met.items()}
 
 
-def _ms_by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[LabelValues, int]:
-    return {labels: ns // _NS_PER_MS for labels, ns in _by_command(counts, name).items()}
+def _ms_by_command(
+    counts: Mapping[RequestCode, CommandCount], name: str
+) -> dict[LabelValues, float]:
+    return {labels: ns / _NS_PER_MS for labels, ns in _by_command(counts, name).items()}
 
 
 def _latency_by_command(

@@ -1,12 +1,12 @@
 """What every role's server has: its command server with PING, its timers, figures, and an end."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
 from mqmesh.errors import UnsupportedCommand
-from mqmesh.figures import FigureBoard, Measured, counter, gauge, text
+from mqmesh.figures import FigureBoard, FigureReading, Measured, counter, gauge, text
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, code_of
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -15,6 +15,7 @@ from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
 from mqmesh.roles.audit_log import AUDIT_FILE, AuditLog
 from mqmesh.roles.dispatch import Dispatch, Handler
+from mqmesh.roles.listings import Listings
 from mqmesh.security import quotas
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
@@ -27,6 +28,14 @@ _ACCESS_COMMANDS: Final = (RequestCode.GET_ACCESS_LIST, RequestCode.UPDATE_ACCES
 
 def _no_access_list(request: Request, asked: object) -> Reply:
     raise UnsupportedCommand("security is off here (security.enable), so there is no access list")
+
+
+class _Reading:
+    """Figures that somebody asks for in pages, and how many he has."""
+
+    def __init__(self, pages: Iterator[tuple[list[FigureReading], bool]]) -> None:
+        self.pages = pages
+        self.place = 0
 
 
 class RoleShell:
@@ -75,6 +84,7 @@ class RoleShell:
             self.dispatch.audit = self._audit_log.note
         self.on_access_change: Callable[[], None] | None = None
         self._board = FigureBoard()
+        self._readings = Listings[_Reading]()
         self.tell(_PROCESS_FIGURES, lambda: self)
         self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
         if guard is not None:
@@ -178,8 +188,16 @@ class RoleShell:
         return reply_with(info)
 
     def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
-        """Answers GET_BROKER_RUNTIME_INFO."""
-        return reply_with(RuntimeInfo(self._board.read()))
+        """Answers GET_BROKER_RUNTIME_INFO with a page."""
+        listing, told = asked.listing, self._readings.take(asked.listing)
+        if told is None or told.place != asked.place:
+            listing, told = 0, _Reading(self._board.pages())
+        figures, more = next(told.pages)
+        told.place += 1
+        if not more:
+            return reply_with(RuntimeInfo(figures, listing))
+        listing = self._readings.keep(listing, told)
+        return reply_with(RuntimeInfo(figures, listing, told.place))
 
     def _review(self) -> None:
         assert self.access is not None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mqmesh.figures import (
     FOLDED,
+    LABEL_SETS_PER_PAGE,
     OTHER,
     Distribution,
     Figure,
@@ -117,6 +118,38 @@ def test_what_has_very_many_owners_is_told_as_their_mapping_is(kind):
         found = {one.figure.name: one.samples for one in board.read()}
         assert found["lazy"] == found["whole"]
         assert found["folded_label_sets"][0].value == 2 * max(7 - most, 0)
+
+
+def test_a_reading_in_pages_says_the_same_and_no_page_looks_at_much():
+    looked = []
+
+    def value(at):
+        looked.append(at)
+        return at
+
+    def lazy():
+        return Labelled(iter(range(4_500)), lambda at: (f"n{at}",), value)
+
+    board = FigureBoard(most=1_200)
+    board.add([counter("first", "", lambda _: lazy(), labels=("n",))], lambda: None)
+    board.add([gauge("plain", "", lambda _: 7)], lambda: None)
+    board.add([counter("second", "", lambda _: lazy(), labels=("n",))], lambda: None)
+    whole = board.read()
+    assert len(looked) == 9_000
+    pages, sizes, more = [], [], True
+    told = board.pages()
+    while more:
+        looked.clear()
+        page, more = next(told)
+        pages += page
+        sizes.append(len(looked))
+    assert pages == whole
+    assert len(sizes) > 5
+    assert max(sizes) < 2 * LABEL_SETS_PER_PAGE
+    first, _, second, folded = whole
+    assert first.samples == second.samples
+    assert first.samples[-1] == FigureSample((OTHER,), sum(range(1_200, 4_500)))
+    assert folded.samples[0].value == 2 * (4_500 - 1_200)
 
 
 def test_two_figures_of_a_process_cannot_have_one_name(desk):

@@ -13,11 +13,9 @@ from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.admin.cleaning import CleaningDesk
-from mqmesh.roles.broker.features.admin.periods import Periods
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
-from mqmesh.roles.broker.features.groups.group_listings import GroupListings
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.groups.offset_resets import OffsetResets
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -40,7 +38,8 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
-from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.stats import BrokerStats, Periods
+from mqmesh.roles.listings import Listings
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
@@ -160,7 +159,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     group_table: GroupTable
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
-    group_listings: GroupListings = msgspec.field(default_factory=GroupListings)
+    group_listings: Listings[list[str]] = msgspec.field(default_factory=Listings)
     filter_servers: FilterServers
     turns: PullTurns
     transactions: TransactionDesk

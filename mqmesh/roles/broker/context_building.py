@@ -13,7 +13,6 @@ from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Wire
 from mqmesh.roles.broker.feature import Beginning, RunAside
-from mqmesh.roles.broker.features.admin.periods import Periods
 from mqmesh.roles.broker.features.delays.feature import make_schedule
 from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.pulls.feature import make_filter_servers, make_holds, make_turns
@@ -30,7 +29,7 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.stats import BrokerStats, Periods
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read

@@ -1,6 +1,11 @@
-"""What a broker counts, and the rates of the last seconds."""
+"""What a broker counts, and how much that grew: of late, today and yesterday, in 24 hours. Pure.
+
+Totals count from the broker's start. They are looked at once a second; very many ones, of topics
+and groups, once a minute and at midnight (UTC).
+"""
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -12,6 +17,12 @@ _Totals = TypeVar("_Totals", bound=msgspec.Struct)
 SAMPLE_MS: Final = 1_000
 WINDOW_SAMPLES: Final = 10
 """Rates are those of so many of the last samples."""
+MINUTE_MS: Final = 60_000
+DAY_MS: Final = 24 * 60 * MINUTE_MS
+HOURS: Final = 24
+
+Totals = Mapping[str, int]
+"""Of the whole broker, by name; what has never been counted may be left out."""
 
 
 class Counters(msgspec.Struct):
@@ -106,3 +117,82 @@ class BrokerStats(Stats[Counters]):
         """A send was answered although somebody lacks it who should have it."""
         counts = self.unsafe_answers
         counts[status] = counts.get(status, 0) + 1
+
+
+class Before(msgspec.Struct, gc=False):
+    """What one of very many totals was before; it stands beside the total.
+
+    Attributes:
+        minute: When totals were looked at last.
+        earlier_minute: The time before.
+        midnight: When the day began.
+    """
+
+    minute: int = 0
+    earlier_minute: int = 0
+    midnight: int = 0
+
+
+class Periods:
+    """Remembers totals of before, by keys.
+
+    Args:
+        now_ms: When all totals were 0, monotonic clock.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self._minutes_ms: deque[int] = deque([now_ms], maxlen=2)
+        self._hours: deque[tuple[int, Totals]] = deque([(now_ms, {})], maxlen=HOURS + 1)
+        self._day: int | None = None
+        self._morning: Totals = {}
+        self._morning_before: Totals = {}
+
+    def sample(
+        self,
+        now_ms: int,
+        day: int,
+        totals: Callable[[], Totals],
+        others: Callable[[], Iterable[tuple[Before, int]]],
+    ) -> None:
+        """Time went on.
+
+        Args:
+            now_ms: Monotonic clock.
+            day: Number of the day.
+            totals: Tells those of the whole broker; called once an hour.
+            others: Tells all others, and what they were; called once a minute.
+        """
+        if now_ms - self._minutes_ms[-1] >= MINUTE_MS:
+            self._minutes_ms.append(now_ms)
+            for before, total in others():
+                before.earlier_minute, before.minute = before.minute, total
+        if now_ms - self._hours[-1][0] >= MINUTE_MS * 60:
+            self._hours.append((now_ms, totals()))
+        if self._day is None:
+            self._day = day
+        elif day != self._day:
+            self._day = day
+            self._morning_before, self._morning = self._morning, totals()
+            for before, total in others():
+                before.midnight = total
+
+    def per_s(self, before: Before, total: int, now_ms: int) -> float:
+        """Growth a second over the last one or two minutes."""
+        return _per_s(total - before.earlier_minute, now_ms - self._minutes_ms[0])
+
+    def today(self, name: str, total: int) -> int:
+        """Growth since midnight, of a total of the whole broker."""
+        return total - self._morning.get(name, 0)
+
+    def yesterday(self, name: str) -> int:
+        """Growth of the day before."""
+        return self._morning.get(name, 0) - self._morning_before.get(name, 0)
+
+    def per_s_of_day(self, name: str, total: int, now_ms: int) -> float:
+        """Growth a second over the last 24 hours."""
+        then_ms, totals = self._hours[0]
+        return _per_s(total - totals.get(name, 0), now_ms - then_ms)
+
+
+def _per_s(grown: int, duration_ms: int) -> float:
+    return grown * 1_000 / max(duration_ms, 1_000)

@@ -120,7 +120,7 @@ class Collector:
             return
         yield from figure_series(node, readings)
         if node.is_leader:
-            yield from broker_series(node, readings)
+            yield from broker_series(node, readings, wall_ms)
             if self._config.rocketmq4_names:
                 yield from self._rocketmq4.broker(node, readings, now_ms, wall_ms)
         yield from asked.series

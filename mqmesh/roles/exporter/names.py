@@ -112,8 +112,14 @@ def _scaled(value: FigureValue, scale: float) -> float | Distribution:
     return Distribution(bounds, value.counts, value.total / scale)
 
 
-def broker_series(node: Node, readings: Readings) -> Iterator[Series]:
-    """What RocketMQ 5 tells of a broker beside single figures."""
+def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Series]:
+    """What RocketMQ 5 tells of a broker beside single figures.
+
+    Args:
+        node: A master.
+        readings: Its figures.
+        wall_ms: Wall clock.
+    """
 
     def tell(
         name: str, kind: FigureKind, help: str, value: float, **labels: str
@@ -132,6 +138,9 @@ def broker_series(node: Node, readings: Readings) -> Iterator[Series]:
         help = "requests that wait"
         value = readings.number(name)
         yield from tell("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
+    age_ms = waits_ms(readings.number("store_oldest_timestamp"), wall_ms)
+    kept = "rocketmq_storage_message_reserve_time_milliseconds"
+    yield from tell(kept, _GAUGE, "age of the oldest message", age_ms)
     pending = readings.number("half_messages_pending")
     yield from tell("rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC)
     for (decision, topic), value in numbers(readings, "half_messages_ended_total"):
@@ -199,7 +208,7 @@ def topics_of(group: GroupTopics) -> list[TopicProgress]:
     return [TopicProgress(own, 0, 0, 0), *group.topics]
 
 
-def waits_ms(timestamp: int, now_ms: int) -> int:
+def waits_ms(timestamp: float, now_ms: int) -> float:
     """How long something has been waiting; 0 where nothing waits."""
     return max(now_ms - timestamp, 0) if timestamp else 0
 

@@ -128,10 +128,7 @@ class RocketMQ4Names:
             tell("msg_gettotal_todaymorning", got_today),
             tell("msg_gettotal_yesterdaymorning", got_yesterday),
             tell("commitlog_minoffset", low),
-            tell(
-                "earliest_message_timestamp",
-                wall_ms - readings.number("oldest_message_age_ms"),
-            ),
+            tell("earliest_message_timestamp", readings.number("store_oldest_timestamp")),
             tell("commitlog_maxoffset", high),
             tell("commitlog_disk_ratio", used),
             tell("consumequeue_disk_ratio", used),

@@ -16,7 +16,7 @@ from mqmesh.errors import (
     TopicNotFound,
     TransportError,
 )
-from mqmesh.figures import Readings
+from mqmesh.figures import FigureReading, Readings
 from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
     GetTopicConfigRequest,
@@ -61,6 +61,8 @@ MASTER_ID: Final = 0
 ANNOUNCE_TIMEOUT_MS: Final = 2_000
 SNAPSHOT_TIMEOUT_MS: Final = 600_000
 ANNOUNCE_PAUSE_S: Final = 0.01
+MOST_RESTARTS: Final = 3
+"""Who asks for pages begins anew so often when the other side has forgotten where he was."""
 
 _T = TypeVar("_T")
 
@@ -224,12 +226,7 @@ class AdminClient:
         masters = self._masters()
         if broker_name:
             masters = {broker_name: self._master_of(broker_name, masters)}
-        return self._ask_masters(
-            masters,
-            RequestCode.GET_BROKER_RUNTIME_INFO,
-            RuntimeInfoRequest(),
-            _readings,
-        )
+        return self._each(masters, self._figures)
 
     def role_info(self, endpoint: str) -> Readings:
         """Figures of one process, of whatever role.
@@ -241,9 +238,20 @@ class AdminClient:
             TransportError: No answer.
             BrokerError, ProtocolError: A bad one.
         """
-        header = encode_header(RuntimeInfoRequest())
-        code = RequestCode.GET_BROKER_RUNTIME_INFO
-        return _readings(self._request(endpoint_of(endpoint), code, header))
+        return self._figures(endpoint_of(endpoint))
+
+    def _figures(self, endpoint: str) -> Readings:
+        found: list[FigureReading] = []
+        request, restarts = RuntimeInfoRequest(), 0
+        while True:
+            code, header = RequestCode.GET_BROKER_RUNTIME_INFO, encode_header(request)
+            page = decode_header(RuntimeInfo, self._request(endpoint, code, header).header)
+            if request.listing and page.listing != request.listing:
+                found, restarts = [], restarts + 1
+            found += page.figures
+            if page.next_place < 0 or restarts > MOST_RESTARTS:
+                return Readings(found)
+            request = RuntimeInfoRequest(page.listing, page.next_place)
 
     # ---- Changing --------------------------------------------------------------------
 
@@ -509,7 +517,3 @@ def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
         for broker in brokers
         if MASTER_ID in broker.addresses
     }
-
-
-def _readings(answer: Command) -> Readings:
-    return Readings(decode_header(RuntimeInfo, answer.header).figures)

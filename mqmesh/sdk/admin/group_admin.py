@@ -1,7 +1,7 @@
 """Asks brokers about consumer groups, and changes them and their offsets."""
 
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -41,14 +41,11 @@ from mqmesh.protocol.groups import (
     TopicConsumersRequest,
     UpdateGroupRequest,
 )
-from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.admin import MOST_RESTARTS, AdminClient
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
-
-MOST_RESTARTS: Final = 3
-"""Who asks for all groups begins anew so often when the broker has forgotten where he was."""
 
 
 class QueueLag(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, UnsupportedCommand
-from mqmesh.figures import Readings, gauge
+from mqmesh.figures import Labelled, Readings, gauge
 from mqmesh.protocol.admin import GetAccessListRequest, RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -19,6 +19,7 @@ from mqmesh.protocol.command import (
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.refusals import Refusals
+from mqmesh.roles.listings import LISTINGS
 from mqmesh.roles.shell import RoleShell
 from mqmesh.testing.clock import ManualClock
 
@@ -123,6 +124,35 @@ def test_every_role_tells_its_figures(shell):
     assert {name: told[name] for name in expected} == expected
     assert told.number("refusals_total", "system_busy") == 1
     assert told.number("command_requests_total", "ping") == 1
+
+
+def test_very_many_figures_are_told_in_pages_and_anew_by_one_that_forgot_them(shell):
+    topics = [f"t{number}" for number in range(2_500)]
+    told = Labelled(topics, lambda name: (name,), len)
+    shell.tell((gauge("sizes", "sizes", lambda _: told, labels=("topic",)),), lambda: None)
+    server = shell.open()
+
+    def ask(listing=0, place=0):
+        request = RuntimeInfoRequest(listing, place)
+        answer = server.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request)
+        return decode_header(RuntimeInfo, answer.header)
+
+    page, found = ask(), []
+    listing = page.listing
+    while page.next_place > 0:
+        found += page.figures
+        page = ask(listing, page.next_place)
+        assert page.listing == listing
+    found += page.figures
+    names = [one.figure.name for one in found]
+    assert names[-1] == "folded_label_sets"
+    assert len(set(names)) == len(names)
+    assert Readings(found).number("sizes", "t7") == 2
+    one, others = ask(), [ask() for _ in range(LISTINGS)]
+    for place in ((one.listing, one.next_place), (others[-1].listing, 7)):
+        again = ask(*place)
+        assert again.listing not in {one.listing, *(other.listing for other in others)}
+        assert (again.next_place, again.figures[0]) == (1, one.figures[0])
 
 
 def test_timers_end_with_the_role_and_closing_twice_does_no_harm(shell):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from mqmesh.errors import (
@@ -75,6 +77,8 @@ class Channel:
     def request(self, code, *, header, timeout_ms):
         self._network.asked.append((self.endpoint, code, bytes(header)))
         answer = self._network.answers.get((self.endpoint, code))
+        if isinstance(answer, Iterator):
+            answer = next(answer)
         if answer is None:
             raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
         if isinstance(answer, Exception):
@@ -233,6 +237,24 @@ def test_figures_come_from_every_master_with_their_types(network, client):
     }
     assert told["broker-b"]["c"] is True
     assert list(client.role_info(A)) == readings
+
+
+def test_figures_that_come_in_pages_are_put_together_and_begin_anew_where_they_were_forgotten(
+    network, client
+):
+    def page(number, listing, next_place):
+        figure = Figure(f"f{number}", FigureKind.GAUGE, "", "")
+        return words.RuntimeInfo(
+            [FigureReading(figure, [FigureSample((), number)])], listing, next_place
+        )
+
+    pages = [page(1, 5, 1), page(1, 6, 1), page(2, 6, 2), page(3, 6, -1)]
+    network.answer(A, RequestCode.GET_BROKER_RUNTIME_INFO, iter(pages))
+    told = client.role_info(A)
+    assert {one.figure.name: one.samples[0].value for one in told} == {"f1": 1, "f2": 2, "f3": 3}
+    asked = [decode_header(words.RuntimeInfoRequest, header) for _, _, header in network.asked]
+    places = [(0, 0), (5, 1), (6, 1), (6, 2)]
+    assert asked == [words.RuntimeInfoRequest(*place) for place in places]
 
 
 def test_a_topic_is_deleted_from_brokers_then_from_all_name_servers(network, client):

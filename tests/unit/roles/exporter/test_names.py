@@ -117,10 +117,13 @@ def test_what_rocketmq_tells_of_a_broker():
                     reading("wiped_write_perm", True),
                     reading("half_messages_ended_total", decided, labels=("decision", "topic")),
                     reading("topic_put_messages_total", [dead], labels=("t", "m", "i")),
+                    reading("store_oldest_timestamp", 4_000),
                 ]
             ),
+            9_500,
         )
     )
+    assert found["rocketmq_storage_message_reserve_time_milliseconds", "disk", "local"] == 5_500
     assert found["rocketmq_processor_watermark", "pull"] == 9
     assert found["rocketmq_broker_permission",] == 4
     assert found["rocketmq_commit_messages_total", "orders"] == 4

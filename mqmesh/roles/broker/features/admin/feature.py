@@ -1,17 +1,16 @@
 """Topics, for administrators."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
-from mqmesh.batch.record_batch import read_header
-from mqmesh.errors import StorageError
-from mqmesh.figures import LabelValues, Measured, gauge, text
+from mqmesh.figures import Labelled, Measured, gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin import admin
-from mqmesh.roles.broker.features.admin.periods import DAY_MS, Totals
-from mqmesh.units import CommitLogOffset
+from mqmesh.roles.broker.features.topics.topics import Topic
+from mqmesh.roles.broker.stats import DAY_MS, Before, Totals
 
 
 def _version(context: BrokerContext) -> str:
@@ -27,56 +26,56 @@ def _announce_anew(context: BrokerContext) -> None:
     context.topics.begin_life(context.clock.wall_ms(), version.counter + 1)
 
 
-def _oldest_age_ms(context: BrokerContext) -> int:
-    try:
-        oldest = context.store.read_at(CommitLogOffset(context.store.stats().min_commitlog_offset))
-    except StorageError:
-        return 0  # there is none, or it is damaged
-    return max(context.clock.wall_ms() - read_header(oldest).store_timestamp, 0)
-
-
 _PUT, _GOT = "put_messages", "get_messages"
-"""Totals of the whole broker; those of a topic, and of a topic and group, are tuples."""
 
 
-def _main_totals(context: BrokerContext) -> Totals:
+def _used_topics(context: BrokerContext) -> Iterator[Topic]:
+    return (topic for topic in context.topics if topic.put_messages)
+
+
+def _totals(context: BrokerContext) -> Totals:
     total = context.stats.total
     return {_PUT: total.put_messages, _GOT: total.get_messages}
 
 
-def _put_totals(context: BrokerContext) -> dict[LabelValues, int]:
-    return {(one.config.topic,): one.put_messages for one in context.topics if one.put_messages}
-
-
-def _got_totals(context: BrokerContext) -> dict[LabelValues, int]:
-    handed_out = context.pulls.handed_out()
-    return {(topic, group): one.messages for topic, group, one in handed_out}
+def _other_totals(context: BrokerContext) -> Iterator[tuple[Before, int]]:
+    yield from ((topic.before, topic.put_messages) for topic in _used_topics(context))
+    yield from ((one.before, one.messages) for _, _, one in context.pulls.handed_out())
 
 
 def _sample_totals(context: BrokerContext) -> None:
-    def look() -> Totals:
-        parts: list[Mapping[Any, int]] = [
-            _main_totals(context),
-            _put_totals(context),
-            _got_totals(context),
-        ]
-        return {key: total for part in parts for key, total in part.items()}
-
     context.periods.sample(
         context.clock.monotonic_ms(),
         context.clock.wall_ms() // DAY_MS,
-        look,
-        lambda: _main_totals(context),
+        lambda: _totals(context),
+        lambda: _other_totals(context),
     )
 
 
-def _rates(context: BrokerContext, totals: dict[LabelValues, int]) -> dict[LabelValues, float]:
-    now_ms = context.clock.monotonic_ms()
-    return {key: context.periods.per_s(key, one, now_ms) for key, one in totals.items()}
+def _per_s(context: BrokerContext, before: Before, total: int) -> float:
+    return context.periods.per_s(before, total, context.clock.monotonic_ms())
 
 
-def _today(context: BrokerContext, totals: dict[LabelValues, int]) -> dict[LabelValues, int]:
-    return {key: context.periods.today(key, total) for key, total in totals.items()}
+def _by_topic(
+    context: BrokerContext, value: Callable[[Before, int], int | float]
+) -> Labelled[Topic]:
+    return Labelled(
+        _used_topics(context),
+        lambda topic: (topic.config.topic,),
+        lambda topic: value(topic.before, topic.put_messages),
+    )
+
+
+def _by_group(context: BrokerContext, value: Callable[[Before, int], int | float]) -> Labelled[Any]:
+    return Labelled(
+        context.pulls.handed_out(),
+        lambda one: one[:2],
+        lambda one: value(one[2].before, one[2].messages),
+    )
+
+
+def _grown_today(before: Before, total: int) -> int:
+    return total - before.midnight
 
 
 def _total_today(context: BrokerContext, name: str) -> int:
@@ -128,28 +127,28 @@ _PERIOD_FIGURES: Final[tuple[Measured[BrokerContext], ...]] = (
     gauge(
         "topic_put_messages_per_s",
         "messages stored a second, in the last minute or two",
-        lambda broker: _rates(broker, _put_totals(broker)),
+        lambda broker: _by_topic(broker, partial(_per_s, broker)),
         unit="messages",
         labels=("topic",),
     ),
     gauge(
         "topic_put_messages_today",
         "messages stored since midnight (UTC)",
-        lambda broker: _today(broker, _put_totals(broker)),
+        lambda broker: _by_topic(broker, _grown_today),
         unit="messages",
         labels=("topic",),
     ),
     gauge(
         "group_get_messages_per_s",
         "messages handed out a second, in the last minute or two",
-        lambda broker: _rates(broker, _got_totals(broker)),
+        lambda broker: _by_group(broker, partial(_per_s, broker)),
         unit="messages",
         labels=("topic", "consumer_group"),
     ),
     gauge(
         "group_get_messages_today",
         "messages handed out since midnight (UTC)",
-        lambda broker: _today(broker, _got_totals(broker)),
+        lambda broker: _by_group(broker, _grown_today),
         unit="messages",
         labels=("topic", "consumer_group"),
     ),
@@ -176,13 +175,6 @@ ADMIN: Final = Feature(
         text("instance_id", "another one with every start", lambda broker: str(broker.instance_id)),
         gauge(
             "topics", "topics", lambda broker: len(broker.topics), metric="rocketmq_topic_number"
-        ),
-        gauge(
-            "oldest_message_age_ms",
-            "age of the oldest batch in the log",
-            _oldest_age_ms,
-            unit="ms",
-            metric="rocketmq_storage_message_reserve_time_milliseconds",
         ),
         text(
             "topic_data_version", "tells name servers whether they have the topic table", _version

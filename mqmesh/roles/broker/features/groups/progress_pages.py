@@ -29,16 +29,21 @@ def get_groups_progress(
     context: BrokerContext, request: Request, query: GroupsProgressRequest
 ) -> Reply:
     """A page of groups."""
-    listing, names = context.group_listings.open(query.listing, lambda: all_names(context))
-    is_known = listing == query.listing
-    place, after = (query.place, query.after_topic) if is_known else (0, "")
+    names = context.group_listings.take(query.listing)
+    listing, place, after = query.listing, query.place, query.after_topic
+    if names is None:
+        # Made at the first page, so that no other has to.
+        names, listing, place, after = list(all_names(context)), 0, 0, ""
     found: list[GroupTopics] = []
     left = QUEUES_PER_PAGE
     while place < len(names) and left > 0:
         part, after, left = _part_of(context, names[place], after, left)
         found.append(part)
         place += not after
-    next_place = place if place < len(names) else -1
+    if place < len(names):
+        next_place, listing = place, context.group_listings.keep(listing, names)
+    else:
+        next_place = -1
     return reply_with(GroupsProgress(listing, found, next_place, after, context.clock.wall_ms()))
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.roles.broker.stats import Before
+
 WINDOW_S: Final = 10
 """Rates are those of so many whole seconds."""
 ACTIVE_MS: Final = 60_000
@@ -21,10 +23,12 @@ class HandedOut(msgspec.Struct, gc=False):
     Attributes:
         messages: Handed out to it; those of a filter that it did not want are not among them.
         stored_bytes: Their batches' bytes.
+        before: What ``messages`` was before.
     """
 
     messages: int = 0
     stored_bytes: int = 0
+    before: Before = msgspec.field(default_factory=Before)
 
 
 class _PullingGroup:
@@ -102,10 +106,19 @@ class GroupPulls:
         one.stored_bytes += size
 
     def handed_out(self) -> Iterator[tuple[str, str, HandedOut]]:
-        """What each group got of each topic: topic, group, and how much."""
-        for group, one in self._groups.items():
-            for topic, handed_out in one.handed_out.items():
-                yield topic, group, handed_out
+        """What each group got of each topic: topic, group, and how much.
+
+        Others may come and go meanwhile.
+        """
+        # Lists of names: very many pairs at once would have all garbage looked for.
+        for group in list(self._groups):
+            one = self._groups.get(group)
+            if one is None:
+                continue
+            for topic in list(one.handed_out):
+                handed_out = one.handed_out.get(topic)
+                if handed_out is not None:
+                    yield topic, group, handed_out
 
     def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
         """Behind the last message handed out to a group, -1 for none."""

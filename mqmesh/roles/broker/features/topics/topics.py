@@ -26,6 +26,7 @@ from mqmesh.message import (
 )
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
+from mqmesh.roles.broker.stats import Before
 from mqmesh.units import TimestampMs
 
 _READ: Final = Perm.READ.value
@@ -44,6 +45,7 @@ class Topic(msgspec.Struct):
         first: Offset and store time of the first one, likewise.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
+        before: What ``put_messages`` was before.
         sizes: Of its stored messages; those of a batch count as equally large.
         get_messages: Handed out since the broker was started.
         get_bytes: Their batches' bytes.
@@ -57,6 +59,7 @@ class Topic(msgspec.Struct):
     first: dict[int, tuple[int, TimestampMs]] = {}
     put_messages: int = 0
     put_bytes: int = 0
+    before: Before = msgspec.field(default_factory=Before)
     sizes: Histogram = msgspec.field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))
     get_messages: int = 0
     get_bytes: int = 0
@@ -103,7 +106,8 @@ class TopicTable:
         return len(self._topics)
 
     def __iter__(self) -> Iterator[Topic]:
-        return iter(self._topics.values())
+        # Others may come and go meanwhile.
+        return iter(list(self._topics.values()))
 
     def get(self, name: str) -> Topic | None:
         """One topic, or None."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.figures import counter, gauge, histogram
+from mqmesh.figures import Labelled, counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
@@ -64,19 +64,22 @@ TRANSACTIONS: Final = Feature(
         counter(
             "half_messages_ended_total",
             "half messages committed and rolled back",
-            lambda broker: {
-                (decision.name.lower(), topic): count
-                for (decision, topic), count in broker.transactions.ended.items()
-            },
+            lambda broker: Labelled(
+                list(broker.transactions.ended),
+                lambda key: (key[0].name.lower(), key[1]),
+                lambda key: broker.transactions.ended[key],
+            ),
             unit="messages",
             labels=("decision", "topic"),
         ),
         histogram(
             "half_message_commit_s",
             "from the storing of half messages to their commit; seconds, as RocketMQ's",
-            lambda broker: {
-                (topic,): meter.read() for topic, meter in broker.transactions.took.items()
-            },
+            lambda broker: Labelled(
+                list(broker.transactions.took),
+                lambda topic: (topic,),
+                lambda topic: broker.transactions.took[topic],
+            ),
             unit="s",
             labels=("topic",),
             metric="rocketmq_finish_message_latency_milliseconds",

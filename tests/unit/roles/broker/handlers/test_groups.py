@@ -50,9 +50,9 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.groups.group_listings import LISTINGS
 from mqmesh.roles.broker.features.pulls.group_pulls import ACTIVE_MS
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
+from mqmesh.roles.listings import LISTINGS
 
 
 def beat(stage, client_id, *expressions, group="g", model="CLUSTERING", peer=None, **fields):
@@ -500,11 +500,17 @@ def test_what_was_handed_out_is_in_flight_and_the_oldest_behind_it_is_ready(fill
 
 
 def test_a_listing_that_is_forgotten_begins_anew(filled):
-    commit(filled, 1, group="one")
-    first = filled.ask(RequestCode.GET_GROUPS_PROGRESS, GroupsProgressRequest(), GroupsProgress)
-    for _ in range(LISTINGS):
-        all_groups(filled)
-    place = GroupsProgressRequest(first.listing, 1)
-    again = filled.ask(RequestCode.GET_GROUPS_PROGRESS, place, GroupsProgress)
-    assert again.listing != first.listing
-    assert [one.group for one in again.groups] == ["one"]
+    def ask(*place):
+        request = GroupsProgressRequest(*place)
+        return filled.ask(RequestCode.GET_GROUPS_PROGRESS, request, GroupsProgress)
+
+    for number in range(70):
+        commit(filled, 1, group=f"g{number:02}")
+    first = ask()
+    going_on = ask(first.listing, first.next_place)
+    assert going_on.listing == first.listing
+    assert going_on.groups[0] != first.groups[0]
+    others = [ask() for _ in range(LISTINGS)]
+    again = ask(first.listing, first.next_place)
+    assert again.listing not in {first.listing, *(one.listing for one in others)}
+    assert again.groups == first.groups

@@ -1,0 +1,38 @@
+"""What pages are made of, kept from one page to the next."""
+
+from typing import Final, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+LISTINGS: Final = 4
+"""So many are kept of a kind: for exporters that ask at the same time."""
+
+
+class Listings(Generic[_T]):
+    """Things that are told in pages, by number; the one that was used least lately goes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _T] = {}
+        self._last = 0
+
+    def take(self, listing: int) -> _T | None:
+        """Gives one away; None if it is not kept."""
+        return self._kept.pop(listing, None)
+
+    def keep(self, listing: int, value: _T) -> int:
+        """Keeps one for the next page.
+
+        Args:
+            listing: Its number, 0 if it has none.
+            value: What it is.
+
+        Returns:
+            Its number.
+        """
+        if not listing:
+            self._last += 1
+            listing = self._last
+        self._kept[listing] = value
+        if len(self._kept) > LISTINGS:
+            del self._kept[next(iter(self._kept))]
+        return listing
