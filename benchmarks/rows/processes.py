@@ -115,6 +115,11 @@ class Child:
         self._process.stdin.write(f"{GO}\n".encode())
         self._process.stdin.flush()
 
+    def enough(self) -> None:
+        """Lets a program end that goes on until its parent says so."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def wait_report(self, timeout_s: float) -> Report:
         """What came of it.
 

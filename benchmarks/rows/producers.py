@@ -28,6 +28,7 @@ from rows.workload import (
     Stopwatch,
     Task,
     hand_in,
+    is_enough,
     make_bodies,
     make_keys,
     read_task,
@@ -39,6 +40,7 @@ from rows.workload import (
 FUTURES_A_CHUNK: Final = 10_000
 CHUNKS_UNCHECKED: Final = 5
 OUTCOME_TIMEOUT_S: Final = 60.0
+STEADY_PAUSE_S: Final = 0.001
 
 
 def produce_batches(task: Task) -> Report:
@@ -193,6 +195,40 @@ def produce_paced(task: Task) -> Report:
         return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
 
+def produce_steady(task: Task) -> Report:
+    """Messages at a steady rate until the parent says that it is enough.
+
+    Of those that are due at once, the first one's latency is taken: from when it was due.
+    """
+    bodies = make_bodies(task.batch_messages, task.body_bytes)
+    waiting: deque[SendFuture] = deque()
+    latencies_us: list[float] = []
+    sent = acknowledged = 0
+    with bench_producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+
+        def note_latency(future: SendFuture, due_s: float) -> None:
+            future.add_done_callback(
+                lambda _: latencies_us.append((time.monotonic() - due_s) * 1e6)
+            )
+
+        while not is_enough():
+            due = int((time.monotonic() - watch.begin_s) * task.rate)
+            for number in range(sent, due):
+                future = producer.send_async(Message(TOPIC, bodies[number % len(bodies)]))
+                waiting.append(future)
+                if number == sent:
+                    note_latency(future, watch.begin_s + number / task.rate)
+            sent = max(sent, due)
+            while waiting and waiting[0].done():
+                acknowledged += stored(waiting.popleft())
+            time.sleep(STEADY_PAUSE_S)
+        acknowledged += sum(map(stored, waiting))
+        faults = missing(acknowledged, sent)
+        return watch.report(acknowledged, latencies_us=latencies_us, faults=faults)
+
+
 def warm_up(task: Task) -> Report:
     """A message into each queue, so that a waiting consumer can tell that it has them all."""
     body = make_bodies(1, task.body_bytes)[0]
@@ -249,6 +285,7 @@ PROGRAMS: Final = {
     "produce_transactions": produce_transactions,
     "send_sync": send_sync,
     "produce_paced": produce_paced,
+    "produce_steady": produce_steady,
     "warm_up": warm_up,
 }
 

@@ -16,12 +16,11 @@ from rows.sides import (
     Conditions,
     Load,
     Sample,
-    fill,
     measure_alone,
     new_crew,
     product_produce,
 )
-from rows.workload import WARM_UP_SENDS, Task
+from rows.workload import WARM_UP_SENDS
 
 _LOOK_S: Final = 0.005
 
@@ -52,7 +51,7 @@ class Pair(Cluster):
         self._role = crew.role
 
     def start_follower(self) -> Child:
-        """Starts the follower, which has nothing yet."""
+        """Starts the follower; it has nothing, or what it had when it was stopped."""
         follower, _ = self._role("broker", self._follower_settings)
         return follower
 
@@ -201,51 +200,6 @@ def product_alone_cpu(load: Load, conditions: Conditions) -> Sample:
 def _cpu(sample: Sample, process: str) -> Sample:
     sample.value = sample.cpu_s_per_million[process] * 1_000
     return sample
-
-
-def product_catch_up(load: Load, conditions: Conditions) -> Sample:
-    """A follower that has nothing gets a log; the value is in MB/s from when it serves."""
-    with new_crew(conditions) as crew:
-        pair = Pair(crew, load, conditions)
-        count = fill(crew, pair, load, conditions, load.messages)
-        before = pair.child.usage()
-        follower = pair.start_follower()
-        begin_s = time.monotonic()
-        size = pair.wait_caught_up()
-        taken_s = time.monotonic() - begin_s
-        used_s = {
-            "broker": pair.child.usage().cpu_s - before.cpu_s,
-            "slave": follower.usage().cpu_s,
-        }
-        sample = Sample(
-            value=size / taken_s / 1e6,
-            message_count=count,
-            cpu_s_per_million={name: used * 1e6 / count for name, used in used_s.items()},
-            extra={"log_mib": size / MIB},
-        )
-        return pair.memory(sample)
-
-
-def limit_catch_up(load: Load, conditions: Conditions) -> Sample:
-    """As many bytes: read, sent by TCP, written; the value is in MB/s."""
-    size = conditions.count(load.messages * load.body_bytes, MIB)
-    with new_crew(conditions) as crew:
-        reading = Task(
-            kind="copy_log",
-            address="tcp://127.0.0.1:*",
-            folder=str(crew.folder),
-            message_count=size,
-        )
-        reader = crew.limit(reading)
-        writing = Task(
-            kind="write_log",
-            address=reader.wait_ready(),
-            folder=str(crew.folder),
-            log_bytes=size,
-        )
-        sample = measure_alone("producer", reader, crew.limit(writing), conditions)
-        sample.value /= 1e6
-        return sample
 
 
 def product_idle_slave(seconds: float, conditions: Conditions) -> Sample:

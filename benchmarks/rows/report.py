@@ -1,5 +1,6 @@
 """From samples to lines and a table. Pure."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -54,7 +55,8 @@ def summarize(row: Row, products: Sequence[Sample], limits: Sequence[Sample]) ->
     value = statistics.median(sample.value for sample in products)
     limit = statistics.median(sample.value for sample in limits) if limits else None
     ratio = value / limit if limit else None
-    goal, met = _judge(row, value, ratio)
+    extra = _medians([sample.extra for sample in products])
+    goal, met = _judge(row, value, ratio, extra)
     return Line(
         row=row.name,
         value=_rounded(value),
@@ -65,7 +67,7 @@ def summarize(row: Row, products: Sequence[Sample], limits: Sequence[Sample]) ->
         met=met,
         cpu_s_per_million=_medians([sample.cpu_s_per_million for sample in products]),
         limit_cpu_s_per_million=_medians([sample.cpu_s_per_million for sample in limits]),
-        extra=_medians([sample.extra for sample in products]),
+        extra=extra,
         limit_extra=_medians([sample.extra for sample in limits]),
         values=[_rounded(sample.value) for sample in products],
         limits=[_rounded(sample.value) for sample in limits],
@@ -105,16 +107,25 @@ def format_table(lines: Sequence[Line]) -> str:
     )
 
 
-def _judge(row: Row, value: float, ratio: float | None) -> tuple[str, bool | None]:
-    if row.least_ratio is not None and ratio is not None:
-        return f"ratio >= {row.least_ratio:g}", ratio >= row.least_ratio
-    if row.most_ratio is not None and ratio is not None:
-        return f"ratio <= {row.most_ratio:g}", ratio <= row.most_ratio
-    if row.least is not None:
-        return f">= {row.least:,.0f}", value >= row.least
-    if row.most is not None:
-        return f"<= {row.most:,.0f}", value <= row.most
-    return "", None
+def _judge(
+    row: Row, value: float, ratio: float | None, extra: Mapping[str, float]
+) -> tuple[str, bool | None]:
+    limits: list[tuple[str, float, float | None, float | None]] = [
+        (f"{name} ", extra.get(name, math.nan), row.least_extra.get(name), row.most_extra.get(name))
+        for name in {**row.least_extra, **row.most_extra}
+    ]
+    if ratio is not None:
+        limits.insert(0, ("ratio ", ratio, row.least_ratio, row.most_ratio))
+    limits.insert(0, ("", value, row.least, row.most))
+    goals, met = [], []
+    for name, figure, least, most in limits:
+        if least is not None:
+            goals.append(f"{name}>= {least:,g}")
+            met.append(figure >= least)
+        if most is not None:
+            goals.append(f"{name}<= {most:,g}")
+            met.append(figure <= most)
+    return ", ".join(goals), all(met) if met else None
 
 
 def _medians(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,19 +1,18 @@
 """The rows of the table: what each measures, its two sides, and its goal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 import msgspec
 
+from rows.catch_up_sides import limit_catch_up, product_catch_up, product_catch_up_loaded
 from rows.delay_sides import product_delay_accuracy, product_delay_drain
 from rows.figure_sides import product_scrape
 from rows.labelled import SQL, TAGS
 from rows.replica_sides import (
-    limit_catch_up,
     limit_replicated,
     product_alone_cpu,
-    product_catch_up,
     product_elected,
     product_idle_slave,
     product_replicated,
@@ -63,6 +62,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         most_ratio: The goal: value / limit at most so much.
         least: The goal: value at least so much.
         most: The goal: value at most so much.
+        least_extra: And further figures at least so much, by name.
+        most_extra: And further figures at most so much.
         optional: Only run when named.
     """
 
@@ -75,6 +76,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     most_ratio: float | None = None
     least: float | None = None
     most: float | None = None
+    least_extra: Mapping[str, float] = {}
+    most_extra: Mapping[str, float] = {}
     optional: bool = False
 
 
@@ -494,6 +497,7 @@ def _slave_rows() -> list[Row]:
     load = Load(messages=2_000_000, window=32)
     one = Load(messages=3_000, batch_messages=1)
     log = Load(messages=1_000_000, body_bytes=1_024)
+    missed = Load(messages=9_500_000, body_bytes=1_024, window=32)
     return [
         Row(
             name="ha_sync_send",
@@ -518,6 +522,22 @@ def _slave_rows() -> list[Row]:
             product=partial(product_catch_up, log),
             limit=partial(limit_catch_up, log),
             least_ratio=0.4,
+        ),
+        *(
+            Row(
+                name=f"ha_catch_up_{name}",
+                unit="MiB/s",
+                what=f"a slave that was away while 10 GB came catches up beside producers, {what}",
+                product=partial(product_catch_up_loaded, missed, cold=cold),
+                least=80.0,
+                least_extra={"load_ratio": 0.9},
+                most_extra={"master_growth_mib": 64.0},
+                optional=True,
+            )
+            for name, what, cold in (
+                ("loaded", "the log is in memory", False),
+                ("cold", "the log is on the disk only", True),
+            )
         ),
         Row(
             name="ha_idle",

@@ -6,6 +6,7 @@ one line of JSON. Times are of ``CLOCK_MONOTONIC``, which all processes of a mac
 """
 
 import random
+import select
 import struct
 import sys
 import time
@@ -271,6 +272,11 @@ def wait_go() -> None:
     say_ready()
     if sys.stdin.readline().strip() != GO:
         sys.exit(1)
+
+
+def is_enough() -> bool:
+    """Whether the parent wants the program to end, and has closed its standard input."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def hand_in(report: Report) -> None:

@@ -51,6 +51,25 @@ def test_goals_are_judged(goals, value, met):
     assert summarize(row(**goals), samples(value), samples(100)).met is met
 
 
+@pytest.mark.parametrize(
+    ("value", "ratio", "growth", "met"),
+    [(80, 0.9, 64, True), (79, 0.9, 64, False), (80, 0.89, 64, False), (80, 0.9, 65, False)],
+)
+def test_a_row_with_several_goals_meets_all_of_them_or_none(value, ratio, growth, met):
+    several = Row(
+        name="r",
+        unit="u",
+        what="w",
+        product=never,
+        least=80,
+        least_extra={"ratio": 0.9},
+        most_extra={"growth": 64},
+    )
+    sample = Sample(value=value, message_count=1, extra={"ratio": ratio, "growth": growth})
+    line = summarize(several, [sample], [])
+    assert (line.met, line.goal) == (met, ">= 80, ratio >= 0.9, growth <= 64")
+
+
 def test_figures_of_processes_are_medians_too():
     products = [
         Sample(value=1, message_count=1, cpu_s_per_million={"broker": cpu}, extra={"p99_us": cpu})
