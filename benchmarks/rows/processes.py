@@ -199,13 +199,15 @@ class Crew:
             module = "orders"
         return self._start(task.kind, f"rows.{module}", task)
 
-    def role(self, role: str, settings: Sequence[str]) -> tuple[Child, str]:
-        """Starts a role of mqmesh as users start it.
+    def role(
+        self, role: str, settings: Sequence[str], module: str = "mqmesh.cli"
+    ) -> tuple[Child, str]:
+        """Starts a role of mqmesh, as users start it unless ``module`` is another one.
 
         Returns:
             The process, and the ``host:port`` it serves at.
         """
-        command = [sys.executable, "-m", "mqmesh.cli", role]
+        command = [sys.executable, "-m", module, role]
         for setting in settings:
             command += ["--set", setting]
         child = self._add(Child(role, command, self.folder))

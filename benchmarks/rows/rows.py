@@ -33,6 +33,7 @@ from rows.sides import (
     product_filter,
     product_idle,
     product_produce,
+    uncounted,
 )
 from rows.store_sides import (
     product_backlog,
@@ -213,6 +214,28 @@ def _secure_rows() -> list[Row]:
             most_ratio=1.25,
             optional=True,
         ),
+    ]
+
+
+def _counting_rows() -> list[Row]:
+    """A broker that counts against one that does not, both mqmesh."""
+    load = Load(messages=2_000_000, window=32)
+    sides: dict[str, tuple[str, Side]] = {
+        "produce": ("explicit batches of 500", partial(product_produce, "produce_batches", load)),
+        "drain": ("a push consumer with a listener", partial(product_drain, load)),
+        "both": ("both at once", partial(product_both, "produce_batches", "drain", load)),
+    }
+    return [
+        Row(
+            name=f"counting_{name}",
+            unit="msg/s",
+            what=f"{what}, against a broker that counts nothing",
+            product=side,
+            limit=partial(uncounted, side),
+            least_ratio=0.98,
+            optional=True,
+        )
+        for name, (what, side) in sides.items()
     ]
 
 
@@ -586,5 +609,6 @@ ROWS: Final = {
         *_slave_rows(),
         *_memory_rows(),
         *_secure_rows(),
+        *_counting_rows(),
     ]
 }

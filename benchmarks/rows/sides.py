@@ -33,12 +33,14 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         transport: ``ipc`` or ``tcp``, for both sides alike.
         scale: Factor for every row's number of messages.
         secure: Nobody gets in to mqmesh without a key.
+        counted: The broker counts, as that of users does.
     """
 
     folder: Path
     transport: str = "ipc"
     scale: float = 1.0
     secure: bool = False
+    counted: bool = True
 
     def count(self, messages: int, multiple: int = 1) -> int:
         """A row's number of messages, rounded up to whole batches."""
@@ -192,6 +194,7 @@ class Cluster:
         self, crew: Crew, load: Load, conditions: Conditions, settings: Sequence[str] = ()
     ) -> None:
         self._crew = crew
+        self._module = "mqmesh.cli" if conditions.counted else "rows.uncounted"
         security = Security(crew.folder, enable=conditions.secure)
         _, self.namesrv = crew.role("namesrv", ["listen_port=0", *security.settings(NAMESRV)])
         ipc = conditions.transport == "ipc"
@@ -212,12 +215,12 @@ class Cluster:
 
     def _start(self) -> tuple[Child, str]:
         """The broker that takes messages, and where it listens."""
-        return self._crew.role("broker", self._settings)
+        return self._crew.role("broker", self._settings, self._module)
 
     def restart(self) -> float:
         """Starts the broker again, which has ended; returns the seconds until it serves."""
         begin_s = time.monotonic()
-        self.child, _ = self._crew.role("broker", self._settings)
+        self.child, _ = self._start()
         return time.monotonic() - begin_s
 
     def check_stored(self, expected_count: int) -> None:
@@ -374,6 +377,11 @@ def measured(
 ) -> Sample:
     """A side by this transport, with security on or off."""
     return side(msgspec.structs.replace(conditions, transport=transport, secure=secure))
+
+
+def uncounted(side: Callable[[Conditions], Sample], conditions: Conditions) -> Sample:
+    """A side whose broker counts nothing."""
+    return side(msgspec.structs.replace(conditions, counted=False))
 
 
 def latency(side: Callable[[Conditions], Sample], percent: float, conditions: Conditions) -> Sample:

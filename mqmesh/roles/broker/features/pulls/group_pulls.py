@@ -4,6 +4,7 @@ It is noted with every pull that found something, so it costs a few dict look-up
 Nothing of it is kept over a restart: it serves administrators, no decision rests on it.
 """
 
+from array import array
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,21 +24,22 @@ class HandedOut(msgspec.Struct, gc=False):
     Attributes:
         messages: Handed out to it; those of a filter that it did not want are not among them.
         stored_bytes: Their batches' bytes.
+        offsets: By queue id, behind the last one handed out or passed over; -1 for none.
         before: What ``messages`` was before.
     """
 
     messages: int = 0
     stored_bytes: int = 0
+    offsets: list[int] = []
     before: Before = msgspec.field(default_factory=Before)
 
 
 class _PullingGroup:
-    __slots__ = ("buckets", "first_s", "handed_out", "offsets", "second", "seen_ms")
+    __slots__ = ("buckets", "first_s", "second", "seen_ms", "topics")
 
     def __init__(self, now_s: int) -> None:
-        self.offsets: dict[tuple[str, int], int] = {}
-        self.handed_out: dict[str, HandedOut] = {}
-        self.buckets = [0] * (WINDOW_S + 1)
+        self.topics: dict[str, HandedOut] = {}
+        self.buckets = array("I", bytes(4 * (WINDOW_S + 1)))
         self.second = self.first_s = now_s
         self.seen_ms = 0
 
@@ -62,7 +64,14 @@ class GroupPulls:
         self._count = 0
 
     def note(
-        self, group: str, topic: str, queue_id: int, next_offset: int, count: int, now_ms: int
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        next_offset: int,
+        count: int,
+        size: int,
+        now_ms: int,
     ) -> None:
         """A pull found something.
 
@@ -72,6 +81,7 @@ class GroupPulls:
             queue_id: From 0.
             next_offset: Behind what was handed out or passed over.
             count: Messages handed out.
+            size: Their batches' bytes.
             now_ms: Monotonic clock.
         """
         now_s = now_ms // 1_000
@@ -80,30 +90,24 @@ class GroupPulls:
             one = self._groups[group] = _PullingGroup(now_s)
         if now_s != one.second:
             one.advance(now_s)
-        one.buckets[now_s % len(one.buckets)] += count
+        one.buckets[now_s % (WINDOW_S + 1)] += count
         one.seen_ms = now_ms
-        key = (topic, queue_id)
-        if key not in one.offsets:
-            self._count += 1
-        one.offsets[key] = next_offset
+        handed_out = one.topics.get(topic)
+        if handed_out is None:
+            handed_out = one.topics[topic] = HandedOut()
+        handed_out.messages += count
+        handed_out.stored_bytes += size
+        offsets = handed_out.offsets
+        if queue_id >= len(offsets):
+            self._make_room(group, offsets, queue_id + 1)
+        offsets[queue_id] = next_offset
+
+    def _make_room(self, group: str, offsets: list[int], count: int) -> None:
+        grown = count - len(offsets)
+        offsets += [-1] * grown
+        self._count += grown
         if self._count > self._most and len(self._groups) > 1:
             self.forget(next(name for name in self._groups if name != group))
-
-    def note_bytes(self, group: str, topic: str, count: int, size: int) -> None:
-        """Messages that a pull found leave, once it was noted.
-
-        Args:
-            group: Consumer group.
-            topic: Of the queue.
-            count: Messages.
-            size: Their batches' bytes.
-        """
-        handed_out = self._groups[group].handed_out
-        one = handed_out.get(topic)
-        if one is None:
-            one = handed_out[topic] = HandedOut()
-        one.messages += count
-        one.stored_bytes += size
 
     def handed_out(self) -> Iterator[tuple[str, str, HandedOut]]:
         """What each group got of each topic: topic, group, and how much.
@@ -115,15 +119,20 @@ class GroupPulls:
             one = self._groups.get(group)
             if one is None:
                 continue
-            for topic in list(one.handed_out):
-                handed_out = one.handed_out.get(topic)
-                if handed_out is not None:
+            for topic in list(one.topics):
+                handed_out = one.topics.get(topic)
+                if handed_out is not None and handed_out.messages:
                     yield topic, group, handed_out
 
     def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
         """Behind the last message handed out to a group, -1 for none."""
+        offsets = self._offsets(group, topic)
+        return offsets[queue_id] if queue_id < len(offsets) else -1
+
+    def _offsets(self, group: str, topic: str) -> list[int]:
         one = self._groups.get(group)
-        return -1 if one is None else one.offsets.get((topic, queue_id), -1)
+        handed_out = None if one is None else one.topics.get(topic)
+        return [] if handed_out is None else handed_out.offsets
 
     def rate(self, group: str, now_ms: int) -> float:
         """Messages handed out a second, over the last whole seconds."""
@@ -145,20 +154,19 @@ class GroupPulls:
 
     def forget_queue(self, group: str, topic: str, queue_id: int) -> None:
         """The group goes on elsewhere in a queue."""
-        one = self._groups.get(group)
-        if one is not None and one.offsets.pop((topic, queue_id), None) is not None:
-            self._count -= 1
+        offsets = self._offsets(group, topic)
+        if queue_id < len(offsets):
+            offsets[queue_id] = -1
 
     def forget(self, group: str) -> None:
         """Forgets a group."""
         one = self._groups.pop(group, None)
         if one is not None:
-            self._count -= len(one.offsets)
+            self._count -= sum(len(topic.offsets) for topic in one.topics.values())
 
     def forget_topic(self, topic: str) -> None:
         """Forgets the queues of a topic."""
         for one in self._groups.values():
-            one.handed_out.pop(topic, None)
-            for key in [key for key in one.offsets if key[0] == topic]:
-                del one.offsets[key]
-                self._count -= 1
+            handed_out = one.topics.pop(topic, None)
+            if handed_out is not None:
+                self._count -= len(handed_out.offsets)

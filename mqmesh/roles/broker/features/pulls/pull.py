@@ -174,6 +174,7 @@ def _get(
         # The master has it, or the consumer would not ask: it will come.
         bounds = result.min_queue_offset, result.max_queue_offset
         result = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
+    size = sum(map(len, result.data)) if result.status is GetStatus.FOUND else 0
     if result.next_queue_offset > queue_offset:
         context.pulls.note(
             pull.group,
@@ -181,14 +182,13 @@ def _get(
             pull.queue_id,
             result.next_queue_offset,
             result.message_count,
+            size,
             context.clock.monotonic_ms(),
         )
-    if result.status is GetStatus.FOUND:
-        size = sum(map(len, result.data))
+    if size:
         context.turns.left -= size
         topic.get_messages += result.message_count
         topic.get_bytes += size
-        context.pulls.note_bytes(pull.group, pull.topic, result.message_count, size)
         total = context.stats.total
         total.get_messages += result.message_count
         total.get_bytes += size
