@@ -37,7 +37,7 @@ from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
 from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.storage.log.tail_cut import TailCut
-from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.consume_queues import ConsumeQueues, doubt_files
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable
 from mqmesh.units import GIB, MIB
@@ -269,7 +269,7 @@ class LogRecovery:
         if checkpoint.queues_synced_through < table.head.through:
             if trusted:
                 # The stop left them to the next round, which else syncs what it wrote itself.
-                self._queues.doubt_files()
+                doubt_files(self._queues)
             else:
                 start = min(start, checkpoint.queues_synced_through)
                 self._applier.rewritten = set()

@@ -308,15 +308,6 @@ class ConsumeQueues:
                     return queue
         return None
 
-    def doubt_files(self) -> None:
-        """Has all files synced by whoever takes ``changed``: of none is known that it was."""
-        for queue in self:
-            if queue.written > queue.first:
-                last = queue.file_number(queue.written - 1)
-                numbers = range(queue.file_number(queue.first), last + 1)
-                self.changed.update(map(queue.file_path, numbers))
-                self.changed.update((queue.directory, os.path.dirname(queue.directory)))
-
     def trim(self) -> int:
         """Removes what no queue knows of: entries before the beginnings and behind the ends,
         directories of other topics. What has not a name of ours is left alone.
@@ -365,3 +356,13 @@ class ConsumeQueues:
             self._files.close_path(path)
             os.unlink(path)
         return size - max(0, known)
+
+
+def doubt_files(queues: ConsumeQueues) -> None:
+    """Has all files synced by whoever takes ``changed``: of none is known that it was."""
+    for queue in queues:
+        if queue.written > queue.first:
+            last = queue.file_number(queue.written - 1)
+            numbers = range(queue.file_number(queue.first), last + 1)
+            queues.changed.update(map(queue.file_path, numbers))
+            queues.changed.update((queue.directory, os.path.dirname(queue.directory)))
