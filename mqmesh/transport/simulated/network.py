@@ -153,12 +153,22 @@ class Network:
                 connection.abort()
 
 
-class _Pipe:
-    """One direction of a connection."""
+class Pipe:
+    """One direction of a connection.
+
+    Args:
+        network: Where.
+        source: Who sends.
+        target: Who gets it.
+
+    Attributes:
+        source: See above.
+        closed: Nothing passes any more.
+    """
 
     def __init__(self, network: Network, source: SimulatedNode, target: SimulatedNode) -> None:
         self._network = network
-        self._source = source
+        self.source = source
         self._target = target
         self._frames: deque[tuple[int, Callable[..., None], tuple[bytes, ...]]] = deque()
         self._last_ms = 0
@@ -166,6 +176,7 @@ class _Pipe:
         self.closed = False
 
     def send(self, arrive: Callable[..., None], *frame: bytes) -> None:
+        """Sends a frame, which arrives by a call."""
         if self.closed:
             return
         assert len(self._frames) < MOST_ON_THE_WAY, "a pipe has no limit but this one"
@@ -176,16 +187,17 @@ class _Pipe:
             self.flow()
 
     def flow(self) -> None:
+        """Lets go on what waits, if it may."""
         if self._planned or not self._frames or self.closed:
             return
-        if not self._network.is_open(self._source, self._target):
+        if not self._network.is_open(self.source, self._target):
             return
         self._planned = True
         self._network.simulation.at(self._frames[0][0], self._arrive)
 
     def _arrive(self) -> None:
         self._planned = False
-        if self.closed or not self._network.is_open(self._source, self._target):
+        if self.closed or not self._network.is_open(self.source, self._target):
             return
         now_ms = self._network.simulation.now_ms
         while self._frames and self._frames[0][0] <= now_ms and not self.closed:
@@ -195,6 +207,7 @@ class _Pipe:
             self.flow()
 
     def close(self) -> None:
+        """Ends it; what is on the way is lost."""
         self.closed = True
         self._frames.clear()
 
@@ -232,8 +245,8 @@ class SimulatedConnection:
         self.take_answer: Callable[[bytes], None] = _ignore
         self._on_client_lost = on_client_lost
         self._network = network
-        self._there = _Pipe(network, client, server)
-        self._back = _Pipe(network, server, client)
+        self._there = Pipe(network, client, server)
+        self._back = Pipe(network, server, client)
         self._client_open = True
         self._server_open = True
         network.connections[self] = None

@@ -327,7 +327,7 @@ class ElectionRun(Run):
         found += [
             f"H2: replicas have different bytes from {at} on"
             for log in logs[1:]
-            if (at := _first_difference(logs[0], log, self._confirmed)) is not None
+            if (at := first_difference(logs[0], log, self._confirmed)) is not None
         ]
         return found
 
@@ -338,7 +338,7 @@ def leadership_of(process: Process) -> Leadership | None:
     return None if member is None else member.leadership
 
 
-def _first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
+def first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
     """Where two logs differ before an offset that both have reached, or should have."""
     at = 0
     while at < end:
