@@ -433,6 +433,33 @@ def test_what_a_follower_shows_is_on_its_disk_with_sync_flush(files):
     pair.follower_files.close()
 
 
+@pytest.mark.usefixtures("another_boot")
+def test_an_epoch_whose_first_record_a_power_cut_took_is_none_of_the_log(files):
+    """Else its replica would win elections over those who have what was acknowledged."""
+    store = files.open()
+    put_bodies(store, ["one"])
+    settle(store)
+    known, end = list(store.epochs()), store.log_end()
+    store.begin_epoch(7)
+    crashed = files.copy()
+    crashed.write(end, bytes(store.log_end() - end))
+    again = crashed.open()
+    assert again.log_end() == end
+    assert again.epochs() == known
+    put_bodies(again, ["two"])
+    assert again.epochs() == [*known, EpochStart(8, end)], "its number is not used again"
+    crashed.close()
+
+
+def test_a_follower_forgets_an_epoch_whose_first_record_it_could_not_write(pair):
+    put_bodies(pair.leader, ["one"])
+    pair.replicate()
+    pair.follower._parts.epochs.begin(9, end_of(pair.follower))
+    put_bodies(pair.leader, ["two"])
+    pair.replicate()
+    assert pair.follower.epochs() == pair.leader.epochs()
+
+
 def test_epochs_that_are_lost_are_read_from_the_log(files):
     store = files.open()
     put_bodies(store, ["one"])

@@ -376,6 +376,8 @@ class CommitLog:
         segment, size = self._current, len(chunk.data)
         self.take_room(segment, min(chunk.start + size + MARKER_SIZE, segment.end))
         following = self.next_segment(segment) if chunk.end == segment.end else segment
+        if chunk.epoch < self._epochs.newest:
+            self._epochs.cut(chunk.start)  # one whose first record could not be written
         if chunk.epoch != self._epochs.newest:
             self._epochs.begin(chunk.epoch, chunk.start)
         try:
