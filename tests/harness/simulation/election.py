@@ -145,8 +145,9 @@ class ElectionRun(Run):
             leadership = leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
                 self._note(process, leadership)
-        # Only the newest: whoever is cut off may not know yet that another one leads.
-        newest = max(self._leaders, default=0)
+        # Only the newest: whoever is cut off, or stands still, may not know yet that another one
+        # leads. That one may have led between two looks only; those who elected it tell.
+        newest = max([*self._leaders, *map(promised_epoch_of, self.replicas)])
         for process in self.replicas:
             leadership = leadership_of(process)
             if self._mode is AckReplicas.NONE:
@@ -336,6 +337,13 @@ def leadership_of(process: Process) -> Leadership | None:
     server: BrokerServer | None = process.server
     member = server._member if server is not None and process.up else None
     return None if member is None else member.leadership
+
+
+def promised_epoch_of(process: Process) -> int:
+    """The newest epoch that a replica has promised, 0 while it is down."""
+    server: BrokerServer | None = process.server
+    member = server._member if server is not None and process.up else None
+    return 0 if member is None else member.status().promised_epoch
 
 
 def first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
