@@ -18,9 +18,9 @@ from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.protocol.admin import RuntimeInfo
+from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.command import decode_frame, decode_header, encode_frame
+from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
 from mqmesh.protocol.commands import COMMANDS, CommandSpec, Right, ServedBy, served_by
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.queries import QueryMessageResponse
@@ -105,7 +105,8 @@ class Wire:
     def figure(self, role, name) -> int:
         """A figure of a role."""
         code = int(RequestCode.GET_BROKER_RUNTIME_INFO)
-        told = self.ask_all(role, self.admin, [encode_frame(code, code)])[code]
+        frame = encode_frame(code, code, header=encode_header(RuntimeInfoRequest()))
+        told = self.ask_all(role, self.admin, [frame])[code]
         figures = decode_header(RuntimeInfo, told.header).figures
         (found,) = [one for one in figures if one.figure.name == name]
         return found.samples[0].value

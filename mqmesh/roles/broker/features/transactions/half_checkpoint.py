@@ -2,8 +2,9 @@
 
 The truth is in the half topic and the op topic. The checkpoint says up to where both were read, and
 what waited then; a start reads only what came later. With too much to note it says from where
-to read again instead. A checkpoint that is lost, or says more than the log holds after a power cut,
-means that both topics are read from their beginnings.
+to read again instead. A checkpoint that is lost, or covers what the log has lost since (after a power cut, or
+where another replica led, whose records stand there now), means that both topics are read from
+their beginnings.
 """
 
 from typing import Annotated, Final
@@ -14,7 +15,7 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 MAX_NOTED: Final = 5_000
 """Half batches that are noted one by one."""
 
@@ -42,6 +43,7 @@ class HalfCheckpoint(msgspec.Struct, frozen=True):
     Attributes:
         version: Of the document.
         store_id: The store that it is about.
+        epoch: Of its log then.
         half_queue_offset: The half topic is read from here.
         op_queue_offset: The op topic is read from here.
         batches: What waits before that.
@@ -49,16 +51,19 @@ class HalfCheckpoint(msgspec.Struct, frozen=True):
 
     version: int
     store_id: int
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
     half_queue_offset: _Offset
     op_queue_offset: _Offset
     batches: list[NotedBatch] = []
 
 
-def dump_checkpoint(table: Transactions, store_id: int) -> bytes:
+def dump_checkpoint(table: Transactions, store_id: int, epoch: int) -> bytes:
     """The table as it is now, as a document."""
+    noted: list[NotedBatch] = []
+    half_from, op_from = table.half_end, table.op_end
     if len(table.batches) > MAX_NOTED:
         oldest = next(iter(table.batches.values()))
-        checkpoint = HalfCheckpoint(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
+        half_from, op_from = oldest.base, oldest.op_floor
     else:
         checks: dict[int, int] = {}
         for watch in table.timetable.watches():
@@ -68,7 +73,7 @@ def dump_checkpoint(table: Transactions, store_id: int) -> bytes:
             NotedBatch(one.base, checks.get(one.base, 0), _states(one))
             for one in table.batches.values()
         ]
-        checkpoint = HalfCheckpoint(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
+    checkpoint = HalfCheckpoint(DOCUMENT_VERSION, store_id, epoch, half_from, op_from, noted)
     return msgspec.json.encode(checkpoint)
 
 

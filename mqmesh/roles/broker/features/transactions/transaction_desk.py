@@ -112,7 +112,7 @@ class TransactionDesk:
         self.proofs = EndProofs(chance)
         self.torn: list[bytes] = []
         self.is_mending = False
-        self.store_id = 0
+        self._store: MessageStore | None = None
         self.next_sequence = 0
         self.saved_changes = -1
         self.checks_sent = 0
@@ -156,7 +156,7 @@ class TransactionDesk:
             now_ms: Now, monotonic.
             segment_bytes: Of the store's log.
         """
-        self.store_id = store.stats().store_id
+        self._store = store
         checkpoint = None
         if document is not None:
             try:
@@ -201,8 +201,9 @@ class TransactionDesk:
 
     def dump(self) -> bytes:
         """The checkpoint, see ``half_checkpoint``."""
+        assert self._store is not None, "recovered first"
         self.saved_changes = self.table.changes
-        return dump_checkpoint(self.table, self.store_id)
+        return dump_checkpoint(self.table, self._store.stats().store_id, self._store.epoch())
 
     def lose(self, batch: HalfBatch, why: str) -> None:
         """Gives up a half batch that is not in the log any more."""

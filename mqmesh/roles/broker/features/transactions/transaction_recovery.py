@@ -116,11 +116,15 @@ class HalfRecovery:
     # ---- Reading ------------------------------------------------------------------------
 
     def _fits(self, checkpoint: HalfCheckpoint, half_max: int, op_max: int) -> bool:
-        fits = (
-            checkpoint.store_id == self._store.stats().store_id
-            and checkpoint.half_queue_offset <= half_max
-            and checkpoint.op_queue_offset <= op_max
+        read = (
+            (TRANS_HALF_TOPIC, HALF_QUEUE, checkpoint.half_queue_offset, half_max),
+            (TRANS_OP_HALF_TOPIC, OP_QUEUE, checkpoint.op_queue_offset, op_max),
         )
+        fits = checkpoint.store_id == self._store.stats().store_id
+        for topic, queue_id, offset, end in read:
+            # Behind a cut stand others' records by now, however many they are.
+            cut = self._store.cut_offset(topic, queue_id, checkpoint.epoch)
+            fits = fits and offset <= (end if cut is None else min(cut, end))
         if not fits:
             _log.warning("the half checkpoint does not fit the log; all are read again")
         return fits

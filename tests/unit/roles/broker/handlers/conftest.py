@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -46,6 +47,7 @@ class Scene:
         self.stage = stage
         self.sequence = 0
         stage.context.transactions.table = Transactions(self.settings())
+        self.recover(stage.context.transactions, None)
 
     def settings(self) -> TransactionSettings:
         config = self.stage.config
@@ -153,18 +155,21 @@ class Scene:
 
     def restart(self, document: bytes | None = None) -> None:
         """A broker on the same store that knows nothing but that."""
-        context = self.stage.context
         desk = TransactionDesk(self.settings(), Random(2))
+        self.recover(desk, document)
+        for name in desk.__dict__:
+            setattr(self.desk, name, getattr(desk, name))
+
+    def recover(self, desk: TransactionDesk, document: bytes | None) -> None:
+        """Has a desk take up what the store has."""
         desk.recover(
             self.stage.store,
             document,
-            lambda topic, queue_id: has_queue(context.topics, topic, queue_id),
+            partial(has_queue, self.stage.context.topics),
             wall_ms=self.stage.clock.wall_ms(),
             now_ms=self.stage.clock.monotonic_ms(),
             segment_bytes=1 << 30,
         )
-        for name in desk.__dict__:
-            setattr(context.transactions, name, getattr(desk, name))
 
 
 @pytest.fixture

@@ -109,10 +109,26 @@ def test_a_note_that_knows_more_than_the_log_is_not_believed(scene, make_scene, 
     other = make_scene()
     for body in (b"1", b"2", b"3"):
         other.half(body)
-    other.desk.store_id = scene.stage.store.stats().store_id
+    assert other.stage.store.stats().store_id == scene.stage.store.stats().store_id
     scene.restart(other.desk.dump())
     assert scene.desk.table.pending_count == 1
     assert "does not fit the log" in caplog.text
+
+
+def test_a_note_of_what_another_master_cut_is_not_believed(scene, make_scene, caplog):
+    """By its end the log may be as long again, with others' records."""
+    former = make_scene()
+    first = former.half(b"x")
+    former.end((first, 0, 0, 1, Decision.COMMIT))
+    scene.half(b"waits")
+    second = scene.half(b"y")
+    scene.end((second, 1, 0, 1, Decision.ROLLBACK))
+    known = []
+    scene.stage.store.cut_offset = lambda topic, queue_id, epoch: known.append(epoch) or 0
+    scene.restart(former.desk.dump())
+    assert scene.desk.table.pending_count == 1
+    assert "does not fit the log" in caplog.text
+    assert set(known) == {former.stage.store.epoch()}
 
 
 def test_how_often_was_asked_survives_a_start(make_scene):
