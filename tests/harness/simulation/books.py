@@ -154,6 +154,13 @@ class Books:
                 self.decisions[key] = (LOST, 0.0)
         return lost
 
+    def forget_later(self, halves: set[MessageKey]) -> None:
+        """Nobody waits for half messages that are not there, nor for what was to come again."""
+        for key in [key for key in self.undecided if key not in halves]:
+            del self.undecided[key]
+        for group in READERS:
+            self.failed[group].clear()
+
     def missing(self) -> list[str]:
         """What must still be delivered, in words; empty when all is there."""
         found = []

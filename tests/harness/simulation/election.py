@@ -23,6 +23,7 @@ from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import BrokerNotAvailable, CorruptBatch, CorruptRecord, MQMeshError
+from mqmesh.message import TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
@@ -294,6 +295,8 @@ class ElectionRun(Run):
 
     def _forget_lost(self, disk: Disk) -> None:
         """A master that was lost took along what nobody else had: nobody may have seen it."""
+        halves = {key_of(message.body) for message in disk.messages(TRANS_HALF_TOPIC, GROUP)}
+        self.books.forget_later(halves)
         for topic in TOPICS:
             stored = {key_of(message.body) for message in disk.messages(topic, GROUP)}
             lost = self.books.forget(topic, stored)
