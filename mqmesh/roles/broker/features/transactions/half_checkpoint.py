@@ -2,9 +2,9 @@
 
 The truth is in the half topic and the op topic. The checkpoint says up to where both were read, and
 what waited then; a start reads only what came later. With too much to note it says from where
-again instead. A checkpoint that is lost, or covers what the log has lost since (after a power
-cut, or where another replica led, whose records stand there now), means that both topics are read
-from their beginnings.
+to read again instead. A checkpoint that is lost, or covers what the log has lost since (after a
+power cut, or where another replica led, whose records stand there now), means that both topics are
+read from their beginnings.
 """
 
 from typing import Annotated, Final
