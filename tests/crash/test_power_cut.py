@@ -104,9 +104,11 @@ def test_what_a_stop_left_unsynced_is_synced_by_the_next_life(
         checkpointer, "sync_paths", lambda paths, how: (synced.update(paths), sync(paths, how))
     )
     settle(store)
-    names = {Path(path).name for path in synced}
-    assert {f"{queue_id}-{0:020d}" for queue_id in queues} <= names
-    assert {str(files.directory / "consumequeue"), store._queues.topic_directory("topic")} <= synced
+    paths = [Path(path) for path in synced]
+    assert {f"{queue_id}-{0:020d}" for queue_id in queues} <= {path.name for path in paths}
+    # And the directories that name them.
+    (directory,) = {str(path.parent) for path in paths if path.name == f"0-{0:020d}"}
+    assert {str(files.directory / "consumequeue"), directory} <= synced
     files.close()
 
 

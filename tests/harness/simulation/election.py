@@ -27,6 +27,7 @@ from mqmesh.message import TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
+from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.server import BrokerServer
@@ -337,16 +338,19 @@ class ElectionRun(Run):
 
 
 def leadership_of(process: Process) -> Leadership | None:
-    server: BrokerServer | None = process.server
-    member = server._member if server is not None and process.up else None
+    member = _member_of(process)
     return None if member is None else member.leadership
 
 
 def promised_epoch_of(process: Process) -> int:
     """The newest epoch that a replica has promised, 0 while it is down."""
-    server: BrokerServer | None = process.server
-    member = server._member if server is not None and process.up else None
+    member = _member_of(process)
     return 0 if member is None else member.status().promised_epoch
+
+
+def _member_of(process: Process) -> GroupMember | None:
+    server: BrokerServer | None = process.server
+    return server._member if server is not None and process.up else None
 
 
 def first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
