@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.patience import until
 
 ROWS = {
     "ipc": "produce_128,async_128,drain_128,both_128,sync_send,latency_500,sync_flush_128,"
@@ -93,5 +94,6 @@ def test_an_interrupted_benchmark_leaves_nothing_behind(short_tmp_path, number):
         process.send_signal(number)
         process.communicate(timeout=30)
         assert process.returncode == 130
-    assert processes_of(short_tmp_path) == []
+    # One that was being started is ended by the system, once its parent is gone.
+    until(lambda: processes_of(short_tmp_path) == [])
     assert list(short_tmp_path.iterdir()) == []
