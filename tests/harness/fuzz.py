@@ -25,6 +25,7 @@ from harness.chaos import say, show
 from harness.fuzz_sender import Found
 from harness.keys import credentials, user
 from harness.listening import family, listening, private_bytes
+from harness.patience import until
 from harness.secured import Roles, place_of
 from harness.secured_attack import Keys
 from mqmesh.errors import MQMeshError
@@ -212,9 +213,11 @@ class Target:
         self.namesrv_addr, self.credentials = cluster.namesrv_addr, cluster.credentials
         self.roles = {role.name.lower(): process for role, process in cluster.roles.items()}
         self.pids = {name: role.pid for name, role in self.roles.items()}
+        until(lambda: len(family(self.roles["broker"].pid)) > 1)  # its index process comes later
         for name, role in self.roles.items():
             for number, pid in enumerate(family(role.pid)[1:], 1):
                 self.pids[f"{name}/{number}"] = pid
+        until(lambda: all(map(listening, self.pids.values())))
         if secure:
             self.keys = Keys(hostile, self._server_keys())
 
