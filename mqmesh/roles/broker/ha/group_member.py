@@ -188,7 +188,8 @@ class GroupMember:
         return MemberStatus(
             self._chronicle.elections,
             max(left_ms, 0),
-            session.is_open,
+            # One that nobody can renew is not given up: the coordinator may know it yet.
+            session.is_open and left_ms > 0,
             self._promises.promised_epoch,
             session.renewals,
             self._chronicle.set_changes,

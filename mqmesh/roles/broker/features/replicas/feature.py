@@ -20,17 +20,35 @@ def make_followers(begins: Beginning) -> FollowerTable:
         retain_ms=ha.ha_retain_for_slaves_ms,
         counts_synced=begins.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         counts=begins.replication,
+        began_ms=begins.now_ms,
     )
 
 
-def _lag(context: BrokerContext, unit: str) -> dict[tuple[str, ...], int]:
-    status = context.followers.status(context.clock.monotonic_ms())
-    if not status:
-        return {}
-    end = context.store.stats().max_commitlog_offset
-    if unit == "bytes":
-        return {(str(one.replica_id),): max(end - one.written, 0) for one in status}
-    return {(str(one.replica_id),): one.silent_ms for one in status}
+def _last_heard(context: BrokerContext) -> dict[int, tuple[int, int]]:
+    """What replicas said last, and when, by id. One that hangs or is gone is told of, too.
+
+    Of an elected master's group all replicas are; of another, one that was not heard for as long
+    as the log is kept for it counts as taken away.
+    """
+    table, leadership = context.followers, context.leadership
+    voters = () if leadership is None else leadership.in_sync.state.voters
+    if not voters:
+        retain_ms = context.config.ha.ha_retain_for_slaves_ms
+        return table.last_heard(since_ms=context.clock.monotonic_ms() - retain_ms)
+    heard, never = table.last_heard(), (0, table.began_ms)
+    return {one: heard.get(one, never) for one in voters if one != context.config.broker_id}
+
+
+def _lag_bytes(context: BrokerContext) -> dict[tuple[str, ...], int]:
+    heard = _last_heard(context)
+    end = context.store.stats().max_commitlog_offset if heard else 0
+    return {(str(one),): max(end - written, 0) for one, (written, _) in heard.items()}
+
+
+def _silent_ms(context: BrokerContext) -> dict[tuple[str, ...], int]:
+    now_ms = context.clock.monotonic_ms()
+    heard = _last_heard(context)
+    return {(str(one),): max(now_ms - heard_ms, 0) for one, (_, heard_ms) in heard.items()}
 
 
 def _lag_ms(context: BrokerContext) -> dict[tuple[str, ...], int]:
@@ -75,8 +93,8 @@ REPLICAS: Final = Feature(
         gauge("ha_followers", "followers that are connected", lambda broker: len(broker.followers)),
         gauge(
             "ha_replica_lag_bytes",
-            "what a follower has not written yet",
-            lambda broker: _lag(broker, "bytes"),
+            "what a follower has not written yet, one that is gone too",
+            _lag_bytes,
             unit="bytes",
             labels=("replica",),
         ),
@@ -89,8 +107,8 @@ REPLICAS: Final = Feature(
         ),
         gauge(
             "ha_replica_silent_ms",
-            "since a follower was heard",
-            lambda broker: _lag(broker, "ms"),
+            "since a follower was heard, one that is gone too",
+            _silent_ms,
             unit="ms",
             labels=("replica",),
         ),

@@ -59,9 +59,10 @@ class FollowerTable:
         retain_ms: How long the log is kept for one that was heard so long ago.
         counts_synced: A put is with a follower once it is on its disk, not when it is written.
         counts: Of the process.
+        began_ms: Since when followers may come, monotonic clock.
 
     Attributes:
-        counts: See above.
+        counts, began_ms: See above.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class FollowerTable:
         retain_ms: int = 600_000,
         counts_synced: bool = False,
         counts: ReplicaCounts | None = None,
+        began_ms: int = 0,
     ) -> None:
         self.counts = counts or ReplicaCounts()
+        self.began_ms = began_ms
         self._window_bytes = window_bytes
         self._fall_behind_bytes = fall_behind_bytes
         self._counts_synced = counts_synced
@@ -233,6 +236,17 @@ class FollowerTable:
             (replica_id, offset if now_ms - heard_ms <= self._retain_ms else MAX_OFFSET)
             for replica_id, (offset, heard_ms) in self._kept.items()
         ]
+
+    def last_heard(self, *, since_ms: int = 0) -> dict[int, tuple[int, int]]:
+        """What followers said last, whether they are connected or not, by id.
+
+        Args:
+            since_ms: Only those that were heard since then, monotonic clock.
+
+        Returns:
+            How far each had written, and when it was heard.
+        """
+        return {one: said for one, said in self._kept.items() if said[1] >= since_ms}
 
     def forget(self, peer: bytes) -> Follower | None:
         """A connection broke; returns the follower if it was one's."""

@@ -65,7 +65,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     Attributes:
         elections: How many it has won.
         lease_ms: How long its session lives if it is not renewed; 0 without one.
-        has_session: The coordinator knows it.
+        has_session: The coordinator knows it, as far as that can be known.
         promised_epoch: It follows nobody of an earlier one.
         renewals: How long the coordinator took to answer renewals.
         set_changes: How often the set of replicas in sync changed while it led.
