@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Final, NamedTuple
 from harness.chaos import say
 from harness.etcd_processes import EtcdCluster
 from harness.failovers import ElectedGroup, Load, Reader, stored, wait_acked
+from harness.faulty_hosts import FaultyHosts
 from harness.machines import Machines, enter
 from harness.patience import until
 from mqmesh import Message, Producer
@@ -76,7 +76,6 @@ HOUR_MS: Final = 3_600_000
 BIG_BYTES, MOST_BIG, BIG_S = 1 * MIB, 100, 2.0
 CUT_KILLS, CUT_S = 5, 0.4
 AWAY_S: Final = 20.0
-_FAULTS: Final = struct.Struct("<3q")
 
 
 class Cell(NamedTuple):
@@ -128,7 +127,7 @@ def _pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
 # ---- A group that can be harmed ----------------------------------------------------------
 
 
-class FaultyHosts:
+class SmallDisks(FaultyHosts):
     """Machines whose disks are small, and whose syncs and clocks go wrong when they are told to.
 
     Args:
@@ -137,33 +136,15 @@ class FaultyHosts:
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._library = folder / "faulty_host.so"
-        source = Path(__file__).with_name("faulty_host.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._library, source], check=True)
+        super().__init__(folder, names)
         for name in names:
-            self.set(name)
             (folder / name).mkdir()
             size = f"size={DISK_BYTES}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", folder / name], check=True)
 
-    def before(self, name: str) -> tuple[str, ...]:
-        """What the command of a process begins with."""
-        if not self._file(name).exists():
-            return ()
-        return ("env", f"LD_PRELOAD={self._library}", f"FAULTY_HOST={self._file(name)}")
-
-    def set(self, name: str, *, sync_errno: int = 0, sync_ms: int = 0, clock_ms: int = 0) -> None:
-        """How it is with a machine from now on; without arguments all is well."""
-        descriptor = os.open(self._file(name), os.O_WRONLY | os.O_CREAT)
-        try:
-            os.pwrite(descriptor, _FAULTS.pack(sync_errno, sync_ms, clock_ms), 0)
-        finally:
-            os.close(descriptor)
-
     def fill(self, name: str) -> None:
         """Leaves no room on its disk."""
-        with (self._folder / name / "filler").open("wb", buffering=0) as file:
+        with (self.folder / name / "filler").open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(MIB))
@@ -173,10 +154,7 @@ class FaultyHosts:
 
     def empty(self, name: str) -> None:
         """Ends ``fill``."""
-        (self._folder / name / "filler").unlink()
-
-    def _file(self, name: str) -> Path:
-        return self._folder / f"{name}.faults"
+        (self.folder / name / "filler").unlink()
 
 
 class Harm:
@@ -190,7 +168,7 @@ class Harm:
     """
 
     def __init__(
-        self, group: ElectedGroup, hosts: FaultyHosts, cell: Cell, chance: random.Random
+        self, group: ElectedGroup, hosts: SmallDisks, cell: Cell, chance: random.Random
     ) -> None:
         self._group, self._hosts, self._chance = group, hosts, chance
         self._fault, self._mode = cell.fault, cell.mode
@@ -413,7 +391,7 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
     """
     machines, chance = Machines(), random.Random(seed)
     folders = [folder / name for name in ("r1", "r2", "r3")]
-    hosts = FaultyHosts(folder, ["r1", "r2", "r3"])
+    hosts = SmallDisks(folder, ["r1", "r2", "r3"])
     group = ElectedGroup(
         folder,
         machines=machines,
