@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.roles.exporter.alarm_rules import RULES, AlarmRule, History, Labels, Look, Severity
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.monitor_config import RuleChange
+from mqmesh.roles.exporter.names import Node
 
 Status = Literal["firing", "resolved"]
 MOST_ALARMS: Final = 10_000
@@ -56,10 +57,13 @@ class AlarmState(msgspec.Struct):
     Attributes:
         history: Totals of before.
         known: Alarms by rule and labels, joined by a tab.
+        brokers: By endpoint, and when name servers knew them last, wall clock: they drop who is
+            gone at once.
     """
 
     history: History = msgspec.field(default_factory=History)
     known: dict[str, Known] = {}
+    brokers: dict[str, tuple[Node, int]] = {}
 
 
 class AlarmBoard:
@@ -108,7 +112,7 @@ class AlarmBoard:
             over = self.state.known.pop(key)
             if over.told_ms:
                 told.append(msgspec.structs.replace(over.alarm, status="resolved"))
-        self.state.history.forget(now_ms)
+        self.state.history.end_look(families, now_ms)
         return told
 
     def firing(self) -> list[Alarm]:

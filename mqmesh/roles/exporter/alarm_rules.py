@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from mqmesh.figures import OTHER
 from mqmesh.roles.exporter.families import Families
 from mqmesh.units import MIB
 
@@ -15,6 +16,7 @@ Severity = Literal["warning", "critical"]
 Labels = tuple[str, ...]
 
 NODE: Final = ("node_id",)
+PROCESS: Final = ("node_type", "node_id")
 GROUP: Final = ("consumer_group",)
 LONGEST_WINDOW_MS: Final = 3_600_000
 MOST_SERIES: Final = 100_000
@@ -22,6 +24,7 @@ MOST_SERIES: Final = 100_000
 
 LAG: Final = "rocketmq_consumer_lag_messages"
 MEMBERS: Final = "rocketmq_consumer_connections"
+UP: Final = "mqmesh_up"
 
 
 class History(msgspec.Struct):
@@ -30,9 +33,12 @@ class History(msgspec.Struct):
     Attributes:
         totals: By metric and labels, joined by a tab: pairs of wall-clock ms and total, oldest
             first. One is older than the longest window, or the first of all.
+        answered_ms: When a process answered last, wall clock, by the values of ``PROCESS``, joined
+            by a tab.
     """
 
     totals: dict[str, list[tuple[int, float]]] = {}
+    answered_ms: dict[str, int] = {}
 
     def growth(
         self, name: str, sums: Mapping[Labels, float], now_ms: int, window_ms: int
@@ -41,13 +47,13 @@ class History(msgspec.Struct):
 
         Args:
             name: Of the metric.
-            sums: The totals.
+            sums: The totals of each process, whose labels are the first.
             now_ms: Wall clock.
             window_ms: Since so long ago.
 
         Returns:
             Growth by labels; None where nothing is known of so long ago. A total that is smaller
-            than before began anew with its process.
+            than before began anew with its process; one that a process did not tell before was 0.
         """
         found: dict[Labels, float | None] = {}
         for labels, total in sums.items():
@@ -57,6 +63,9 @@ class History(msgspec.Struct):
                 if len(self.totals) >= MOST_SERIES:
                     continue
                 seen = self.totals[key] = []
+                before_ms = self.answered_ms.get("\t".join(labels[: len(PROCESS)]))
+                if before_ms is not None:
+                    seen.append((before_ms, 0.0))
             if not seen or seen[-1][0] < now_ms:
                 seen.append((now_ms, total))
             while len(seen) > 1 and seen[1][0] <= now_ms - LONGEST_WINDOW_MS:
@@ -64,10 +73,14 @@ class History(msgspec.Struct):
             found[labels] = _grown(seen, now_ms - window_ms)
         return found
 
-    def forget(self, now_ms: int) -> None:
-        """Forgets what was not seen for longer than any window."""
+    def end_look(self, families: Families, now_ms: int) -> None:
+        """Notes who answered, and forgets what was not seen for longer than any window."""
         old_ms = now_ms - LONGEST_WINDOW_MS
         self.totals = {key: seen for key, seen in self.totals.items() if seen[-1][0] > old_ms}
+        ups = families.sums(UP, PROCESS).items()
+        answered = {"\t".join(process): now_ms for process, is_up in ups if is_up}
+        kept = {process: at for process, at in self.answered_ms.items() if at > old_ms}
+        self.answered_ms = kept | answered
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -87,10 +100,16 @@ class Look(msgspec.Struct, frozen=True):
         self, name: str, by: Labels, window_ms: int, **where: str
     ) -> dict[Labels, float | None]:
         """How much the sums of a counter grew within so long; see ``History.growth``."""
-        # Counters of different labels are different totals.
+        # Counters of different labels are different totals, and so are those of two processes: who
+        # does not answer any more takes nothing back.
         told = "".join(f"{{{label}={value}}}" for label, value in where.items())
-        sums = self.families.sums(name, by, **where)
-        return self.history.growth(name + told, sums, self.now_ms, window_ms)
+        sums = self.families.sums(name, (*PROCESS, *by), **where)
+        found: dict[Labels, float | None] = {}
+        for labels, grown in self.history.growth(name + told, sums, self.now_ms, window_ms).items():
+            key = labels[len(PROCESS) :]
+            before = found.get(key)
+            found[key] = grown if before is None else before + (grown or 0.0)
+        return found
 
 
 Find = Callable[[Look, float], Iterator[tuple[Labels, float]]]
@@ -185,9 +204,12 @@ def _waiting(look: Look, threshold: float) -> dict[Labels, float]:
 
 def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     members = look.families.sums(MEMBERS, GROUP)
-    out = look.grown("rocketmq_messages_out_total", GROUP, 300_000)
+    # Since the last look: how long that has to last the rule says.
+    out = look.grown("rocketmq_messages_out_total", GROUP, 1)
+    # Of groups that a broker only tells the sum of nothing is known.
+    untold = None if (OTHER,) in out else 0.0
     for labels, lag in _waiting(look, threshold).items():
-        if members.get(labels) and out.get(labels, 0.0) == 0:
+        if members.get(labels) and out.get(labels, untold) == 0:
             yield labels, lag
 
 
@@ -198,14 +220,21 @@ def _nobody(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
             yield labels, lag
 
 
+def _undelivered(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    off = look.families.sums("mqmesh_schedule_service_info", NODE, value="off")
+    for labels, waiting in look.families.sums("rocketmq_timing_messages", NODE).items():
+        if waiting > threshold and labels in off:
+            yield labels, waiting
+
+
 RULES: Final = (
     AlarmRule(
         "process-down",
         "critical",
         0,
         10,
-        ("node_type", "node_id"),
-        is_zero("mqmesh_up", ("node_type", "node_id")),
+        PROCESS,
+        is_zero(UP, PROCESS),
         "{node_type} {node_id} does not answer",
     ),
     AlarmRule(
@@ -299,6 +328,15 @@ RULES: Final = (
         "delayed messages of {node_id} are {value:.0f} ms late, more than {threshold:.0f}",
     ),
     AlarmRule(
+        "no-schedule-service",
+        "critical",
+        0,
+        60,
+        NODE,
+        _undelivered,
+        "{value:.0f} delayed messages wait at {node_id}, and no schedule service is there",
+    ),
+    AlarmRule(
         "busy",
         "warning",
         60,
@@ -369,8 +407,8 @@ RULES: Final = (
         "warning",
         0,
         0,
-        ("node_type", "node_id"),
-        grew("mqmesh_callback_failures_total", ("node_type", "node_id"), 3_600),
+        PROCESS,
+        grew("mqmesh_callback_failures_total", PROCESS, 3_600),
         "{node_type} {node_id} survived a bug; its log has the traceback",
     ),
 )

@@ -56,6 +56,8 @@ class Collector:
         ask_all: Asks all of many nodes, several at the same time, like ``map``.
         connect: Makes an administration client for an endpoint ("" for the name servers),
             restricted to a broker group unless that is empty.
+        known: Brokers by endpoint, and when name servers knew them last, wall clock; kept up to
+            date, so that who keeps it misses those that are gone already.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Collector:
         others: Callable[[], Mapping[str, str]] = dict,
         ask_all: AskAll = map,
         connect: Callable[[str, str], GroupAdmin] | None = None,
+        known: dict[str, tuple[Node, int]] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -74,8 +77,7 @@ class Collector:
         # One client for each process, since a client is of one thread at a time.
         self._clients: dict[str, GroupAdmin] = {}
         self._brokers: list[BrokerData] = []
-        # Brokers by endpoint, and when name servers knew them last.
-        self._known: dict[str, tuple[Node, int]] = {}
+        self._known = {} if known is None else known
         self._silent: set[str] = set()
         self._keys = dict(config.server_keys)
         self._others = others
@@ -103,9 +105,9 @@ class Collector:
         nodes += brokers
         self._forget_others([node.endpoint for node in nodes])
         asked = list(self._ask_all(self._ask, nodes))
-        asked += self._left(brokers, [one.node for one in asked], began_ms)
-        self._tell_silent(asked)
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        asked += self._left(brokers, [one.node for one in asked], wall_ms)
+        self._tell_silent(asked)
         series: list[Series] = []
         for one in asked:
             series += self._series(one, now_ms, wall_ms)

@@ -58,7 +58,8 @@ class Monitor:
         def others() -> dict[str, str]:
             return endpoints_beside(config.data_dir)
 
-        self._collector = collector or Collector(asked, clock, others, self._pool.map)
+        known = self._board.state.brokers
+        self._collector = collector or Collector(asked, clock, others, self._pool.map, known=known)
 
     def look(self, *, at_once: bool = False) -> list[Alarm]:
         """Looks once, and tells of what has changed.

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.figures import FigureKind
+from mqmesh.figures import OTHER, FigureKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
 from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
 from mqmesh.roles.exporter.alarm_rules import LAG, LONGEST_WINDOW_MS, MEMBERS, RULES, History
@@ -24,7 +24,7 @@ OUT = "rocketmq_messages_out_total"
 DEAD = "rocketmq_send_to_dlq_messages_total"
 
 
-def series(name, value, **labels):
+def series(name, value, /, **labels):
     metric = Metric(name, FigureKind.GAUGE, "h", tuple(labels))
     return Series(metric, tuple(labels.values()), value)
 
@@ -98,6 +98,13 @@ def refusals(count, code):
     return [series("mqmesh_refusals_total", count, **NODE, response_code=code)]
 
 
+def waiting_for(service):
+    return [
+        series("rocketmq_timing_messages", 3, **NODE),
+        series("mqmesh_schedule_service_info", 1, **NODE, value=service),
+    ]
+
+
 def gauge(name, trouble, well, labels=NODE):
     """What an alarm looks at, in trouble and well."""
     return lambda at_s: [series(name, trouble, **labels)], lambda at_s: [
@@ -125,6 +132,10 @@ TROUBLES = {
     "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),
+    "no-schedule-service": (
+        lambda at_s: waiting_for("off"),
+        lambda at_s: waiting_for("on"),
+    ),
     "busy": (
         lambda at_s: refusals(at_s * 2, "system_busy"),
         lambda at_s: refusals(0, "system_busy"),
@@ -208,11 +219,19 @@ def test_what_waits_for_its_retry_is_no_backlog_of_nobody():
 
 def test_a_group_with_members_that_gets_nowhere():
     watch = Watch()
-    for at_s in range(0, 601, 30):
+    for at_s in range(0, 631, 30):
         told = names(watch.look(at_s, *group(5, members=2, out=100, latency_ms=0)))
         assert told == ([("group-stuck", "firing")] if at_s == 330 else [])
     moved = group(5, members=2, out=101, latency_ms=0)
-    assert names(watch.look(630, *moved)) == [("group-stuck", "resolved")]
+    assert names(watch.look(660, *moved)) == [("group-stuck", "resolved")]
+
+
+def test_of_a_group_that_a_broker_tells_only_the_sum_of_nothing_is_known():
+    watch = Watch()
+    rest = series(OUT, 7, consumer_group=OTHER)
+    lag, _, _, members = group(5, members=2)
+    for at_s in range(0, 631, 30):
+        assert watch.look(at_s, lag, members, rest) == []
 
 
 def test_new_dead_letters_are_an_alarm_for_ten_minutes():
@@ -228,20 +247,56 @@ def test_new_dead_letters_are_an_alarm_for_ten_minutes():
     assert names(watch.look(660, dead(9))) == [("dead-letters", "resolved")]
 
 
+def up(node_id, answers=1):
+    return series("mqmesh_up", answers, node_type="broker", node_id=node_id)
+
+
+def test_the_first_of_all_dead_letters_is_one_that_is_new():
+    watch = Watch()
+    first = series(DEAD, 1, node_type="broker", node_id="a", consumer_group="billing")
+    watch.look(0, up("a"))
+    assert names(watch.look(30, up("a"), first)) == [("dead-letters", "firing")]
+
+
+def test_what_a_process_told_before_it_was_watched_is_not_new():
+    watch = Watch()
+    many = series(DEAD, 9, node_type="broker", node_id="b", consumer_group="billing")
+    watch.look(0, up("a"), up("b", answers=0))
+    assert names(watch.look(5, up("a"), up("b"), many)) == []
+    assert names(watch.look(35, up("a"), up("b"), many)) == []
+
+
+def test_a_broker_that_does_not_answer_makes_nothing_of_the_others_new():
+    watch = Watch(RuleChange(alarm="process-down", enabled=False))
+
+    def dead(node_id, total):
+        told = {"node_type": "broker", "node_id": node_id, "consumer_group": "billing"}
+        return [up(node_id), series(DEAD, total, **told)]
+
+    for at_s in (0, 30):
+        assert watch.look(at_s, *dead("a", 60), *dead("b", 40)) == []
+    assert watch.look(60, *dead("a", 60), up("b", answers=0)) == []
+    assert watch.look(90, *dead("a", 60), *dead("b", 40)) == []
+    (told,) = watch.look(120, *dead("a", 61), *dead("b", 42))
+    assert (told.alarm, told.value) == ("dead-letters", 3)
+
+
 def test_a_total_that_begins_anew_has_grown_by_itself():
     history = History()
     for at_ms, total in ((0, 100), (1_000, 3), (2_000, 5)):
-        grown = history.growth("m", {("a",): total}, T0 + at_ms, 60_000)
-    assert grown == {("a",): 5}
+        grown = history.growth("m", {("broker", "a"): total}, T0 + at_ms, 60_000)
+    assert grown == {("broker", "a"): 5}
 
 
 def test_history_stays_small():
-    history = History()
+    history, one = History(), up("a")
     for at_s in range(0, 3 * 3_600, 30):
-        history.growth("m", {("a",): at_s}, T0 + at_s * 1_000, 60_000)
-    assert len(history.totals["m\ta"]) <= LONGEST_WINDOW_MS // 30_000 + 2
-    history.forget(T0 + 10 * LONGEST_WINDOW_MS)
-    assert history.totals == {}
+        now_ms = T0 + at_s * 1_000
+        history.growth("m", {("broker", "a"): at_s}, now_ms, 60_000)
+        history.end_look(Families([one]), now_ms)
+    assert len(history.totals["m\tbroker\ta"]) <= LONGEST_WINDOW_MS // 30_000 + 2
+    history.end_look(Families([]), T0 + 10 * LONGEST_WINDOW_MS)
+    assert history == History()
 
 
 def test_two_codes_of_refusals_are_different_totals():

@@ -54,6 +54,10 @@ TROUBLE = {
     "MqmeshDeadLetters": {"rocketmq_send_to_dlq_messages_total": "0+1x60"},
     "MqmeshHalfMessagesParked": {"mqmesh_half_messages_parked": "1x60"},
     "MqmeshDelaysLate": {"rocketmq_timer_dequeue_latency": "6000x60"},
+    "MqmeshNoScheduleService": {
+        "rocketmq_timing_messages": "3x60",
+        "mqmesh_schedule_service_info": "1x60",
+    },
     "MqmeshBusy": {"mqmesh_refusals_total": "0+600x60"},
     "MqmeshIndexBehind": {"mqmesh_index_lag_seconds": "61x60"},
     "MqmeshReplicaBehind": {"mqmesh_ha_replica_silent_seconds": "11x60"},
@@ -63,7 +67,7 @@ TROUBLE = {
 }
 LABELS = (
     'cluster="c",node_type="broker",node_id="a",consumer_group="g",is_retry="false",'
-    'response_code="system_busy",send_status="flush_disk_timeout",replica="1",topic="t"'
+    'response_code="system_busy",send_status="flush_disk_timeout",replica="1",topic="t",value="off"'
 )
 
 
