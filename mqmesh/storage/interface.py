@@ -602,7 +602,7 @@ class ReplicableLog(Protocol):
             OffsetOutOfRange: The log is gone there, or does not reach as far.
             CorruptRecord: No good record begins there; nothing was cut.
             DiskFull: No room for what is to be kept; nothing was cut.
-            StorageError: The disk refuses; the store is closed, and has to be opened again.
+            StoreClosed: The disk refuses; the store has to be opened again, which does the rest.
         """
 
     def begin_epoch(self, epoch: int, note: bytes = b"") -> None:
@@ -618,7 +618,10 @@ class ReplicableLog(Protocol):
         """
 
     def epochs(self) -> Sequence[EpochStart]:
-        """All epochs of the log, ascending; see ``mqmesh.log_identity.common_end``."""
+        """Epochs of which the log has records, ascending; see ``mqmesh.log_identity.common_end``.
+
+        Of a log without any: those that it goes on from.
+        """
 
     def log_end(self) -> CommitLogOffset:
         """Where the next record will begin."""

@@ -451,6 +451,25 @@ def test_an_epoch_whose_first_record_a_power_cut_took_is_none_of_the_log(files):
     crashed.close()
 
 
+def test_a_cut_that_fails_half_way_says_that_the_store_is_closed(files, monkeypatch):
+    store = files.open()
+    put_bodies(store, ["one"])
+    end = store.log_end()
+    put_bodies(store, ["two"])
+
+    def refuse(lock):
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(store, "_reopen", refuse)
+    with pytest.raises(StoreClosed, match="cannot be cut: the disk is gone"):
+        store.truncate(end)
+    with pytest.raises(StoreClosed):
+        store.identity()
+    crashed = files.copy()
+    assert deliverable(crashed.open()) == {0: "one"}, "the next start does the rest"
+    crashed.close()
+
+
 def test_a_follower_forgets_an_epoch_whose_first_record_it_could_not_write(pair):
     put_bodies(pair.leader, ["one"])
     pair.replicate()

@@ -173,9 +173,6 @@ class LogRecovery:
         epoch = max(self._epoch, self._epochs.newest, checkpoint.epoch if checkpoint else 1)
         # Without a torn tail, too: zeros may stand where records were that somebody has read.
         epoch += bool(torn_bytes) or is_cut or self._may_have_lost()
-        # The table is on the disk before records are. Who elects a master takes its last epoch for
-        # that of the last record, and one whose records are lost must not win by it.
-        self._epochs.cut(max(end, self._segments.first.start + 1))
         # If the log lost its end, others will stand where the rest of it was.
         for topic, deleted_at in self._queues.deletions.items():
             self._queues.deletions[topic] = min(deleted_at, end)

@@ -15,8 +15,10 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
 
 import logging
 import shutil
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from mqmesh.batch.record_batch import (
@@ -437,8 +439,10 @@ class CommitLogStore(MessageStore):
         self._close_parts()
         try:
             self._take_over(self._reopen(lock))
-        except BaseException:
+        except BaseException as error:
             self._closed = True  # the next start does the rest
+            if isinstance(error, StorageError):
+                raise StoreClosed(f"the log cannot be cut: {error}") from error
             raise
         self._cleaner.configure(cleaner.config)  # changed, maybe, since the store was opened
         self._cleaner.keep_from = cleaner.keep_from
@@ -453,7 +457,10 @@ class CommitLogStore(MessageStore):
 
     def epochs(self) -> Sequence[EpochStart]:
         """See ``ReplicableLog.epochs``."""
-        return self._parts.epochs.starts
+        # The table is on the disk before the first record of an epoch is, which a power cut, or a
+        # full disk, may take. Whoever wins an election by an epoch must have a record of it.
+        starts, end = self._parts.epochs.starts, max(self._log.end, self._log.start + 1)
+        return starts[: bisect_left(starts, end, key=attrgetter("start_offset"))]
 
     def log_end(self) -> CommitLogOffset:
         """See ``ReplicableLog.log_end``."""

@@ -377,7 +377,7 @@ class CommitLog:
         self.take_room(segment, min(chunk.start + size + MARKER_SIZE, segment.end))
         following = self.next_segment(segment) if chunk.end == segment.end else segment
         if chunk.epoch < self._epochs.newest:
-            self._epochs.cut(chunk.start)  # one whose first record could not be written
+            self._epochs.cut(chunk.start)  # one whose first record was lost, or never written
         if chunk.epoch != self._epochs.newest:
             self._epochs.begin(chunk.epoch, chunk.start)
         try:

@@ -6,7 +6,7 @@ It writes nothing of its own. An administrator may make it the master, or its gr
 from collections.abc import Callable
 from functools import partial
 
-from mqmesh.errors import InvalidArgument, NotMaster
+from mqmesh.errors import InvalidArgument, NotMaster, StoreClosed
 from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -268,7 +268,12 @@ class FollowerRole(BrokerRole):
 
     def _truncate(self, end_offset: CommitLogOffset) -> None:
         self._rest("the end of this follower's log is cut")
-        self._log().truncate(end_offset)
+        try:
+            self._log().truncate(end_offset)
+        except StoreClosed as error:
+            # At once, before anybody asks the closed store for anything.
+            self._given.transport.loop.fail(error)
+            raise
         self._read()
 
     def _on_repaired(self) -> None:
