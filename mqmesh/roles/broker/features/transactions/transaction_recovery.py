@@ -23,7 +23,7 @@ from mqmesh.batch.record_batch import (
     read_meta,
 )
 from mqmesh.batch.redelivery import redeliver
-from mqmesh.errors import CorruptBatch, StorageError
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqmesh.roles.broker.features.transactions.check_timetable import Asked
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
@@ -121,10 +121,14 @@ class HalfRecovery:
             (TRANS_OP_HALF_TOPIC, OP_QUEUE, checkpoint.op_queue_offset, op_max),
         )
         fits = checkpoint.store_id == self._store.stats().store_id
-        for topic, queue_id, offset, end in read:
-            # Behind a cut stand others' records by now, however many they are.
-            cut = self._store.cut_offset(topic, queue_id, checkpoint.epoch)
-            fits = fits and offset <= (end if cut is None else min(cut, end))
+        try:
+            for topic, queue_id, offset, end in read:
+                # Behind a cut stand others' records by now, however many they are.
+                cut = self._store.cut_offset(topic, queue_id, checkpoint.epoch)
+                fits = fits and offset <= (end if cut is None else min(cut, end))
+        except CorruptRecord as error:
+            _log.error("where the half checkpoint ends cannot be found: %s", error)
+            fits = False
         if not fits:
             _log.warning("the half checkpoint does not fit the log; all are read again")
         return fits
