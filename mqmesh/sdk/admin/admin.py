@@ -13,6 +13,7 @@ from mqmesh.errors import (
     MQMeshError,
     NoRoute,
     NotMaster,
+    SystemBusy,
     TopicNotFound,
     TransportError,
 )
@@ -248,8 +249,9 @@ class AdminClient:
             page = decode_header(RuntimeInfo, self._request(endpoint, code, header).header)
             if request.listing and page.listing != request.listing:
                 found, restarts = [], restarts + 1
+                check_restarts(endpoint, restarts)
             found += page.figures
-            if page.next_place < 0 or restarts > MOST_RESTARTS:
+            if page.next_place < 0:
                 return Readings(found)
             request = RuntimeInfoRequest(page.listing, page.next_place)
 
@@ -508,6 +510,19 @@ class AdminClient:
             return
         with suppress(TransportError):  # what is asked then says what is wrong
             self.cluster()
+
+
+def check_restarts(endpoint: str, restarts: int) -> None:
+    """Gives up where a process has forgotten a listing so often: half of it would pass for all.
+
+    Raises:
+        SystemBusy: Too often.
+    """
+    if restarts > MOST_RESTARTS:
+        raise SystemBusy(
+            f"{endpoint} forgot {restarts} times where its listing was: it keeps a few, and too "
+            "many ask for pages at the same time (exporters, monitors, group list); ask again"
+        )
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:

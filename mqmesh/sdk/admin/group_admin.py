@@ -41,7 +41,7 @@ from mqmesh.protocol.groups import (
     TopicConsumersRequest,
     UpdateGroupRequest,
 )
-from mqmesh.sdk.admin.admin import MOST_RESTARTS, AdminClient
+from mqmesh.sdk.admin.admin import AdminClient, check_restarts
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
 
@@ -318,13 +318,14 @@ class GroupAdmin(AdminClient):
                 page = self._ask(endpoint, code, request, GroupsProgress)
                 if request.listing and page.listing != request.listing:
                     found, restarts = {}, restarts + 1
+                    check_restarts(endpoint, restarts)
                 now_ms = page.now_ms
                 for part in page.groups:
                     before = found.get(part.group)
                     if before is not None:
                         part = msgspec.structs.replace(part, topics=[*before.topics, *part.topics])
                     found[part.group] = part
-                if page.next_place < 0 or restarts > MOST_RESTARTS:
+                if page.next_place < 0:
                     return AllProgress(list(found.values()), now_ms)
                 request = GroupsProgressRequest(page.listing, page.next_place, page.after_topic)
 

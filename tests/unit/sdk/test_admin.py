@@ -257,6 +257,13 @@ def test_figures_that_come_in_pages_are_put_together_and_begin_anew_where_they_w
     assert asked == [words.RuntimeInfoRequest(*place) for place in places]
 
 
+def test_figures_that_are_forgotten_again_and_again_are_not_taken_for_all(network, client):
+    pages = (words.RuntimeInfo([], listing, 1) for listing in range(1, 9))
+    network.answer(A, RequestCode.GET_BROKER_RUNTIME_INFO, pages)
+    with pytest.raises(SystemBusy, match=f"{A} forgot 4 times .* ask again"):
+        client.role_info(A)
+
+
 def test_a_topic_is_deleted_from_brokers_then_from_all_name_servers(network, client):
     for endpoint in (A, B):
         network.answer(endpoint, RequestCode.DELETE_TOPIC_IN_BROKER, b"")
