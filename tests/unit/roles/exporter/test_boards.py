@@ -59,16 +59,34 @@ TROUBLE = {
         "mqmesh_schedule_service_info": "1x60",
     },
     "MqmeshBusy": {"mqmesh_refusals_total": "0+600x60"},
+    "MqmeshNoPermission": {"mqmesh_refusals_total": "0+600x60"},
     "MqmeshIndexBehind": {"mqmesh_index_lag_seconds": "61x60"},
     "MqmeshReplicaBehind": {"mqmesh_ha_replica_silent_seconds": "11x60"},
     "MqmeshUnsafeAnswers": {"mqmesh_unsafe_answers_total": "0+1x60"},
     "MqmeshNoFailover": {"mqmesh_ha_coordinator_up": "0x60"},
     "MqmeshBugSurvived": {"mqmesh_callback_failures_total": "0+1x60"},
 }
+CODES = {"MqmeshBusy": "system_busy", "MqmeshNoPermission": "no_permission"}
+NODE = 'cluster="c",node_type="broker",node_id="a"'
 LABELS = (
-    'cluster="c",node_type="broker",node_id="a",consumer_group="g",is_retry="false",'
-    'response_code="system_busy",send_status="flush_disk_timeout",replica="1",topic="t",value="off"'
+    f'{NODE},consumer_group="g",is_retry="false",'
+    'response_code="%s",send_status="flush_disk_timeout",replica="1",topic="t",value="off"'
 )
+
+# Totals that come with their first events, and what their process tells meanwhile.
+EVENTS = {
+    "MqmeshDeadLetters": ("rocketmq_send_to_dlq_messages_total", "rocketmq_broker_permission", 1),
+    "MqmeshUnsafeAnswers": ("mqmesh_unsafe_answers_total", "mqmesh_uptime_seconds", 1),
+    "MqmeshNoPermission": ("mqmesh_refusals_total", "mqmesh_uptime_seconds", 11),
+}
+# Their values each 15 s, those of what is told meanwhile, and how many alarms are on in the end.
+COURSES = {
+    "the first events": ("_x43 {0}x2", "1x45", 1),
+    "the first events of a process that began anew": ("{0}x39 stale _x2 {0}x2", "1x45", 1),
+    "old events": ("{0}x45", "1x45", 0),
+    "old events of a process that was away": ("{0}x39 stale _x2 {0}x2", "1x39 stale _x2 1x2", 0),
+    "old events, seen by a new Prometheus": ("_x43 {0}x2", "_x43 1x2", 0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -104,25 +122,49 @@ def test_each_alarm_fires(boards, tmp_path):
     rules = boards / "mqmesh.rules.yml"
     (group,) = yaml.safe_load(rules.read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == list(TROUBLE)
-    tests = [
-        {
-            "interval": "15s",
-            "input_series": [
-                {"series": f"{name}{{{LABELS}}}", "values": values}
-                for name, values in series.items()
-            ]
-            or [{"series": "other", "values": "1x60"}],
-            "promql_expr_test": [
-                {
-                    "expr": f'count(ALERTS{{alertname="{alarm}",alertstate="firing"}})',
-                    "eval_time": "14m",
-                    "exp_samples": [{"labels": "{}", "value": 1}],
-                }
-            ],
-        }
-        for alarm, series in TROUBLE.items()
-    ]
-    document = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": tests}
-    (tmp_path / "test.yml").write_text(json.dumps(document))
-    said = promtool("test", "rules", str(tmp_path / "test.yml"))
+    tests = []
+    for alarm, told in TROUBLE.items():
+        labels = LABELS % CODES.get(alarm, "-")
+        series = {f"{name}{{{labels}}}": values for name, values in told.items()}
+        tests.append(firing(alarm, series or {"other": "1x60"}, "14m", 1))
+    check(boards, tests, tmp_path)
+
+
+def test_a_total_that_comes_with_its_first_events_is_growth_and_one_that_is_only_seen_first_is_not(
+    boards, tmp_path
+):
+    tests = []
+    for alarm, (total, beside, count) in EVENTS.items():
+        labels = LABELS % CODES.get(alarm, "-")
+        for values, meanwhile, is_on in COURSES.values():
+            series = {
+                f"{total}{{{labels}}}": values.format(count),
+                f"{beside}{{{NODE}}}": meanwhile,
+            }
+            tests.append(firing(alarm, series, "11m15s", is_on))
+    check(boards, tests, tmp_path)
+
+
+def firing(alarm: str, series: dict[str, str], at: str, count: int) -> dict[str, object]:
+    """A test of promtool: so many alarms of a name are on."""
+    samples = [{"labels": "{}", "value": count}] if count else []
+    return {
+        "interval": "15s",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alarm}",alertstate="firing"}})',
+                "eval_time": at,
+                "exp_samples": samples,
+            }
+        ],
+    }
+
+
+def check(boards: Path, tests: list[dict[str, object]], folder: Path) -> None:
+    """Lets promtool try the rules."""
+    rules = [str(boards / "mqmesh.rules.yml")]
+    document = {"rule_files": rules, "evaluation_interval": "15s", "tests": tests}
+    (folder / "test.yml").write_text(json.dumps(document))
+    said = promtool("test", "rules", str(folder / "test.yml"))
     assert said.startswith("0\n"), said
