@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from harness.machines import HERE, Machines, enter
 from harness.patience import until
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
+from mqmesh.message import StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.ha_admin import HaAdmin
@@ -278,6 +279,14 @@ class ElectedGroup:
             self.coordinator.stop()
 
 
+class Stored(NamedTuple):
+    """A message of ``Load``, and the place that it has."""
+
+    queue_id: int
+    queue_offset: int
+    number: int
+
+
 class Load:
     """A producer that sends one message after the other, in a thread of its own.
 
@@ -286,11 +295,13 @@ class Load:
 
     Attributes:
         acked: Numbers of messages that were acknowledged as safe, and where the log had them.
+        acked_s: And when, monotonic clock.
         errors: What a caller of ``send`` would have had to handle.
     """
 
     def __init__(self, namesrv_addr: str) -> None:
         self.acked: dict[int, int] = {}
+        self.acked_s: dict[int, float] = {}
         self.errors: list[str] = []
         self._stop = threading.Event()
         self._slowest_s = 0.0
@@ -318,6 +329,7 @@ class Load:
             try:
                 result = self._producer.send(Message(TOPIC, str(number).encode()))
                 if result.status is SendStatus.SEND_OK:
+                    self.acked_s[number] = time.monotonic()
                     self.acked[number] = result.commitlog_offset
                 else:
                     self.errors.append(result.status.name)
@@ -333,11 +345,11 @@ class Reader:
         namesrv_addr: Name server.
 
     Attributes:
-        found: Numbers of messages, as often as they came.
+        found: What came.
     """
 
     def __init__(self, namesrv_addr: str) -> None:
-        self.found: Counter[int] = Counter()
+        self.found: set[Stored] = set()
         self._stop = threading.Event()
         self._consumer = PullConsumer("meanwhile", namesrv_addr=namesrv_addr)
         self._consumer.start()
@@ -356,7 +368,7 @@ class Reader:
     def _run(self) -> None:
         while not self._stop.is_set():
             with suppress(MQMeshError):  # nobody leads for a while
-                self.found.update(int(message.body) for message in self._consumer.poll(100))
+                self.found.update(map(_stored, self._consumer.poll(100)))
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -443,15 +455,15 @@ def run_failovers(
         load.close()
         if reader is not None:
             reader.close()
-    found = Counter(stored(group))
-    lost = [number for number in load.acked if not found[number]]
+    found = Counter(one.number for one in stored(group))
+    lost = {number for number in load.acked if not found[number]}
     return Result(
         rounds,
         load.acked,
         load.errors,
-        lost,
+        sorted(lost),
         [number for number, times in found.items() if times > 1],
-        [number for number in lost if reader is not None and reader.found[number]],
+        [one.number for one in reader.found if one.number in lost] if reader is not None else [],
     )
 
 
@@ -496,17 +508,21 @@ def _mend(group: ElectedGroup, master: int, fault: str) -> None:
         group.machines.back(f"r{master}")
 
 
-def stored(group: ElectedGroup) -> list[int]:
-    """Numbers of all messages that the group has, as consumers see it."""
-    numbers: list[int] = []
+def _stored(message: StoredMessage) -> Stored:
+    return Stored(message.queue_id, message.queue_offset, int(message.body))
+
+
+def stored(group: ElectedGroup) -> list[Stored]:
+    """All messages that the group has, as consumers see it."""
+    found: list[Stored] = []
     with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
         queues = consumer.queues(TOPIC)
         consumer.assign(queues)
         consumer.seek_to_begin(*queues)
         until(lambda: bool(consumer.lag(*queues)))
         while any(consumer.lag(*queues).values()):
-            numbers += [int(message.body) for message in consumer.poll(1_000)]
-    return numbers
+            found += map(_stored, consumer.poll(1_000))
+    return found
 
 
 def _tell(number: int, gap_s: float) -> None:

@@ -7,24 +7,29 @@ its own, see ``harness.machines``.
 
 import argparse
 import errno
+import fcntl
 import itertools
+import math
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from harness.chaos import say
 from harness.etcd_processes import EtcdCluster
-from harness.failovers import ElectedGroup, Load, Reader, stored, wait_acked
+from harness.failovers import ElectedGroup, Load, Reader, Stored, stored, wait_acked
 from harness.faulty_hosts import FaultyHosts
 from harness.machines import Machines, enter
 from harness.patience import until
@@ -76,6 +81,14 @@ HOUR_MS: Final = 3_600_000
 BIG_BYTES, MOST_BIG, BIG_S = 1 * MIB, 100, 2.0
 CUT_KILLS, CUT_S = 5, 0.4
 AWAY_S: Final = 20.0
+ALL, POWER = "all", "power"
+"""It fails for all replicas and their coordinator at once, and what is not synced is gone."""
+UNSYNCED_S: Final = 1.0
+"""What was acknowledged in that time before it may be lost with ``ASYNC_FLUSH``: half a second, and
+what syncs take on a busy machine."""
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_SHUT_DOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_WITHOUT_JOURNAL: Final = struct.pack("I", 2)  # EXT4_GOING_FLAGS_NOLOGFLUSH
 
 
 class Cell(NamedTuple):
@@ -98,6 +111,7 @@ def all_cells() -> list[Cell]:
         ("master", TAIL),
         ("coordinator", RESTART),
         ("two", "ring"),
+        (ALL, POWER),
     ]
     return [
         Cell(victim, fault, mode, flush)
@@ -132,15 +146,18 @@ class SmallDisks(FaultyHosts):
 
     Args:
         folder: Of the group.
-        names: Of the replicas; each has its data in a file system of its own.
+        names: Of the machines; each has its data in a file system of its own.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder, names)
+        self._names = names
         for name in names:
             (folder / name).mkdir()
-            size = f"size={DISK_BYTES}"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", folder / name], check=True)
+            self._make(name)
+
+    def _make(self, name: str) -> None:
+        _mount("-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", self.folder / name)
 
     def fill(self, name: str) -> None:
         """Leaves no room on its disk."""
@@ -157,6 +174,49 @@ class SmallDisks(FaultyHosts):
         (self.folder / name / "filler").unlink()
 
 
+class PoweredDisks(SmallDisks):
+    """Those that forget what is not synced when their power fails: ext4 on loop devices."""
+
+    def _make(self, name: str) -> None:
+        # Processes on machines have mounts of their own, and would keep what is unmounted here.
+        _mount("--make-rshared", "/")
+        with self._image(name).open("wb") as file:
+            file.truncate(DISK_BYTES)
+        subprocess.run(["mkfs.ext4", "-q", self._image(name)], check=True)
+        _mount("-o", "loop", self._image(name), self.folder / name)
+
+    def _image(self, name: str) -> Path:
+        return self.folder / f"{name}.ext4"
+
+    def lose_power(self) -> None:
+        """Nothing is written from now on, and what was not synced is gone."""
+        for name in self._names:
+            directory = os.open(self.folder / name, os.O_RDONLY)
+            try:
+                fcntl.ioctl(directory, _SHUT_DOWN, _WITHOUT_JOURNAL)
+            finally:
+                os.close(directory)
+
+    def restore_power(self) -> None:
+        """The machines begin anew with what their disks have; nothing of them runs."""
+        for name in self._names:
+            # The processes of those that were killed end by themselves, soon.
+            until(partial(_unmount, self.folder / name))
+            _mount("-o", "loop", self._image(name), self.folder / name)
+        boot_id = self.folder / "boot_id"
+        boot_id.write_text(f"{uuid.uuid4()}\n")
+        _mount("--bind", boot_id, BOOT_ID)
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _unmount(path: Path, *options: str) -> bool:
+    """False while a process has a file open there."""
+    return subprocess.run(["umount", "--quiet", *options, path]).returncode == 0
+
+
 class Harm:
     """Does to a group what a cell says, and ends it.
 
@@ -165,6 +225,10 @@ class Harm:
         hosts: Its replicas'.
         cell: Who, and what.
         chance: Which replica is the slave, and what else the cell leaves open.
+
+    Attributes:
+        replicas: Whom it is done to.
+        began_s: When the power failed, monotonic clock.
     """
 
     def __init__(
@@ -185,13 +249,15 @@ class Harm:
             "master+etcd": [master],
             SUPERVISOR: [master],
             "two": [master, slave],
+            ALL: list(group.replicas),
         }[cell.victim]
-        self._has_coordinator = "coordinator" in cell.victim
+        self._has_coordinator = "coordinator" in cell.victim or cell.victim == ALL
         self._members = [group.etcd.leader()] if group.etcd is not None else []
         self._names = [f"r{one}" for one in self.replicas]
         self._names += ["coordinator"] * self._has_coordinator
         self._names += [f"e{number + 1}" for number in self._members]
         self._cuts: list[tuple[str, str]] = []
+        self.began_s = 0.0
         self.pause = threading.Event().wait
 
     def run(self) -> None:
@@ -215,6 +281,8 @@ class Harm:
             self._return_with_tail(self.replicas[0])
         elif fault == RESTART:
             self._restart_meanwhile()
+        elif fault == POWER:
+            self._lose_power()
         elif fault in OF_ONE:
             self._disturb()
         else:
@@ -289,6 +357,18 @@ class Harm:
         # A master with mode none may answer nobody once its session may be over.
         if self._mode != "none" and until(epoch) != before:
             raise AssertionError(f"epoch {epoch()} after {before}: somebody was elected")
+
+    def _lose_power(self) -> None:
+        assert isinstance(self._hosts, PoweredDisks)
+        self.pause(self._chance.uniform(1, 2) * UNSYNCED_S)
+        self.began_s = time.monotonic()
+        self._signal(signal.SIGSTOP)
+        self._hosts.lose_power()
+        for one in self.replicas:
+            self._group.replicas[one].kill()
+        self._group.coordinator.kill()
+        self._hosts.restore_power()
+        self._start()
 
     def _kill(self) -> None:
         copies = {}
@@ -391,7 +471,10 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
     """
     machines, chance = Machines(), random.Random(seed)
     folders = [folder / name for name in ("r1", "r2", "r3")]
-    hosts = SmallDisks(folder, ["r1", "r2", "r3"])
+    if cell.fault == POWER:
+        hosts: SmallDisks = PoweredDisks(folder, ["r1", "r2", "r3", "coordinator"])
+    else:
+        hosts = SmallDisks(folder, ["r1", "r2", "r3"])
     group = ElectedGroup(
         folder,
         machines=machines,
@@ -422,30 +505,53 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
             load.close()
             if reader is not None:
                 reader.close()
-        found = Counter(stored(group))
+        found = stored(group)
         end = until(lambda: _level_end(group))
         if cell.fault == "flipped":  # what a disk changes at rest is found beside all else
             until(lambda: not harm.pause(0.5) and not _differences(folders, end), REPAIR_S)
     finally:
         group.close()
-    lost = [number for number in load.acked if not found[number]]
-    twice = [number for number, times in found.items() if times > 1]
     assert reader is not None
-    wrong = [
-        f"{count} {what}"
-        for what, count in {
-            "acknowledged and lost": 0 if cell.mode == "none" else len(lost),
-            "lost and delivered": sum(1 for number in lost if reader.found[number]),
-            "there twice": len(twice),
-        }.items()
-        if count
-    ]
+    wrong, lost = _lacking(cell, load, reader, found, harm.began_s)
     wrong += _differences(folders, end)
+    if _takes_unsynced(cell):  # all of them said what they have, and the best one was to lead
+        cut = [path for each in folders for path in each.rglob("cut/**/*") if path.is_file()]
+        wrong += [f"it had more than who leads: {path}" for path in cut]
     figures = (
         f"{len(load.acked)} acked, {len(lost)} lost, {len(load.errors)} errors, longest send "
         f"{gap_s:.1f} s, sends {again_s:.1f} s and three in sync {back_s:.1f} s after its end"
     )
+    if cell.fault == POWER and lost:
+        figures += f", the first lost {harm.began_s - load.acked_s[lost[0]]:.2f} s before it"
     return wrong, figures
+
+
+def _takes_unsynced(cell: Cell) -> bool:
+    return (cell.fault, cell.flush) == (POWER, "ASYNC_FLUSH")
+
+
+def _lacking(
+    cell: Cell, load: Load, reader: Reader, found: Sequence[Stored], began_s: float
+) -> tuple[list[str], list[int]]:
+    """What is wrong with the messages that the group has, and which ones are lost."""
+    times = Counter(one.number for one in found)
+    lost = [number for number in load.acked if not times[number]]
+    since_s, may_go = math.inf, set(lost if cell.mode == "none" else ())
+    if _takes_unsynced(cell):
+        # What goes is the end of what was acknowledged, and may have been delivered.
+        since_s = began_s - UNSYNCED_S
+        kept = max(one for one, at_s in load.acked_s.items() if at_s <= began_s and times[one])
+        may_go = {one for one in lost if one > kept and load.acked_s[one] > since_s}
+    stays = {one for one in reader.found if load.acked_s.get(one.number, math.inf) <= since_s}
+    read = stays | (reader.found & set(found))
+    places = read | set(found)
+    wrong = {
+        "acknowledged and lost": len(set(lost) - may_go),
+        "lost and delivered": sum(1 for one in read if not times[one.number]),
+        "there twice": sum(1 for count in times.values() if count > 1),
+        "places with two contents": len(places) - len({one[:2] for one in places}),
+    }
+    return [f"{count} {what}" for what, count in wrong.items() if count], lost
 
 
 def _start_ended(group: ElectedGroup) -> bool:
@@ -488,6 +594,9 @@ def _inside(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     cell = Cell(*options.cell.split(":"))
     if cell not in all_cells():
         raise SystemExit(f"error: {options.cell} is no cell")
+    if cell.fault == POWER and not os.access("/dev/loop-control", os.R_OK | os.W_OK):
+        say(f"left out {options.cell}: no loop device can be made here")
+        return 0
     folder = Path(options.folder or tempfile.mkdtemp(prefix="mq-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -500,6 +609,8 @@ def _inside(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if wrong:
         say(f"       replay: scripts/chaos --ha --cell {options.cell} --seed {options.seed}")
     if not options.folder:
+        for path in filter(Path.is_mount, folder.iterdir()):
+            _unmount(path, "--lazy")
         shutil.rmtree(folder, ignore_errors=True)
     return 1 if wrong else 0
 

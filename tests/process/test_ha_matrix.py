@@ -17,6 +17,8 @@ from harness.ha_matrix import all_cells, pairwise
         "master:sync-fails:one:SYNC_FLUSH",
         "slave:wiped:quorum:ASYNC_FLUSH",
         "master+coordinator:kill:none:ASYNC_FLUSH",
+        "all:power:all:SYNC_FLUSH",
+        "all:power:all:ASYNC_FLUSH",
     ],
 )
 def test_a_cell_holds(cell):
