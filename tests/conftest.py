@@ -46,8 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long tests/spark/test_flights_killed.py is; its defaults are for every day."""
-    group = parser.getgroup("archive")
+    """How long some tests are; the defaults are for every day."""
+    group = parser.getgroup("mqmesh's own tests")
+    group.addoption(
+        "--metrics-seconds", type=int, default=1, help="Prometheus looks on for so long."
+    )
     group.addoption("--archive-flights", type=int, default=4_000, help="Flights that are sent.")
     group.addoption("--archive-kills", type=int, default=1, help="Ingests that are killed.")
     group.addoption("--archive-seed", type=int, default=1, help="Of the moments of kills.")

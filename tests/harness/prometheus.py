@@ -6,6 +6,7 @@ import json
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -34,7 +35,7 @@ class Prometheus:
 
     Args:
         folder: For its files.
-        target: ``host:port`` of what it scrapes five times a second.
+        target: ``host:port`` of what it scrapes twice a second.
         rules: File of its rules.
         labels: What it adds to each series.
     """
@@ -45,8 +46,8 @@ class Prometheus:
         self._root = f"http://127.0.0.1:{port}"
         scrape = {
             "job_name": "mqmesh",
-            "scrape_interval": "200ms",
-            "scrape_timeout": "200ms",
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
             "static_configs": [{"targets": [target], "labels": labels}],
         }
         config = {
@@ -73,22 +74,55 @@ class Prometheus:
         self._process.kill()
         self._process.wait()
 
-    def query(self, expression: str) -> list[dict[str, object]]:
-        """The series that an expression gives now."""
-        with urlopen(f"{self._root}/api/v1/query?{urlencode({'query': expression})}") as answer:
-            found: list[dict[str, object]] = json.load(answer)["data"]["result"]
+    def query(self, expression: str, at_s: float | None = None) -> list[dict[str, Any]]:
+        """The series that an expression gives.
+
+        Args:
+            expression: What is asked for.
+            at_s: When, seconds since 1970; None for now.
+        """
+        when = {} if at_s is None else {"time": str(at_s)}
+        found: list[dict[str, Any]] = self._ask("query", query=expression, **when)["result"]
         return found
+
+    def scraped_s(self) -> float:
+        """When it read the page last, seconds since 1970; 0 for never."""
+        found = self.query("timestamp(up == 1)")
+        return float(found[0]["value"][1]) if found else 0.0
+
+    def gaps(self, expression: str, since_s: float, until_s: float) -> set[float]:
+        """When an expression gave nothing though the page had just been read.
+
+        Args:
+            expression: What is asked for.
+            since_s: From here on, seconds since 1970, each second.
+            until_s: Up to here.
+        """
+        return self._told("up == 1", since_s, until_s) - self._told(expression, since_s, until_s)
+
+    def rules(self) -> dict[str, str]:
+        """How the evaluation of each alarm went last, by name: ``ok``, or what is wrong."""
+        (group,) = self._ask("rules")["groups"]
+        return {one["name"]: one.get("lastError") or one["health"] for one in group["rules"]}
 
     def firing(self) -> set[str]:
         """Names of the alarms that fire, or wait for their time to."""
-        with urlopen(f"{self._root}/api/v1/alerts") as answer:
-            return {one["labels"]["alertname"] for one in json.load(answer)["data"]["alerts"]}
+        return {one["labels"]["alertname"] for one in self._ask("alerts")["alerts"]}
 
-    def targets(self) -> list[dict[str, object]]:
+    def targets(self) -> list[dict[str, Any]]:
         """What it says of its targets."""
-        with urlopen(f"{self._root}/api/v1/targets") as answer:
-            active: list[dict[str, object]] = json.load(answer)["data"]["activeTargets"]
+        active: list[dict[str, Any]] = self._ask("targets")["activeTargets"]
         return active
+
+    def _told(self, expression: str, since_s: float, until_s: float) -> set[float]:
+        span = {"start": str(since_s), "end": str(until_s), "step": "1"}
+        series = self._ask("query_range", query=expression, **span)["result"]
+        return {at_s for one in series for at_s, _ in one["values"]}
+
+    def _ask(self, what: str, **arguments: str) -> dict[str, Any]:
+        with urlopen(f"{self._root}/api/v1/{what}?{urlencode(arguments)}") as answer:
+            data: dict[str, Any] = json.load(answer)["data"]
+        return data
 
     def _is_up(self) -> bool:
         with suppress(URLError, ConnectionError), urlopen(f"{self._root}/-/ready") as answer:
