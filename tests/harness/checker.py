@@ -22,6 +22,8 @@ C10  memory, descriptors, threads and room on the disk come back to a bound
 C11  what was not served is served again within a bound
 C12  nothing is refused, cut or set aside silently: there is an error code, a line in the log
      and a counter
+H4   what is acknowledged, delivered or shown is in front of every message that is sent later,
+     and shown to everybody who looks later
 ==== ==================================================================================
 """
 
@@ -33,6 +35,7 @@ from typing import Final
 import msgspec
 
 from harness.checker_later import delayed_messages, half_messages
+from harness.checker_order import linearizable
 from harness.checker_system import (
     lookups_equal_a_scan,
     nothing_silent,
@@ -74,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """What became of one invariant.
 
     Attributes:
-        invariant: ``C1`` to ``C12``.
+        invariant: ``C1`` to ``C12``, or ``H4``.
         violations: A sentence for each; empty when it holds.
     """
 
@@ -128,6 +131,7 @@ def check(history: History) -> Report:
         "C10": resources_return,
         "C11": served_again,
         "C12": nothing_silent,
+        "H4": linearizable,
     }
     outcomes = [attempt.outcome for attempt in history.attempts]
     different = len({(one.key, one.place) for one in history.deliveries})

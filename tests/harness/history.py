@@ -30,6 +30,8 @@ class Attempt(msgspec.Struct, frozen=True):
         queue: Where the acknowledgement says it is.
         queue_offset: And at which offset.
         message_id: And under which id.
+        called_ms: When the producer called.
+        answered_ms: When it knew the outcome.
     """
 
     producer: str
@@ -40,6 +42,8 @@ class Attempt(msgspec.Struct, frozen=True):
     queue: str = ""
     queue_offset: int = -1
     message_id: str = ""
+    called_ms: float = 0.0
+    answered_ms: float = float("inf")
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -94,6 +98,22 @@ class Commit(msgspec.Struct, frozen=True):
     queue_offset: int
     end_offset: int
     time_ms: float
+
+
+class Look(msgspec.Struct, frozen=True):
+    """How far a queue went for readers.
+
+    Attributes:
+        queue: Queue.
+        end_offset: Behind its last message that is shown.
+        began_ms: When it was asked.
+        ended_ms: When the answer was there.
+    """
+
+    queue: str
+    end_offset: int
+    began_ms: float
+    ended_ms: float
 
 
 COMMITTED: Final = "committed"
@@ -235,6 +255,7 @@ class History(msgspec.Struct):
         deliveries: To the consumers, in any order.
         stored: The log at the end, queue by queue in the order of offsets.
         commits: Looks at committed offsets, in the order of time.
+        looks: How far queues went, seen by whoever reads at the leader of the newest epoch.
         kills_ms: When a broker was killed.
         offset_window_ms: How old a saved committed offset may be.
         halves: Messages of transactions.
@@ -252,6 +273,7 @@ class History(msgspec.Struct):
     deliveries: list[Delivery] = []
     stored: list[Delivery] = []
     commits: list[Commit] = []
+    looks: list[Look] = []
     kills_ms: list[float] = []
     offset_window_ms: float = 0.0
     halves: list[HalfMessage] = []

@@ -204,6 +204,8 @@ def read_attempts(name: str, lines: Sequence[Line]) -> Iterator[Attempt]:
                 end.queue,
                 end.queue_offset + index if is_acked else -1,
                 end.message_ids[index] if is_acked else "",
+                sent.time_ms,
+                end.time_ms if is_acked else float("inf"),
             )
 
 

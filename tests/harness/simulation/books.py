@@ -8,8 +8,10 @@ The invariants are those of ``harness.checker``: one history for each group and 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from harness.checker import Report, Verdict, check
 from harness.history import (
@@ -24,6 +26,7 @@ from harness.history import (
     Delivery,
     HalfMessage,
     History,
+    Look,
     MessageKey,
 )
 from mqmesh.errors import ClientClosed, MQMeshError
@@ -58,6 +61,9 @@ def key_of(body: bytes) -> MessageKey:
 class Books:
     """Everything that was seen.
 
+    Args:
+        now_ms: The simulation's clock.
+
     Attributes:
         attempts: Of sends, by topic and message.
         deliveries: First tries, by group and topic.
@@ -67,13 +73,15 @@ class Books:
         done: What a listener took, by group.
         due_ms: When delayed messages are due, by the simulation's clock.
         commits: Looks at committed offsets.
+        looks: Looks at ends of queues, by topic, at the leader of the newest epoch.
         kills_ms: When brokers were killed.
         early_ms: By so much wall clocks were stepped.
         resets: Groups and topics whose offsets an administrator set back.
         outages: What was found beside the histories.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
         self.attempts: dict[str, dict[MessageKey, Attempt]] = {topic: {} for topic in TOPICS}
         self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
         self.decisions: dict[MessageKey, tuple[str, float]] = {}
@@ -82,6 +90,7 @@ class Books:
         self.done: dict[str, set[MessageKey]] = defaultdict(set)
         self.due_ms: dict[MessageKey, float] = {}
         self.commits: list[Commit] = []
+        self.looks: dict[str, list[Look]] = defaultdict(list)
         self.kills_ms: list[float] = []
         self.resets: set[tuple[str, str]] = set()
         self.early_ms = 0
@@ -92,7 +101,7 @@ class Books:
 
     def sent(self, topic: str, producer: str, number: int) -> None:
         """A message is on its way."""
-        attempt = Attempt(producer, number, f"{producer}:{number}")
+        attempt = Attempt(producer, number, f"{producer}:{number}", called_ms=self._now_ms())
         self.attempts[topic][producer, number] = attempt
 
     def outcome(self, topic: str, key: MessageKey, future: SendFuture) -> None:
@@ -104,17 +113,17 @@ class Books:
         result = future.result(0)
         if result.status is not SendStatus.SEND_OK:
             # Stored by the master, and by nobody else as far as it knows.
-            self.attempts[topic][key] = Attempt(*key, f"{key[0]}:{key[1]}", UNKNOWN)
             return
         queue = result.message_queue
-        self.attempts[topic][key] = Attempt(
-            *key,
-            f"{key[0]}:{key[1]}",
-            ACKED,
-            "async",
-            f"{queue.topic}@{queue.broker_name}/{queue.queue_id}",
-            result.queue_offset,
-            result.message_id,
+        self._came_to(
+            topic,
+            key,
+            outcome=ACKED,
+            mode="async",
+            queue=f"{queue.topic}@{queue.broker_name}/{queue.queue_id}",
+            queue_offset=result.queue_offset,
+            message_id=result.message_id,
+            answered_ms=self._now_ms(),
         )
 
     def failed_send(self, topic: str, key: MessageKey, error: MQMeshError) -> None:
@@ -122,11 +131,14 @@ class Books:
         # Whoever closes a producer is not told what became of what it had sent.
         unknown = error.retriable or isinstance(error, ClientClosed)
         outcome = UNKNOWN if unknown else REFUSED
-        self.attempts[topic][key] = Attempt(*key, f"{key[0]}:{key[1]}", outcome)
+        self._came_to(topic, key, outcome=outcome)
 
-    def delivered(self, group: str, message: StoredMessage, now_ms: float, consumer: str) -> None:
+    def _came_to(self, topic: str, key: MessageKey, **known: Any) -> None:
+        self.attempts[topic][key] = replace(self.attempts[topic][key], **known)
+
+    def delivered(self, group: str, message: StoredMessage, consumer: str) -> None:
         """A listener, or a poll, got a message for the first time of its own queue."""
-        one = delivery_of(message, now_ms, consumer)
+        one = delivery_of(message, self._now_ms(), consumer)
         self.deliveries[group, message.topic].append(one)
 
     def begin(self, queue: str, tenure: object) -> None:
@@ -148,7 +160,8 @@ class Books:
             if key not in stored and (one.outcome == ACKED or key in self.decisions)
         }
         for key in lost:
-            attempts[key] = Attempt(*key, f"{key[0]}:{key[1]}", UNKNOWN)
+            called_ms = attempts[key].called_ms
+            attempts[key] = Attempt(*key, f"{key[0]}:{key[1]}", called_ms=called_ms)
             self.undecided.pop(key, None)
             if self.decisions.get(key, (ROLLED_BACK, 0.0))[0] == COMMITTED:
                 self.decisions[key] = (LOST, 0.0)
@@ -218,7 +231,9 @@ class Books:
         return reports
 
     def _history(self, group: str, topic: str, stored: list[Delivery]) -> History:
-        history = History(deliveries=self.deliveries[group, topic], stored=stored)
+        history = History(
+            deliveries=self.deliveries[group, topic], stored=stored, looks=self.looks[topic]
+        )
         attempts = list(self.attempts[topic].values())
         if topic == TRANSACTED:
             for one in attempts:

@@ -221,7 +221,7 @@ class SimulatedPush(Client):
         key = key_of(message.body)
         books, group = self.books, self.group
         if message.reconsume_times == 0 or group == ORDER:
-            books.delivered(group, message, float(self.transport.clock.monotonic_ms()), self.life)
+            books.delivered(group, message, self.life)
         if self.transport.node.random.randrange(FAIL_EVERY) == 0:
             books.failed[group][key] = None
             return ConsumeResult.RECONSUME_LATER
@@ -254,8 +254,7 @@ class SimulatedPull(Client):
         except MQMeshError:
             return  # it was closed
         for message in messages:
-            now_ms = float(self.transport.clock.monotonic_ms())
-            self.books.delivered(PULL, message, now_ms, self.life)
+            self.books.delivered(PULL, message, self.life)
         self.later(POLL_EVERY_MS, self._poll)
 
 

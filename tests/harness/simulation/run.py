@@ -118,7 +118,7 @@ class Run:
             seed, folder, sync_flush=seed // 3 % 2 == 0, real_store=real_store, secure=secure
         )
         self.strangers: list[Stranger] = []
-        self.books = Books()
+        self.books = Books(lambda: float(self.world.now_ms))
         self.clients: list[Client] = []
         self._begun_ms = self.world.now_ms
         self._complaints = Complaints()

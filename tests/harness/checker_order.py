@@ -1,0 +1,62 @@
+"""H4: each queue is linearizable, judged by when who called and was answered. Pure.
+
+A send that is acknowledged tells the place of its message, and a look at a queue how far the queue
+goes. So no search for an order is needed, as it is for registers: there is one if and only if
+moments can be chosen at which the places of a queue are taken, one behind the other, that lie
+within what each send, delivery and look allows.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from harness.history import ACKED, History, MessageKey, Place
+
+_Bound = tuple[float, str]
+
+
+def linearizable(history: History) -> Iterable[str]:
+    """Queues for which no such moments can be chosen; the first place of each that has none."""
+    earliest, latest = _bounds(history)
+    queues: dict[str, set[int]] = defaultdict(set)
+    for queue, offset in (*earliest, *latest):
+        queues[queue].add(offset)
+    for queue, offsets in queues.items():
+        after: _Bound = (float("-inf"), "")
+        for offset in sorted(offsets):
+            after = max(after, earliest.get((queue, offset), after))
+            before = latest.get((queue, offset))
+            if before is not None and before[0] < after[0]:
+                late_ms = after[0] - before[0]
+                yield f"{queue} at {offset}: {before[1]}, and {late_ms:.0f} ms later {after[1]}"
+                break
+
+
+def _bounds(history: History) -> tuple[dict[Place, _Bound], dict[Place, _Bound]]:
+    """For each place when it was not taken yet at the latest, and when it was at the earliest."""
+    earliest: dict[Place, _Bound] = {}
+    latest: dict[Place, _Bound] = {}
+
+    def not_before(place: Place, at_ms: float, why: str) -> None:
+        earliest[place] = max(earliest.get(place, (at_ms, why)), (at_ms, why))
+
+    def by(place: Place, at_ms: float, why: str) -> None:
+        latest[place] = min(latest.get(place, (at_ms, why)), (at_ms, why))
+
+    # Also of sends whose outcome nobody knows, when they are there.
+    places: dict[MessageKey, Place] = {one.key: one.place for one in history.stored}
+    for one in history.attempts:
+        place = places.get((one.producer, one.number))
+        if one.outcome == ACKED:
+            place = one.queue, one.queue_offset
+            by(place, one.answered_ms, f"it was acknowledged to {one.producer}")
+        if place is not None:
+            not_before(place, one.called_ms, f"{one.producer} began to send {place[1]}")
+    for delivery in history.deliveries:
+        by(delivery.place, delivery.time_ms, f"it was delivered to {delivery.consumer}")
+    for look in history.looks:
+        end = look.queue, look.end_offset
+        not_before(end, look.began_ms, f"the queue ended at {look.end_offset} for readers")
+        if look.end_offset > 0:
+            shown = look.queue, look.end_offset - 1
+            by(shown, look.ended_ms, "it was shown to readers")
+    return earliest, latest
