@@ -473,6 +473,17 @@ def wait_acked(load: Load, more: int) -> None:
     until(lambda: len(load.acked) >= before)
 
 
+def fail_over(group: ElectedGroup) -> bool:
+    """Kills the master, and starts it again; does nothing unless all others could follow it."""
+    with suppress(MQMeshError):  # nobody leads for a while
+        master = group.master()
+        if master and len(group.in_sync()) == len(group.replicas):
+            group.replicas[master].kill()
+            group.start(master)
+            return True
+    return False
+
+
 def _harm(group: ElectedGroup, master: int, fault: str) -> int:
     """What can be lost by that, as far as the master says."""
     if fault == "switch":

@@ -15,12 +15,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 import zstandard
 
+from harness.failovers import ElectedGroup, fail_over
 from harness.ordered_calls import (
     CallLog,
     find_disorder,
@@ -60,6 +62,7 @@ class Figures(msgspec.Struct):
         joins: Members that came during the load.
         leaves: Members that left by themselves.
         kills: Members killed.
+        failovers: Masters killed, of a group that elects another one.
         seconds: From the first message sent to the last one consumed.
         longest_pause_s: Longest time in which no message at all was consumed.
         handover_s: How long a queue rested when it went from one member to another, median.
@@ -73,6 +76,7 @@ class Figures(msgspec.Struct):
     joins: int = 0
     leaves: int = 0
     kills: int = 0
+    failovers: int = 0
     seconds: float = 0.0
     longest_pause_s: float = 0.0
     handover_s: float = 0.0
@@ -84,9 +88,9 @@ class Figures(msgspec.Struct):
         return (
             f"{self.messages:,} messages, {self.keys:,} keys, {self.repeats:,} repeats "
             f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
-            f"{self.seconds:.1f} s, longest pause {self.longest_pause_s:.2f} s, a queue changes "
-            f"hands in {self.handover_s:.3f} s, at most {self.longest_handover_s:.2f} s; "
-            + ("; ".join(self.faults[:10]) or "no fault")
+            f"{self.failovers} failovers, {self.seconds:.1f} s, longest pause "
+            f"{self.longest_pause_s:.2f} s, a queue changes hands in {self.handover_s:.3f} s, at "
+            f"most {self.longest_handover_s:.2f} s; " + ("; ".join(self.faults[:10]) or "no fault")
         )
 
 
@@ -94,18 +98,16 @@ class Group:
     """Consumers in processes of their own.
 
     Args:
-        cluster: Where they consume.
+        namesrv_addr: Where they consume.
         folder: For their files.
         failing: Share of calls that fail.
         orderly: How they consume.
     """
 
-    def __init__(
-        self, cluster: ProcessCluster, folder: Path, *, failing: float, orderly: bool
-    ) -> None:
+    def __init__(self, namesrv_addr: str, folder: Path, *, failing: float, orderly: bool) -> None:
         self.log = CallLog(folder)
         self.members: list[subprocess.Popen[bytes]] = []
-        self._cluster = cluster
+        self._namesrv_addr = namesrv_addr
         self._folder = folder
         self._failing = failing
         self._orderly = orderly
@@ -121,7 +123,7 @@ class Group:
             member = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "harness.ordered_member"),
-                    *(self._cluster.namesrv_addr, TOPIC, GROUP, str(path)),
+                    *(self._namesrv_addr, TOPIC, GROUP, str(path)),
                     *(str(self._failing), "orderly" if self._orderly else "concurrently"),
                 ],
                 stdout=subprocess.PIPE,
@@ -164,14 +166,14 @@ class Load:
     """Sends messages from a thread of its own.
 
     Args:
-        cluster: Where to.
+        namesrv_addr: Where to.
         keys: Sharding key of each message, empty for none.
         rate: Messages a second; 0 for as fast as it goes.
     """
 
-    def __init__(self, cluster: ProcessCluster, keys: Sequence[str], rate: int = 0) -> None:
+    def __init__(self, namesrv_addr: str, keys: Sequence[str], rate: int = 0) -> None:
         self.failure: MQMeshError | None = None
-        self._cluster = cluster
+        self._namesrv_addr = namesrv_addr
         self._keys = keys
         self._rate = rate
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
@@ -194,7 +196,7 @@ class Load:
         began = time.monotonic()
         pause = threading.Event()
         futures = []
-        with Producer("ordered-load", namesrv_addr=self._cluster.namesrv_addr) as producer:
+        with Producer("ordered-load", namesrv_addr=self._namesrv_addr) as producer:
             for number, key in enumerate(self._keys):
                 if self._rate and number % 50 == 0:
                     pause.wait(max(began + number / self._rate - time.monotonic(), 0))
@@ -224,10 +226,6 @@ def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
             yield row["tailnum"] if row["tailnum"] != "NA" else ""
 
 
-def _cluster(folder: Path, brokers: int = 1) -> ProcessCluster:
-    return ProcessCluster(folder, brokers=tuple(f"broker-{name}" for name in "abcd"[:brokers]))
-
-
 def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Figures:
     """Three consumers in order; one is killed and one added in the middle.
 
@@ -241,12 +239,12 @@ def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> 
         ProcessCluster(
             folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
         ) as cluster,
-        Group(cluster, folder, failing=failing, orderly=True) as group,
+        Group(cluster.namesrv_addr, folder, failing=failing, orderly=True) as group,
     ):
-        _make_topic(cluster)
+        _make_topic(cluster.namesrv_addr)
         for _ in range(3):
             group.join(wait=True)
-        load = Load(cluster, keys)
+        load = Load(cluster.namesrv_addr, keys)
         load.start()
         for seen in _progress(group, load, len(keys), figures):
             if seen >= len(keys) // 4 and not figures.kills:
@@ -268,9 +266,10 @@ def run_churn(
     orderly: bool = True,
     kill_share: float = 0.0,
     brokers: int = 1,
+    failover_s: float = 0.0,
     seed: int = 1,
 ) -> Figures:
-    """Members come and go under load.
+    """Members come and go under load, and masters where the brokers are replicas.
 
     Args:
         folder: Empty; a short path.
@@ -280,26 +279,35 @@ def run_churn(
         orderly: How the members consume.
         kill_share: Of the leaves, so many are kills.
         brokers: Broker groups, 1 to 4; each counts generations of its own.
+        failover_s: So often the master is killed of one group of three replicas, which elect
+            another one; 0 for brokers without replicas.
         seed: Decides who comes and goes.
     """
     chance = random.Random(seed)
     keys = [f"key-{chance.randrange(500)}" for _ in range(int(seconds * rate))]
     figures = Figures([], messages=len(keys), keys=len(set(keys)))
-    with (
-        ProcessCluster(
-            folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
-        ) as cluster,
-        Group(cluster, folder, failing=0.0, orderly=orderly) as group,
-    ):
-        _make_topic(cluster)
+    with ExitStack() as stack:
+        elected: ElectedGroup | None = None
+        if failover_s:
+            elected = stack.enter_context(closing(ElectedGroup(folder)))
+            namesrv_addr = elected.namesrv.endpoint
+        else:
+            names = tuple(f"broker-{name}" for name in "abcd"[:brokers])
+            cluster = ProcessCluster(folder, brokers=names)
+            namesrv_addr = stack.enter_context(cluster).namesrv_addr
+        group = stack.enter_context(Group(namesrv_addr, folder, failing=0.0, orderly=orderly))
+        _make_topic(namesrv_addr)
         for _ in range(3):
             group.join(wait=True)
-        load = Load(cluster, keys, rate)
+        load = Load(namesrv_addr, keys, rate)
         load.start()
         due = time.monotonic()
-        ends = due + seconds
+        ends, failover_due = due + seconds, due + failover_s
         for _ in _progress(group, load, len(keys), figures):
             now = time.monotonic()
+            if elected is not None and failover_due < now < ends and fail_over(elected):
+                figures.failovers += 1
+                failover_due = now + failover_s
             if now < due or now > ends:
                 continue
             due += 60 / events_a_minute
@@ -317,11 +325,8 @@ def run_churn(
     return figures
 
 
-def _make_topic(cluster: ProcessCluster) -> None:
-    pause = threading.Event()
-    with AdminClient(cluster.namesrv_addr) as admin:
-        while len(admin.cluster().brokers) < len(cluster.brokers):
-            pause.wait(LOOK_S)
+def _make_topic(namesrv_addr: str) -> None:
+    with AdminClient(namesrv_addr) as admin:
         admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
 
 
@@ -369,6 +374,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=50, help="joins and leaves a minute")
     parser.add_argument("--kill-share", type=float, default=0.0, help="of the leaves")
     parser.add_argument("--brokers", type=int, default=1, help="broker groups, 1 to 4")
+    parser.add_argument(
+        "--failover-s",
+        type=float,
+        default=0.0,
+        help="of churn: three replicas, whose master is killed each so many seconds",
+    )
     parser.add_argument("--concurrently", action="store_true", help="churn without order")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -384,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 orderly=not options.concurrently,
                 kill_share=options.kill_share,
                 brokers=options.brokers,
+                failover_s=options.failover_s,
                 seed=options.seed,
             )
     sys.stdout.write(f"{options.what}: {figures.text()}\n")

@@ -270,6 +270,14 @@ def test_members_come_and_go_under_load(short_tmp_path, orderly):
     assert figures.repeats <= (figures.messages if orderly else 240_000) * 0.001
 
 
+@pytest.mark.timeout(180)
+def test_order_outlives_failovers(short_tmp_path):
+    """H6: one owner of a queue at a time, nothing skipped, each key in order."""
+    figures = run_churn(short_tmp_path, seconds=8, rate=500, events_a_minute=10, failover_s=4)
+    assert figures.faults == []
+    assert figures.failovers >= 1
+
+
 @pytest.mark.timeout(120)
 def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     """Scenario 32: stopped until another took over, then let go on."""
@@ -277,12 +285,12 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     log, told = short_tmp_path / "m1.log", ("took this member for dead", "taken anew")
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, orderly=True) as group,
     ):
         group.join(wait=True)
         group.join(wait=True)
         zombie = group.members[0]
-        load = Load(cluster, keys, rate=1_000)
+        load = Load(cluster.namesrv_addr, keys, rate=1_000)
         load.start()
 
         def seen(count):
@@ -315,10 +323,10 @@ def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_
     keys = [f"k{n % 100}" for n in range(6_000)]
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, orderly=True) as group,
     ):
         group.join(wait=True)
-        load = Load(cluster, keys, rate=1_000)
+        load = Load(cluster.namesrv_addr, keys, rate=1_000)
         load.start()
         log = group.log
         until(lambda: log.read() or len(log.numbers) >= 1_000)
@@ -385,9 +393,9 @@ def test_order_survives_a_broker_that_is_killed_and_started_again(short_tmp_path
     keys = [f"k{n % 100}" for n in range(3_000)]
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster, short_tmp_path, failing=0.2, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.2, orderly=True) as group,
     ):
-        load = Load(cluster, keys)
+        load = Load(cluster.namesrv_addr, keys)
         load.start()
         load.wait(PATIENCE_S)
         for _ in range(2):
