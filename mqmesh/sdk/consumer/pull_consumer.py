@@ -274,8 +274,11 @@ class PullConsumer:
             self._check_running()
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that this member has at present, sorted."""
-        return sorted(self._engine.assigned.copy())
+        """The queues that this member has at present, sorted: each can be polled and committed.
+
+        A queue that it was given a moment ago is not among them until it is known where to begin.
+        """
+        return sorted(self._queues.chosen(()))
 
     # ---- Messages --------------------------------------------------------------------
 
