@@ -340,6 +340,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
         members: Connected consumers.
         message_model: ``MessageModel`` of its members, "" if there are none.
         dead: Messages in its dead letter topic.
+        dead_letters: Messages that came there since the broker was started.
     """
 
     group: str
@@ -347,6 +348,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
     members: list[ConsumerConnection] = []
     message_model: str = ""
     dead: int = 0
+    dead_letters: int = 0
 
 
 class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):

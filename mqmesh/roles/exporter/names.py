@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.figures import Distribution, Figure, FigureKind, FigureValue, Readings
-from mqmesh.message import DLQ_PREFIX, TRANS_HALF_TOPIC, is_system_topic, retry_topic
+from mqmesh.message import TRANS_HALF_TOPIC, dlq_topic, is_system_topic, retry_topic
 from mqmesh.protocol.groups import GroupTopics, TopicProgress
 from mqmesh.roles.exporter.families import Metric, Series
 
@@ -146,18 +146,6 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
     for (decision, topic), value in numbers(readings, "half_messages_ended_total"):
         name = f"rocketmq_{decision}_messages_total"
         yield from tell(name, _COUNTER, "half messages by end", value, topic=topic)
-    for labels, value in numbers(readings, "topic_put_messages_total"):
-        group = labels[0].removeprefix(DLQ_PREFIX)
-        if group != labels[0]:
-            yield from tell(
-                "rocketmq_send_to_dlq_messages_total",
-                _COUNTER,
-                "messages that became dead letters",
-                value,
-                consumer_group=group,
-                topic=labels[0],
-                is_system="false",
-            )
 
 
 def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -189,6 +177,10 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
         )
         for (metric, constants), value in zip(_OF_GROUPS, values, strict=True):
             yield Series(metric, (*node.labels, *constants, *labels), value)
+    if group.dead_letters:
+        metric, constants = _DEAD_LETTERS
+        of_group = (group.group, dlq_topic(group.group), "false")
+        yield Series(metric, (*node.labels, *constants, *of_group), group.dead_letters)
     kinds: dict[tuple[str, ...], int] = {}
     is_system = _word(is_system_topic(group.group))
     for member in group.members:
@@ -226,6 +218,12 @@ _OF_GROUPS: Final = tuple(
         ("lag_latency_milliseconds", "how long the oldest has been waiting"),
         ("queueing_latency_milliseconds", "the same of the oldest that was not handed out"),
     )
+)
+_DEAD_LETTERS: Final = _rocketmq(
+    "rocketmq_send_to_dlq_messages_total",
+    _COUNTER,
+    "messages that became dead letters",
+    ("consumer_group", "topic", "is_system"),
 )
 _CONNECTIONS: Final = _rocketmq(
     "rocketmq_consumer_connections",

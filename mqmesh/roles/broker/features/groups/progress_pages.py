@@ -59,12 +59,14 @@ def _part_of(
         left -= context.topics.require(topic).queue_count
         if left <= 0 and number < len(wanted):
             return GroupTopics(name, topics), topic, left
+    dead = context.topics.get(dlq_topic(name))
     part = GroupTopics(
         name,
         topics,
         connections_of(context, name),
         context.groups.model_of(name),
         lag_of(context, "", dlq_topic(name)),
+        dead.put_messages if dead is not None else 0,
     )
     return part, "", left
 

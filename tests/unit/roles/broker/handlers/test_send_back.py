@@ -17,6 +17,7 @@ from mqmesh.batch.record_batch import (
     encode_batch,
 )
 from mqmesh.errors import DiskFull, InvalidArgument
+from mqmesh.figures import MAX_LABEL_SETS
 from mqmesh.message import (
     PROPERTY_LAST_FAILURE,
     PROPERTY_RECONSUME_TIMES,
@@ -25,13 +26,20 @@ from mqmesh.message import (
     Message,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, ResetOffsetRequest
+from mqmesh.protocol.groups import (
+    DeleteGroupRequest,
+    GroupConfig,
+    GroupsProgress,
+    GroupsProgressRequest,
+    ResetOffsetRequest,
+)
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     SendBackEntry,
     SendBackRequest,
     SendBackResponse,
 )
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
@@ -146,6 +154,18 @@ def test_after_so_many_times_it_is_a_dead_letter(stage, times, most, is_dead):
             PROPERTY_LAST_FAILURE: "ValueError: no",
         }
         assert stage.context.stats.total.dead_letters == 1
+
+
+def test_the_dead_letters_of_each_group_are_told_however_many_topics_there_are(stage):
+    for number in range(MAX_LABEL_SETS):
+        stage.context.topics.set(TopicConfig(f"t{number}", 1, 1), 1)
+        stage.context.topics.require(f"t{number}").put_messages = 1
+    stage.context.group_table.update(GroupConfig("g"))
+    stage.send(stage.batch())
+    send_back(stage, entry(), max_reconsume_times=0)
+    code = RequestCode.GET_GROUPS_PROGRESS
+    (told,) = stage.ask(code, GroupsProgressRequest(), GroupsProgress).groups
+    assert (told.group, told.dead, told.dead_letters) == ("g", 1, 1)
 
 
 @pytest.mark.parametrize(("limit", "is_dead"), [(0, 1), (5, 0), (-1, 0)])
