@@ -37,6 +37,7 @@ from mqmesh import (
     TransactionProducer,
 )
 from mqmesh.errors import BrokerNotAvailable, NoPermission
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision
 from mqmesh.roles.exporter.alarm_board import Alarm
@@ -342,6 +343,23 @@ def test_a_group_that_is_slow_has_nobody_gets_nowhere_or_gives_up(scene):
         watch.fires("dead-letters", **mine)
         watch.ends("group-stuck", **mine)
     watch.ends("dead-letters", **mine)
+
+
+def test_a_group_that_broadcasts_is_no_trouble(scene, tmp_path):
+    group, seen = "news", threading.Event()
+    with PushConsumer(
+        group,
+        namesrv_addr=scene.addr,
+        message_model=MessageModel.BROADCASTING,
+        offsets_dir=str(tmp_path),
+        consume_from_where="FIRST_OFFSET",
+    ) as consumer:
+        consumer.subscribe(group, listener=lambda _: seen.set())
+        scene.producer.send(Message(group, b"-"))
+        until(seen.is_set)
+        assert scene.lag(group) == 1, "nobody commits it"
+        for _ in range(13):
+            assert scene.watch.look("group-stuck", {"consumer_group": group}) == []
 
 
 class Undecided(TransactionListener):

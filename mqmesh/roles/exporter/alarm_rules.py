@@ -187,19 +187,26 @@ def any_of(*finds: Find) -> Find:
     return find
 
 
+def _lags(look: Look, **where: str) -> dict[Labels, float]:
+    """What groups have not done; not of those that broadcast, whose offsets brokers do not know."""
+    alone = look.families.sums(MEMBERS, GROUP, consume_mode="broadcasting")
+    sums = look.families.sums(LAG, GROUP, **where)
+    return {labels: lag for labels, lag in sums.items() if labels not in alone}
+
+
 def _behind(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     # Many messages that came a moment ago are no backlog.
     name = "rocketmq_consumer_lag_latency_milliseconds"
     late = {labels for labels, ms in look.families.sums(name, GROUP).items() if ms > 60_000}
-    for labels, lag in look.families.sums(LAG, GROUP).items():
+    for labels, lag in _lags(look).items():
         if lag > threshold and labels in late:
             yield labels, lag
 
 
 def _waiting(look: Look, threshold: float) -> dict[Labels, float]:
     # What waits for its retry waits on purpose.
-    sums = look.families.sums(LAG, GROUP, is_retry="false")
-    return {labels: lag for labels, lag in sums.items() if lag > threshold}
+    lags = _lags(look, is_retry="false")
+    return {labels: lag for labels, lag in lags.items() if lag > threshold}
 
 
 def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:

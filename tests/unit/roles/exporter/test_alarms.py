@@ -226,6 +226,14 @@ def test_a_group_with_members_that_gets_nowhere():
     assert names(watch.look(660, *moved)) == [("group-stuck", "resolved")]
 
 
+def test_of_a_group_that_broadcasts_brokers_know_no_offsets():
+    watch = Watch()
+    lag, late, out = group(20_000)
+    members = series(MEMBERS, 2, consumer_group="billing", consume_mode="broadcasting")
+    for at_s in range(0, 631, 30):
+        assert watch.look(at_s, lag, late, out, members) == []
+
+
 def test_of_a_group_that_a_broker_tells_only_the_sum_of_nothing_is_known():
     watch = Watch()
     rest = series(OUT, 7, consumer_group=OTHER)

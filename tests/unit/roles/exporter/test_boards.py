@@ -145,6 +145,17 @@ def test_a_total_that_comes_with_its_first_events_is_growth_and_one_that_is_only
     check(boards, tests, tmp_path)
 
 
+def test_groups_that_broadcast_are_not_behind_and_not_stuck(boards, tmp_path):
+    tests = []
+    for alarm in "MqmeshGroupBehind", "MqmeshGroupStuck":
+        for mode, is_on in ("clustering", 1), ("broadcasting", 0):
+            told = TROUBLE[alarm] | {"rocketmq_consumer_connections": "1x60"}
+            labels = f'{LABELS % "-"},consume_mode="{mode}"'
+            series = {f"{name}{{{labels}}}": values for name, values in told.items()}
+            tests.append(firing(alarm, series, "14m", is_on))
+    check(boards, tests, tmp_path)
+
+
 def firing(alarm: str, series: dict[str, str], at: str, count: int) -> dict[str, object]:
     """A test of promtool: so many alarms of a name are on."""
     samples = [{"labels": "{}", "value": count}] if count else []
