@@ -145,6 +145,19 @@ def test_a_total_that_comes_with_its_first_events_is_growth_and_one_that_is_only
     check(boards, tests, tmp_path)
 
 
+def test_a_group_that_never_got_anything_is_stuck_unless_a_broker_tells_only_the_sum_of_some(
+    boards, tmp_path
+):
+    tests = []
+    labels = LABELS % "-"
+    for others, is_on in ("g2", 1), ("(other)", 0):
+        told = "rocketmq_consumer_lag_messages", "rocketmq_consumer_connections"
+        series = {f"{name}{{{labels}}}": "1x60" for name in told}
+        series[f'rocketmq_messages_out_total{{{NODE},consumer_group="{others}"}}'] = "0+1x60"
+        tests.append(firing("MqmeshGroupStuck", series, "14m", is_on))
+    check(boards, tests, tmp_path)
+
+
 def test_groups_that_broadcast_are_not_behind_and_not_stuck(boards, tmp_path):
     tests = []
     for alarm in "MqmeshGroupBehind", "MqmeshGroupStuck":
