@@ -21,6 +21,7 @@ from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, MQMeshError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.replication import FenceRequest, FenceResponse
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.lead import preference
@@ -202,6 +203,20 @@ def test_a_replica_that_is_not_in_sync_leads_only_when_told(site):
     assert leadership_of(away).members == [1, 2, 3], "those that come back are cut, and follow"
     with pytest.raises(TopicNotFound):
         site.admin.topic_configs("t")
+
+
+def test_a_new_leader_knows_what_was_acknowledged_a_moment_before(site):
+    """Also what no follower was told yet that it is confirmed (seed 23000852)."""
+    for queues in (1, 2, 3):
+        site.admin.put_topic(TopicConfig("t", queues, queues))
+        first = site.leader()
+        site.replicas[first - 1].kill()
+        site.run_until(lambda: site.leader() not in (0, first), 5_000)  # noqa: B023
+        site.run(1_000)
+        ((found,),) = site.admin.topic_configs("t").values()
+        assert found.read_queue_nums == queues
+        site.replicas[first - 1].start()
+        site.run(2_000)
 
 
 def test_an_administrator_unseats_no_master_that_lives(site):

@@ -53,13 +53,15 @@ class MasterRole(BrokerRole):
         self._leadership = leadership
         self._is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
+        # What is read now is known to nobody else. Nor does it end where this replica, as a
+        # follower, was told that it is confirmed: what is behind that is its log, too.
+        store.show_to(_everything)
         tables = make_tables(given, store)
         tables.load()
         context = build_context(given, store, tables, leadership, epoch=epoch)
         if leadership is None and given.config.ha.mode is HaMode.MANUAL:
             self._wait_for_followers(context)
         write_state(context)  # shows from the beginning whether there is room
-        store.show_to(_everything)  # what is read now is known to nobody else
         self._recover_transactions(context)
         if leadership is not None or given.config.ha.ack_replicas is not AckReplicas.NONE:
             # What a follower lacks may be lost with this machine, and nobody shall have seen it.
