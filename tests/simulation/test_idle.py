@@ -19,7 +19,8 @@ MOST_TURNS = {
 
 
 def test_an_idle_cluster_sleeps(tmp_path):
-    world, books = World(1, tmp_path), Books()
+    world = World(1, tmp_path)
+    books = Books(lambda: float(world.now_ms))
     world.add_namesrvs(1)
     world.add_broker("broker-a")
     world.add_schedule("broker-a")
