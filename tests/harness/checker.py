@@ -22,8 +22,8 @@ C10  memory, descriptors, threads and room on the disk come back to a bound
 C11  what was not served is served again within a bound
 C12  nothing is refused, cut or set aside silently: there is an error code, a line in the log
      and a counter
-H4   what is acknowledged, delivered or shown is in front of every message that is sent later,
-     and shown to everybody who looks later
+H4   what is acknowledged, delivered or shown is in front of every message that is sent later;
+     what is acknowledged or shown is shown to everybody who looks later
 ==== ==================================================================================
 """
 

@@ -15,48 +15,64 @@ _Bound = tuple[float, str]
 
 
 def linearizable(history: History) -> Iterable[str]:
-    """Queues for which no such moments can be chosen; the first place of each that has none."""
-    earliest, latest = _bounds(history)
-    queues: dict[str, set[int]] = defaultdict(set)
-    for queue, offset in (*earliest, *latest):
-        queues[queue].add(offset)
-    for queue, offsets in queues.items():
-        after: _Bound = (float("-inf"), "")
-        for offset in sorted(offsets):
-            after = max(after, earliest.get((queue, offset), after))
-            before = latest.get((queue, offset))
-            if before is not None and before[0] < after[0]:
-                late_ms = after[0] - before[0]
-                yield f"{queue} at {offset}: {before[1]}, and {late_ms:.0f} ms later {after[1]}"
-                break
+    """Queues for which no such moments can be chosen; the first place of each that has none.
+
+    Deliveries are judged beside looks, not with them: a follower shows what is confirmed, and its
+    leader nothing that its own disk does not have with ``SYNC_FLUSH``, so it may be behind a
+    follower for a moment.
+    """
+    calls, seen = _of_sends(history), _of_sends(history)
+    for delivery in history.deliveries:
+        seen.by(delivery.place, delivery.time_ms, f"it was delivered to {delivery.consumer}")
+    for look in history.looks:
+        end = look.queue, look.end_offset
+        calls.not_before(end, look.began_ms, f"the queue ended at {look.end_offset} for readers")
+        if look.end_offset > 0:
+            shown = look.queue, look.end_offset - 1
+            calls.by(shown, look.ended_ms, "it was shown to readers")
+    yield from dict.fromkeys([*calls.broken(), *seen.broken()])
 
 
-def _bounds(history: History) -> tuple[dict[Place, _Bound], dict[Place, _Bound]]:
-    """For each place when it was not taken yet at the latest, and when it was at the earliest."""
-    earliest: dict[Place, _Bound] = {}
-    latest: dict[Place, _Bound] = {}
-
-    def not_before(place: Place, at_ms: float, why: str) -> None:
-        earliest[place] = max(earliest.get(place, (at_ms, why)), (at_ms, why))
-
-    def by(place: Place, at_ms: float, why: str) -> None:
-        latest[place] = min(latest.get(place, (at_ms, why)), (at_ms, why))
-
+def _of_sends(history: History) -> "_Bounds":
+    bounds = _Bounds()
     # Also of sends whose outcome nobody knows, when they are there.
     places: dict[MessageKey, Place] = {one.key: one.place for one in history.stored}
     for one in history.attempts:
         place = places.get((one.producer, one.number))
         if one.outcome == ACKED:
             place = one.queue, one.queue_offset
-            by(place, one.answered_ms, f"it was acknowledged to {one.producer}")
+            bounds.by(place, one.answered_ms, f"it was acknowledged to {one.producer}")
         if place is not None:
-            not_before(place, one.called_ms, f"{one.producer} began to send {place[1]}")
-    for delivery in history.deliveries:
-        by(delivery.place, delivery.time_ms, f"it was delivered to {delivery.consumer}")
-    for look in history.looks:
-        end = look.queue, look.end_offset
-        not_before(end, look.began_ms, f"the queue ended at {look.end_offset} for readers")
-        if look.end_offset > 0:
-            shown = look.queue, look.end_offset - 1
-            by(shown, look.ended_ms, "it was shown to readers")
-    return earliest, latest
+            bounds.not_before(place, one.called_ms, f"{one.producer} began to send {place[1]}")
+    return bounds
+
+
+class _Bounds:
+    """For each place when it was not taken yet at the latest, and when it was at the earliest."""
+
+    def __init__(self) -> None:
+        self._earliest: dict[Place, _Bound] = {}
+        self._latest: dict[Place, _Bound] = {}
+
+    def not_before(self, place: Place, at_ms: float, why: str) -> None:
+        """It is not taken before that."""
+        self._earliest[place] = max(self._earliest.get(place, (at_ms, why)), (at_ms, why))
+
+    def by(self, place: Place, at_ms: float, why: str) -> None:
+        """It is taken by then."""
+        self._latest[place] = min(self._latest.get(place, (at_ms, why)), (at_ms, why))
+
+    def broken(self) -> Iterable[str]:
+        """A sentence for each queue whose bounds contradict each other."""
+        queues: dict[str, set[int]] = defaultdict(set)
+        for queue, offset in (*self._earliest, *self._latest):
+            queues[queue].add(offset)
+        for queue, offsets in queues.items():
+            after: _Bound = (float("-inf"), "")
+            for offset in sorted(offsets):
+                after = max(after, self._earliest.get((queue, offset), after))
+                before = self._latest.get((queue, offset))
+                if before is not None and before[0] < after[0]:
+                    late_ms = after[0] - before[0]
+                    yield f"{queue} at {offset}: {before[1]}, and {late_ms:.0f} ms later {after[1]}"
+                    break
