@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.units import MIB
 
 from .jvm.class_archive import class_archive_options
-from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars
+from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars, turn_to_fetch
 from .jvm.java import Java, cache_directory, find_java
 from .tables import MESSAGES, require_table, table_path
 
@@ -98,34 +99,40 @@ def session(
             "spark.sql.shuffle.partitions": str(max(cores, 1)),
             "spark.default.parallelism": str(max(cores, 1)),
         }
-    files = (
-        fetched_jars(delta_package())
-        if jars is None
-        else [str(path) for path in jar_files(Path(jars))]
-    )
     wanted = dict(extra or {})
     packages = wanted.get("spark.jars.packages", "")
-    if files:
-        settings["spark.jars"] = ",".join(files)
-    else:
-        wanted["spark.jars.packages"] = ",".join(filter(None, [delta_package(), packages]))
-        _log.warning(
-            "fetching %s from Maven Central, once (`mqmesh archive jars` keeps them for machines "
-            "without a way out)",
-            delta_package(),
-        )
-    settings |= wanted
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    try:
-        spark = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        hint = "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
-        raise ConfigError(f"Spark does not start: {error}{hint}") from error
-    if is_new and not files and not packages and "spark.jars" not in wanted:
-        fetched = spark.sparkContext.getConf().get("spark.jars", "")
-        remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
+    with ExitStack() as stack:
+        files = fetched_jars(delta_package()) if jars is None else _names(Path(jars))
+        if is_new and (packages or not files):
+            stack.enter_context(turn_to_fetch())
+            files = files or fetched_jars(delta_package())  # another one has fetched them meanwhile
+        if files:
+            settings["spark.jars"] = ",".join(files)
+        else:
+            wanted["spark.jars.packages"] = ",".join(filter(None, [delta_package(), packages]))
+            _log.warning(
+                "fetching %s from Maven Central, once (`mqmesh archive jars` keeps them for "
+                "machines without a way out)",
+                delta_package(),
+            )
+        settings |= wanted
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        try:
+            spark = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            hint = (
+                "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
+            )
+            raise ConfigError(f"Spark does not start: {error}{hint}") from error
+        if is_new and not files and not packages and "spark.jars" not in wanted:
+            fetched = spark.sparkContext.getConf().get("spark.jars", "")
+            remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
     return spark
+
+
+def _names(directory: Path) -> list[str]:
+    return [str(path) for path in jar_files(directory)]
 
 
 def _java_options(java: Java, *, is_short: bool) -> str:

@@ -1,8 +1,12 @@
 """Delta Lake's jars: which, and how Spark comes by them."""
 
+import fcntl
 import importlib.metadata
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +17,8 @@ from mqmesh.errors import ConfigError
 from .java import cache_directory
 
 SCALA: Final = "2.13"
+MOST_FETCH_S: Final = 600
+LOOK_AGAIN_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +87,43 @@ def remember_jars(package: str, jars: list[str]) -> None:
         new.replace(path)
     except OSError as error:
         _log.info("which jars were fetched cannot be noted: %s", error)
+
+
+@contextmanager
+def turn_to_fetch() -> Iterator[None]:
+    """Waits until no other process of this user fetches jars, and has others wait meanwhile.
+
+    Two that fetch at once take each other's files from Ivy's cache, and neither Spark starts.
+
+    Raises:
+        ConfigError: Another one has been at it for too long.
+    """
+    path = cache_directory(os.environ).parent / "fetching.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb")
+    except OSError as error:
+        _log.info("nobody can be told that jars are fetched: %s", error)
+        yield
+        return
+    with file:
+        give_up = time.monotonic() + MOST_FETCH_S
+        while not _is_locked(file.fileno()):
+            if time.monotonic() > give_up:
+                raise ConfigError(
+                    f"another process has been fetching jars for {MOST_FETCH_S} s ({path} is "
+                    "locked); end it, or give this one jars (`archive jars`)"
+                )
+            time.sleep(LOOK_AGAIN_S)
+        yield
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _list_file(package: str) -> Path:

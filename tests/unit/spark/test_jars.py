@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from mqmesh.errors import ConfigError
@@ -36,3 +38,39 @@ def test_a_note_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     jars.remember_jars(PACKAGE, ["/a.jar"])
     assert jars.fetched_jars(PACKAGE) == []
+
+
+def test_one_fetches_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    waits, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(jars.time, "sleep", lambda span_s: waits.set())
+
+    def fetch():
+        with jars.turn_to_fetch():
+            ended.set()
+
+    other = threading.Thread(target=fetch)
+    with jars.turn_to_fetch():
+        other.start()
+        assert waits.wait(30)
+        assert not ended.is_set()
+    other.join(30)
+    assert ended.is_set()
+
+
+def test_nobody_waits_for_ever_to_fetch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(jars, "MOST_FETCH_S", -1)
+    with (
+        jars.turn_to_fetch(),
+        pytest.raises(ConfigError, match=r"fetching jars for .*archive jars"),
+        jars.turn_to_fetch(),
+    ):
+        pass
+
+
+def test_where_no_lock_can_be_made_jars_are_fetched_all_the_same(tmp_path, monkeypatch):
+    tmp_path.joinpath("cache").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with jars.turn_to_fetch():
+        pass
