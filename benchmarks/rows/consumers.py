@@ -89,6 +89,7 @@ def consume(
         client=ClientOptions(use_ipc=task.use_ipc),
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         consume_message_batch_max_size=LISTENER_MESSAGES,
+        msg_trace=task.msg_trace,
     )
     consumer.subscribe(TOPIC, listener=listen)
     if task.ready_count == 0:

@@ -244,7 +244,9 @@ def warm_up(task: Task) -> Report:
 def bench_producer(task: Task) -> Iterator[Producer]:
     """A producer as the task wants it, which knows the topic's queues."""
     client = ClientOptions(use_ipc=task.use_ipc)
-    with Producer("bench-producer", namesrv_addr=task.address, client=client) as producer:
+    with Producer(
+        "bench-producer", namesrv_addr=task.address, client=client, msg_trace=task.msg_trace
+    ) as producer:
         producer.fetch_publish_queues(TOPIC, timeout_ms=10_000)
         yield producer
 

@@ -16,6 +16,7 @@ from rows.sides import (
     Conditions,
     Load,
     Sample,
+    cpu,
     measure_alone,
     new_crew,
     product_produce,
@@ -189,17 +190,12 @@ def limit_replicated(kind: str, slave: str, load: Load, conditions: Conditions) 
 
 def product_slave_cpu(load: Load, conditions: Conditions) -> Sample:
     """The value is the follower's processor time in ns a message."""
-    return _cpu(product_replicated("produce_batches", "none", load, conditions), "slave")
+    return cpu(product_replicated("produce_batches", "none", load, conditions), "slave")
 
 
 def product_alone_cpu(load: Load, conditions: Conditions) -> Sample:
     """The value is the processor time in ns a message of a broker without a follower."""
-    return _cpu(product_produce("produce_batches", load, conditions), "broker")
-
-
-def _cpu(sample: Sample, process: str) -> Sample:
-    sample.value = sample.cpu_s_per_million[process] * 1_000
-    return sample
+    return cpu(product_produce("produce_batches", load, conditions), "broker")
 
 
 def product_idle_slave(seconds: float, conditions: Conditions) -> Sample:

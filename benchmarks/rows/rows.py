@@ -33,6 +33,7 @@ from rows.sides import (
     product_filter,
     product_idle,
     product_produce,
+    traced,
     uncounted,
 )
 from rows.store_sides import (
@@ -236,6 +237,36 @@ def _counting_rows() -> list[Row]:
             optional=True,
         )
         for name, (what, side) in sides.items()
+    ]
+
+
+def _trace_rows() -> list[Row]:
+    """Clients that trace one message of a hundred against those that trace none."""
+    load = Load(messages=6_000_000, window=32)
+    sides: dict[str, tuple[str, str, Side]] = {
+        "produce": (
+            "producer",
+            "explicit batches of 500",
+            partial(product_produce, "produce_batches", load),
+        ),
+        "async": (
+            "producer",
+            "one send_async a message",
+            partial(product_produce, "produce_async", load),
+        ),
+        "drain": ("consumer", "a push consumer with a listener", partial(product_drain, load)),
+    }
+    return [
+        Row(
+            name=f"trace_{name}",
+            unit="ns CPU/msg",
+            what=f"{what}, one message of a hundred traced, against none",
+            product=partial(traced, side, process, 0.01),
+            limit=partial(traced, side, process, 0.0),
+            most_ratio=1.03,
+            optional=True,
+        )
+        for name, (process, what, side) in sides.items()
     ]
 
 
@@ -610,5 +641,6 @@ ROWS: Final = {
         *_memory_rows(),
         *_secure_rows(),
         *_counting_rows(),
+        *_trace_rows(),
     ]
 }

@@ -34,6 +34,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         scale: Factor for every row's number of messages.
         secure: Nobody gets in to mqmesh without a key.
         counted: The broker counts, as that of users does.
+        msg_trace: Share of the messages that clients trace.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     secure: bool = False
     counted: bool = True
+    msg_trace: float = 0.0
 
     def count(self, messages: int, multiple: int = 1) -> int:
         """A row's number of messages, rounded up to whole batches."""
@@ -103,6 +105,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             use_ipc=conditions.transport == "ipc",
             key_count=self.keys,
             key_pool=self.key_pool,
+            msg_trace=conditions.msg_trace,
         )
 
 
@@ -382,6 +385,19 @@ def measured(
 def uncounted(side: Callable[[Conditions], Sample], conditions: Conditions) -> Sample:
     """A side whose broker counts nothing."""
     return side(msgspec.structs.replace(conditions, counted=False))
+
+
+def traced(
+    side: Callable[[Conditions], Sample], process: str, share: float, conditions: Conditions
+) -> Sample:
+    """A side whose clients trace; the value is a process's processor time in ns a message."""
+    return cpu(side(msgspec.structs.replace(conditions, msg_trace=share)), process)
+
+
+def cpu(sample: Sample, process: str) -> Sample:
+    """Makes the processor time of a process, in ns a message, the value of a run."""
+    sample.value = sample.cpu_s_per_million[process] * 1_000
+    return sample
 
 
 def latency(side: Callable[[Conditions], Sample], percent: float, conditions: Conditions) -> Sample:

@@ -52,6 +52,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         key_pool: After so many messages the same keys come again; 0 for never.
         expression: What a consumer of labelled messages wants.
         expression_type: Its language.
+        msg_trace: Share of the messages that mqmesh's clients trace.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key_pool: int = 0
     expression: str = "*"
     expression_type: str = "TAG"
+    msg_trace: float = 0.0
 
 
 class Report(msgspec.Struct, kw_only=True):
