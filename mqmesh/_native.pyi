@@ -19,8 +19,8 @@ class Encoder:
         field_limits: _FieldLimits,
     ) -> None: ...
     def encode(
-        self, messages: Sequence[Message], max_body_bytes: int, is_one: bool, /
-    ) -> tuple[bytes, bool, bytes | None] | None: ...
+        self, messages: Sequence[Message], max_body_bytes: int, is_one: bool, with_places: bool, /
+    ) -> tuple[bytes, bool, bytes | None, bytes] | None: ...
 
 class Decoder:
     def __init__(

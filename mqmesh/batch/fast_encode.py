@@ -53,6 +53,7 @@ def encode_at_once(
     max_body_bytes: int,
     is_one: bool,
     compress_over_bytes: int | None = None,
+    with_places: bool = False,
 ) -> Payload | None:
     """Checks and encodes messages of one topic, whose name is not checked.
 
@@ -63,6 +64,7 @@ def encode_at_once(
             or none; and the same delay level, or points in time, or neither. None may have a
             property that is reserved. Else that was looked at when they were sent one by one.
         compress_over_bytes: As for ``payload.encode_payload``.
+        with_places: Some of them will be looked at with ``payload.pick_messages``.
 
     Returns:
         What ``encode_payload`` gives; None when whoever looks at each message must tell whether it
@@ -70,17 +72,17 @@ def encode_at_once(
     """
     if _encoder is None:
         return None
-    found = _encoder.encode(messages, max_body_bytes, is_one)
+    found = _encoder.encode(messages, max_body_bytes, is_one, with_places)
     if found is None:
         return None
-    data, has_keys, hashes = found
+    data, has_keys, hashes, places = found
     raw_size, count = len(data), len(messages)
     if hashes is None:
         hashes = _learn(messages)
     codec = CODEC_NONE
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
         data, codec = compress_payload(data)
-    return Payload(data, codec, raw_size, count, has_keys, hashes)
+    return Payload(data, codec, raw_size, count, has_keys, hashes, places)
 
 
 def _learn(messages: Sequence[Message]) -> bytes:

@@ -57,6 +57,8 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
         message_count: 1 to 65,536.
         has_keys: A message has keys.
         tag_hashes: See ``record_batch.BatchMeta``.
+        places: Where each message begins without compression, and the last one ends, as numbers of
+            C's ``unsigned``; empty if that was not noted.
     """
 
     data: bytes
@@ -65,6 +67,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     message_count: int
     has_keys: bool
     tag_hashes: bytes
+    places: bytes = b""
 
 
 class _Contexts(threading.local):
@@ -78,6 +81,7 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 _encoder = msgspec.msgpack.Encoder()
 _messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
+_message_decoder = msgspec.msgpack.Decoder(Message)
 _raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
 
@@ -190,6 +194,23 @@ def decode_payload(payload: Buffer) -> list[StoredMessage]:
         return _messages_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"messages cannot be decoded: {error}") from error
+
+
+def pick_messages(payload: Payload, chosen: Iterable[int]) -> list[Message]:
+    """Some messages of a payload that was encoded here; it costs little where it has ``places``.
+
+    Args:
+        payload: From whoever encoded messages.
+        chosen: Which, from 0.
+    """
+    raw: Buffer = payload.data
+    if payload.codec != CODEC_NONE:
+        raw = _inflate(memoryview(raw), payload.raw_size)
+    if not payload.places:
+        raws = split_payload(raw)
+        return [_message_decoder.decode(raws[at]) for at in chosen]
+    places = memoryview(payload.places).cast("I")
+    return [_message_decoder.decode(raw[places[at] : places[at + 1]]) for at in chosen]
 
 
 def split_payload(payload: Buffer) -> list[msgspec.Raw]:

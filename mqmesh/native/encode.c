@@ -309,6 +309,14 @@ put_message(const MessageSlots *slots, unsigned char *at, PyObject *message)
     return put_number(at, SLOT(message, slots->deliver_at_ms));
 }
 
+static inline char *
+put_place(char *at, Py_ssize_t place)
+{
+    unsigned number = (unsigned)place; /* payloads are below 2**32 bytes */
+    memcpy(at, &number, sizeof number);
+    return at + sizeof number;
+}
+
 /* Eight bytes a message, or once if all have the same tag; None if a tag was not met before. */
 static PyObject *
 tag_hashes(const Encoder *self, PyObject *messages, const Batch *batch)
@@ -339,15 +347,15 @@ tag_hashes(const Encoder *self, PyObject *messages, const Batch *batch)
 }
 
 PyDoc_STRVAR(encode_doc,
-"encode(messages, max_body_bytes, is_one)\n--\n\n"
-"The encoded messages, whether one has keys, and their tag hashes (None if a tag is not known);\n"
-"None if they are not for it.");
+"encode(messages, max_body_bytes, is_one, with_places)\n--\n\n"
+"The encoded messages, whether one has keys, their tag hashes (None if a tag is not known), and if\n"
+"wanted where each begins and the last one ends (unsigned ints); None if they are not for it.");
 
 static PyObject *
 encoder_encode(Encoder *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 3 || !PyLong_Check(args[1]) || !PyBool_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "encode takes messages, a number and a bool");
+    if (count != 4 || !PyLong_Check(args[1]) || !PyBool_Check(args[2]) || !PyBool_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "encode takes messages, a number and two bools");
         return NULL;
     }
     Batch batch = {0};
@@ -362,20 +370,32 @@ encoder_encode(Encoder *self, PyObject *const *args, Py_ssize_t count)
     Py_ssize_t size = batch_size(self, messages, &batch);
     if (size < 0)
         Py_RETURN_NONE;
+    Py_ssize_t place_count = args[3] == Py_True ? PyList_GET_SIZE(messages) + 1 : 0;
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
-    if (data == NULL)
+    PyObject *places = PyBytes_FromStringAndSize(NULL, place_count * (Py_ssize_t)sizeof(unsigned));
+    if (data == NULL || places == NULL) {
+        Py_XDECREF(data);
+        Py_XDECREF(places);
         return NULL;
+    }
+    char *place = PyBytes_AS_STRING(places);
     unsigned char *begin = (unsigned char *)PyBytes_AS_STRING(data);
     unsigned char *at = put_count(begin, (size_t)PyList_GET_SIZE(messages), 0x90, 0xdc);
-    for (Py_ssize_t number = 0; number < PyList_GET_SIZE(messages); number++)
+    for (Py_ssize_t number = 0; number < PyList_GET_SIZE(messages); number++) {
+        if (place_count)
+            place = put_place(place, at - begin);
         at = put_message(&self->message, at, PyList_GET_ITEM(messages, number));
+    }
+    if (place_count)
+        put_place(place, at - begin);
     assert(at == begin + size);
     PyObject *hashes = tag_hashes(self, messages, &batch);
     if (hashes == NULL) {
         Py_DECREF(data);
+        Py_DECREF(places);
         return NULL;
     }
-    return Py_BuildValue("NNN", data, PyBool_FromLong(batch.has_keys), hashes);
+    return Py_BuildValue("NNNN", data, PyBool_FromLong(batch.has_keys), hashes, places);
 }
 
 /* ---- The object -------------------------------------------------------------------------- */

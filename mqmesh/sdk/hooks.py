@@ -206,6 +206,7 @@ class HookCalls:
 
     Attributes:
         sees_before_send: Some hook has a ``before_send``, so may change what is sent.
+        sees_sends: Some hook has that, or an ``after_send``.
     """
 
     def __init__(self, hooks: Sequence[Hooks], group: str) -> None:
@@ -218,6 +219,7 @@ class HookCalls:
         self._after_consume = _written(hooks, "after_consume")
         self._after_transaction = _written(hooks, "after_transaction")
         self.sees_before_send = bool(self._before_send)
+        self.sees_sends = bool(self._before_send or self._after_send)
 
     def before_send(
         self,

@@ -22,6 +22,7 @@ from mqmesh.batch.payload import (
     MAX_STRINGS,
     decode_payload,
     encode_payload,
+    pick_messages,
 )
 from mqmesh.errors import MQMeshError
 from mqmesh.message import (
@@ -34,6 +35,7 @@ from mqmesh.message import (
     MAX_TAG_LENGTH,
     Message,
     StoredMessage,
+    as_plain,
 )
 from mqmesh.message_checks import check_messages
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -63,6 +65,18 @@ def test_bodies_and_topics_of_all_sizes(size, count, topic):
     payload = plain(messages)
     assert payload == encode_payload(messages)
     assert [one.body for one in decode_payload(payload.data)] == [one.body for one in messages]
+
+
+@pytest.mark.parametrize("compress", [None, 1])
+@pytest.mark.parametrize("with_places", [False, True])
+def test_some_messages_of_a_payload_are_picked(compress, with_places):
+    messages = [Message("t", b"x" * n, f"tag{n}", ("k",) * (n % 3)) for n in range(1, 400)]
+    payload = plain(messages, compress_over_bytes=compress, with_places=with_places)
+    assert payload is not None
+    assert bool(payload.places) is with_places
+    assert (payload.codec == CODEC_ZSTD) is (compress is not None)
+    for chosen in ([], [0], [7, 8, 200], [398], range(399)):
+        assert pick_messages(payload, chosen) == [as_plain(messages[at]) for at in chosen]
 
 
 @pytest.mark.parametrize("count", [65_535, MAX_MESSAGES])
@@ -330,13 +344,22 @@ def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ([],), ([], 5), ([], 5, 1), ([], "5", True), ([], 5, True, 0)]
+    "arguments",
+    [
+        (),
+        ([],),
+        ([], 5, True),
+        ([], 5, 1, True),
+        ([], "5", True, True),
+        ([], 5, True, 0),
+        ([], 5, True, True, 0),
+    ],
 )
 def test_the_part_in_c_refuses_other_arguments(arguments):
     with pytest.raises(TypeError, match="encode takes"):
         fast_encode._encoder.encode(*arguments)
     with pytest.raises(OverflowError):
-        fast_encode._encoder.encode([], 1 << 80, True)
+        fast_encode._encoder.encode([], 1 << 80, True, False)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 6, 7, 8])
@@ -385,7 +408,7 @@ def test_a_list_that_another_thread_changes_makes_whole_batches():
     changer.start()
     try:
         for _ in range(3_000):
-            payload = fast_encode._encoder.encode(batch, MAX_BODY, False)
+            payload = fast_encode._encoder.encode(batch, MAX_BODY, False, True)
             bodies = {one.body[:1] for one in decode_payload(payload[0])}
             assert len(bodies) == 1
     finally:

@@ -6,7 +6,7 @@ from functools import partial
 
 from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
 from mqmesh.batch.fast_encode import encode_at_once
-from mqmesh.batch.payload import MAX_RAW_BYTES, Payload, encode_payload
+from mqmesh.batch.payload import MAX_RAW_BYTES, Payload, encode_payload, pick_messages
 from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.errors import InvalidArgument, RemoteProtocolError
 from mqmesh.message import Message
@@ -18,7 +18,9 @@ from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.send_buffer import AT_TIMES
-from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks, tell_trace
+from mqmesh.sdk.tracing.message_trace import MessageTrace, facts_of
+from mqmesh.sdk.tracing.trace_records import TraceMessageType
 
 _log = logging.getLogger(__name__)
 
@@ -30,16 +32,25 @@ class BatchCodec:
         key: Of the instance, see ``producer_key``.
         compress_over_bytes: See ``record_batch.encode_batch``.
         hooks: Called before a batch is encoded, and when it is done.
+        trace: Told of some messages of what is stored.
+        group: The producer's.
     """
 
     is_half = False
     """The messages are half messages of transactions."""
 
     def __init__(
-        self, key: bytes, compress_over_bytes: int | None, hooks: HookCalls | None = None
+        self,
+        key: bytes,
+        compress_over_bytes: int | None,
+        hooks: HookCalls | None = None,
+        trace: MessageTrace | None = None,
+        group: str = "",
     ) -> None:
         self.key = key
-        self._hooks = hooks
+        self._group = group
+        self._hooks = hooks if hooks is not None and hooks.sees_sends else None
+        self._trace = trace
         self.producer_id = producer_id_of(key)
         self._compress_over_bytes = compress_over_bytes
         self._born_host = born_host()
@@ -70,6 +81,7 @@ class BatchCodec:
                 max_body_bytes=max_message_size,
                 is_one=is_one,
                 compress_over_bytes=self._compress_over_bytes,
+                with_places=is_one and self._trace is not None,
             )
         except Exception as error:
             # Whoever looks at each message will say what is wrong, or has the memory for it.
@@ -95,12 +107,15 @@ class BatchCodec:
             batch.payload = payload
             if batch.delay == AT_TIMES:
                 batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
-        if batch.first_sequence < 0:
+        is_first = batch.first_sequence < 0
+        if is_first:
             batch.producer_id, batch.born_timestamp = self.producer_id, now_ms
             with self._lock:
                 batch.first_sequence = self._next_sequence
                 self._next_sequence += payload.message_count
         try:
+            if is_first and self._trace is not None:
+                self._begin_trace(self._trace, batch, payload)
             batch.encoded = self._parts(batch, payload)
         except Exception as error:
             # Whatever it is: a batch that is taken must have its outcome.
@@ -113,6 +128,23 @@ class BatchCodec:
         done = partial(tell_hooks, hooks, context)
         with batch.waits.lock:
             batch.callbacks.insert(0, (done, SendFuture(batch, 0)))
+
+    def _begin_trace(self, trace: MessageTrace, batch: PendingBatch, payload: Payload) -> None:
+        first_id = batch.producer_id, batch.first_sequence
+        positions = trace.chosen(batch.queue.topic, first_id, payload.message_count)
+        if not positions:
+            return
+        # Of a batch that its sender made only the payload is left: to keep hundreds of messages
+        # for some of them costs a third of making and sending them.
+        own = batch.messages
+        picked = [own[at] for at in positions] if own else pick_messages(payload, positions)
+        facts = list(map(facts_of, picked, positions))
+        kind = TraceMessageType.DELAY if batch.delay else TraceMessageType.NORMAL
+        if self.is_half:
+            kind = TraceMessageType.HALF
+        done = partial(tell_trace, trace, facts, kind)
+        with batch.waits.lock:
+            batch.callbacks.append((done, SendFuture(batch, 0)))
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)

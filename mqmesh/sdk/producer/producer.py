@@ -145,6 +145,7 @@ class Producer:
             new_key(self._engine.transport.random),
             one.compress_msg_body_over_how_much,
             self._hooks,
+            self._tracing.message_trace,
         )
         self._join = self._buffer.join
         self._routes = PublishRoutes(
@@ -657,7 +658,7 @@ class Producer:
         retries: int,
     ) -> SendFuture:
         hooks = self._hooks
-        if hooks is not None and _are_messages(messages):
+        if hooks is not None and hooks.sees_sends and _are_messages(messages):
             return self._add_hooked(hooks, messages, on_done, queue, deadline_ms, retries)
         return self._add_plain(messages, on_done, queue, deadline_ms, retries)
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +13,8 @@ from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import Message, MessageQueue, format_message_id
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.sdk.hooks import HookCalls, SendContext
+from mqmesh.sdk.tracing.message_trace import Facts, MessageTrace
+from mqmesh.sdk.tracing.trace_records import TraceMessageType
 from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -273,6 +275,29 @@ def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None
         context.first_id = batch.producer_id, batch.first_sequence
     context.error = batch.error
     hooks.after_send(context)
+
+
+def tell_trace(
+    trace: MessageTrace, facts: Sequence[Facts], message_type: TraceMessageType, sent: SendFuture
+) -> None:
+    """Has a batch traced that is done, if it is stored.
+
+    Args:
+        trace: The producer's.
+        facts, message_type: See ``MessageTrace.stored``.
+        sent: The batch's first message's future.
+    """
+    batch = sent.batch
+    if batch.outcome is not None:
+        trace.stored(
+            facts,
+            batch.queue,
+            (batch.producer_id, batch.first_sequence),
+            message_type,
+            batch.born_timestamp,
+            batch.outcome.commitlog_offset,
+            success=_STATUS[batch.outcome.status] is SendStatus.SEND_OK,
+        )
 
 
 def make_result(batch: PendingBatch, index: int) -> SendResult:

@@ -32,6 +32,8 @@ class ClientTracing:
 
     Attributes:
         hooks: Calls them; None when there are none.
+        message_trace: Told of what is sent; None without message trace. It is among the hooks for
+            all else.
 
     Raises:
         InvalidArgument: They are no hooks, or too many, or there is no message trace here, or the
@@ -54,8 +56,10 @@ class ClientTracing:
         self._dispatcher: TraceDispatcher | None = None
         self._telemetry: Telemetry | None = None
         own: list[Hooks] = []
+        self.message_trace: MessageTrace | None = None
         if options.msg_trace:
-            own.append(self._message_trace(group, options, make_producer, timeout_ms))
+            self.message_trace = self._trace(group, options, make_producer, timeout_ms)
+            own.append(self.message_trace)
         if options.telemetry:
             self._telemetry = self._make_telemetry(group, options, most_retries)
             if not hooks_polls:  # a poll's span is around it
@@ -84,7 +88,7 @@ class ClientTracing:
         if self._dispatcher is not None:
             self._dispatcher.close()
 
-    def _message_trace(
+    def _trace(
         self,
         group: str,
         options: TracingOptions,
@@ -96,6 +100,7 @@ class ClientTracing:
         make, own_group = make_producer, (_GROUP + group)[:MAX_GROUP_LENGTH]
         self._dispatcher = TraceDispatcher(options.trace_topic, lambda: make(own_group))
         return MessageTrace(
+            group,
             self._dispatcher,
             options.trace_topic,
             Sampler(options.msg_trace),

@@ -1,15 +1,14 @@
 """RocketMQ's message trace of what a client sends and consumes."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from mqmesh.message import Message, StoredMessage, format_message_id
-from mqmesh.protocol.messaging import SendStatus
+from mqmesh.message import Message, MessageQueue, StoredMessage
 from mqmesh.protocol.transactions import Decision
-from mqmesh.sdk.hooks import ConsumeContext, Hooks, SendContext, TransactionContext
+from mqmesh.sdk.hooks import ConsumeContext, Hooks, TransactionContext
 from mqmesh.sdk.tracing.sampling import Sampler
 from mqmesh.sdk.tracing.trace_dispatcher import Traced, TraceDispatcher
 from mqmesh.sdk.tracing.trace_records import (
@@ -18,7 +17,11 @@ from mqmesh.sdk.tracing.trace_records import (
     TraceKind,
     TraceMessageType,
     TraceRecord,
+    encode_record,
     plain_text,
+    pub_format,
+    sub_after_format,
+    sub_before_format,
 )
 
 NOTHING: Final = "null"
@@ -32,6 +35,8 @@ _STATES: Final = {
 }
 _queue_offset: Final = attrgetter("queue_offset")
 
+Facts = tuple[int, str, Sequence[str], int]
+"""Of a message that is sent: its position in its batch, its tag, its keys, its size in bytes."""
 _Delivered = tuple[str, Sequence[str], int]
 """Of a message that is consumed: its id, its keys, and how often it was sent back."""
 
@@ -40,6 +45,7 @@ class MessageTrace(Hooks):
     """Writes the trace of a share of a client's messages.
 
     Args:
+        group: The client's.
         dispatcher: Takes the records.
         trace_topic: Where it sends them: what goes to this topic, or comes from it, is not traced.
         sampler: Chooses messages.
@@ -51,6 +57,7 @@ class MessageTrace(Hooks):
 
     def __init__(
         self,
+        group: str,
         dispatcher: TraceDispatcher,
         trace_topic: str,
         sampler: Sampler,
@@ -60,6 +67,7 @@ class MessageTrace(Hooks):
         *,
         timeout_ms: int | None = None,
     ) -> None:
+        self.group = group
         self._dispatcher = dispatcher
         self._trace_topic = trace_topic
         self._sampler = sampler
@@ -68,59 +76,86 @@ class MessageTrace(Hooks):
         self._new_request_id = new_request_id
         self._timeout_ms = timeout_ms
 
-    def after_send(self, batch: SendContext) -> None:
-        """A batch is stored; what failed has no message id, and is not traced, as in RocketMQ."""
-        if batch.status is None or batch.topic == self._trace_topic:
-            return
-        producer_id, sequence = batch.first_id
-        chosen = self._sampler.chosen(producer_id, sequence, len(batch.messages))
-        if not chosen:
-            return
-        chosen = chosen[: self._dispatcher.room(len(chosen))]
-        assert batch.queue is not None
-        host = self._host_of(batch.queue.broker_name)
-        # Bodies may be large, and are not held until the records are written.
-        parts = [
-            (format_message_id(producer_id, sequence + index), index, _facts(batch.messages[index]))
-            for index in chosen
-        ]
-        shared = TraceRecord(
-            TraceKind.PUB,
-            "",
-            time_ms=batch.began_ms,
-            region=REGION,
-            group=batch.group,
-            topic=batch.topic,
-            store_host=host,
-            cost_ms=self._cost(batch.began_ms),
-            message_type=_message_type(batch),
-            offset_id=f"{host}#{batch.commitlog_offset:X}",
-            success=batch.status is SendStatus.SEND_OK,
-        )
-        self._dispatcher.add(len(parts), partial(_pub_records, shared, parts))
+    def chosen(self, topic: str, first_id: tuple[int, int], count: int) -> Sequence[int]:
+        """Which messages of a batch that is sent are traced: their positions.
+
+        Args:
+            topic: Where they go.
+            first_id: Producer id and sequence of the first one.
+            count: How many there are.
+        """
+        return () if topic == self._trace_topic else self._sampler.chosen(*first_id, count)
+
+    def stored(
+        self,
+        facts: Sequence[Facts],
+        queue: MessageQueue,
+        first_id: tuple[int, int],
+        message_type: TraceMessageType,
+        began_ms: int,
+        commitlog_offset: int,
+        *,
+        success: bool,
+    ) -> None:
+        """A batch is stored; what failed has no message id, and is not traced, as in RocketMQ.
+
+        Args:
+            facts: Of the messages that ``chosen`` has named.
+            queue: Where they are.
+            first_id: As for ``chosen``.
+            message_type: Of all of them.
+            began_ms: When the batch was encoded, ms since 1970.
+            commitlog_offset: Where it begins in the broker's log.
+            success: It is as safe as it should be.
+        """
+        cost_ms = self._cost(began_ms)
+
+        def make(told: Sequence[Facts]) -> list[Traced]:
+            host = self._host_of(queue.broker_name)
+            shared = TraceRecord(
+                TraceKind.PUB,
+                "",
+                time_ms=began_ms,
+                region=REGION,
+                group=self.group,
+                topic=queue.topic,
+                store_host=host,
+                cost_ms=cost_ms,
+                message_type=message_type,
+                offset_id=f"{host}#{commitlog_offset:X}#",
+                success=success,
+            )
+            return _pub_records(shared, first_id, told)
+
+        self._dispatcher.add(facts, make)
 
     def before_consume(self, batch: ConsumeContext) -> None:
         """A listener is called with messages, or a poll returns them."""
         if batch.topic == self._trace_topic:
             return
         delivered = [
-            (message.message_id, message.keys, message.reconsume_times)
-            for message in self._chosen(batch.messages)
+            (one.message_id, one.keys, one.reconsume_times) for one in self._chosen(batch.messages)
         ]
         if not delivered:
             return
         request_id = self._new_request_id()
         batch.state[self] = request_id, delivered
-        delivered = delivered[: self._dispatcher.room(len(delivered))]
-        shared = TraceRecord(
-            TraceKind.SUB_BEFORE,
-            "",
-            time_ms=batch.began_ms,
-            region=REGION,
-            group=batch.group,
-            request_id=request_id,
-        )
-        self._dispatcher.add(len(delivered), partial(_sub_records, shared, delivered))
+        began_ms, group = batch.began_ms, batch.group
+
+        def make(told: Sequence[_Delivered]) -> list[Traced]:
+            text = sub_before_format(
+                TraceRecord(
+                    TraceKind.SUB_BEFORE,
+                    "",
+                    time_ms=began_ms,
+                    region=REGION,
+                    group=group,
+                    request_id=request_id,
+                )
+            )
+            return [(text % (one, again, _joined(keys)), one, keys) for one, keys, again in told]
+
+        self._dispatcher.add(delivered, make)
 
     def after_consume(self, batch: ConsumeContext) -> None:
         """The listener has ended."""
@@ -129,19 +164,26 @@ class MessageTrace(Hooks):
             return
         request_id, delivered = begun
         cost_ms = self._cost(batch.began_ms)
-        delivered = delivered[: self._dispatcher.room(len(delivered))]
-        shared = TraceRecord(
-            TraceKind.SUB_AFTER,
-            "",
-            time_ms=batch.began_ms + cost_ms,
-            region=REGION,
-            group=batch.group,
-            cost_ms=cost_ms,
-            success=not batch.again,
-            request_id=request_id,
-            context_code=self._context_code(batch, cost_ms),
-        )
-        self._dispatcher.add(len(delivered), partial(_sub_records, shared, delivered))
+        ended_ms, group, success = batch.began_ms + cost_ms, batch.group, not batch.again
+        context_code = self._context_code(batch, cost_ms)
+
+        def make(told: Sequence[_Delivered]) -> list[Traced]:
+            text = sub_after_format(
+                TraceRecord(
+                    TraceKind.SUB_AFTER,
+                    "",
+                    time_ms=ended_ms,
+                    region=REGION,
+                    group=group,
+                    cost_ms=cost_ms,
+                    success=success,
+                    request_id=request_id,
+                    context_code=context_code,
+                )
+            )
+            return [(text % (one, _joined(keys)), one, keys) for one, keys, _ in told]
+
+        self._dispatcher.add(delivered, make)
 
     def after_transaction(self, transaction: TransactionContext) -> None:
         """A broker was told how a transaction ended."""
@@ -151,7 +193,7 @@ class MessageTrace(Hooks):
             info.producer_id, info.first_sequence + message.ordinal
         ):
             return
-        tag, keys, _ = _facts(message)
+        keys = message.keys
         record = TraceRecord(
             TraceKind.END_TRANSACTION,
             message.message_id,
@@ -159,7 +201,7 @@ class MessageTrace(Hooks):
             region=REGION,
             group=transaction.group,
             topic=message.topic,
-            tag=tag,
+            tag=message.tag or NOTHING,
             keys=_joined(keys),
             store_host=self._host_of(info.broker_name),
             message_type=TraceMessageType.COMMIT,
@@ -167,25 +209,32 @@ class MessageTrace(Hooks):
             state=_STATES[transaction.decision],
             from_check=transaction.from_check,
         )
-        self._dispatcher.add(1, lambda: (Traced(record, keys),))
+        self._dispatcher.add([record], lambda _: [(encode_record(record), record.message_id, keys)])
 
-    def _chosen(self, messages: Sequence[StoredMessage]) -> Iterator[StoredMessage]:
+    def _chosen(self, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
         begin, end = 0, len(messages)
         while begin < end:
-            # Messages of one batch stand together; mostly they are all of one.
-            info = messages[begin].info
-            stop = end
+            # Messages of one batch stand together; mostly they are all of one, or of two.
+            first = messages[begin]
+            info, offset, stop = first.info, first.queue_offset, end
             if messages[-1].batch is not info:
-                stop = bisect_left(range(end), 1, begin, key=partial(_is_other, messages, info))
-            first = messages[begin].ordinal
-            count = messages[stop - 1].ordinal + 1 - first
-            sequence = info.first_sequence + first
-            for place in self._sampler.chosen(info.producer_id, sequence, count):
-                offset = messages[begin].queue_offset + place
-                at = bisect_left(messages, offset, begin, stop, key=_queue_offset)
-                if messages[at].queue_offset == offset:  # a filter may have left it out
-                    yield messages[at]
+                # Where the last one begins, if all its messages are there; else look for it.
+                stop = max(end - 1 - messages[-1].ordinal, begin + 1)
+                if messages[stop - 1].batch is not info:
+                    stop = bisect_left(range(end), 1, begin, key=partial(_is_other, messages, info))
+            count = messages[stop - 1].queue_offset + 1 - offset
+            sequence = info.first_sequence + offset - info.base_queue_offset
+            places = self._sampler.chosen(info.producer_id, sequence, count)
+            if count == stop - begin:
+                found += [messages[begin + place] for place in places]
+            else:  # a filter has left some out
+                for place in places:
+                    at = bisect_left(messages, offset + place, begin, stop, key=_queue_offset)
+                    if messages[at].queue_offset == offset + place:
+                        found.append(messages[at])
             begin = stop
+        return found
 
     def _cost(self, began_ms: int) -> int:
         return min(max(self._wall_ms() - began_ms, 0), MAX_COST_MS)
@@ -202,67 +251,23 @@ def _is_other(messages: Sequence[StoredMessage], info: object, place: int) -> bo
     return messages[place].batch is not info
 
 
-def _facts(message: Message) -> tuple[str, Sequence[str], int]:
-    return message.tag or NOTHING, message.keys, len(message.body)
-
-
-def _message_type(batch: SendContext) -> TraceMessageType:
-    if batch.is_half:
-        return TraceMessageType.HALF
-    first = batch.messages[0]
-    return (
-        TraceMessageType.DELAY
-        if first.delay_level or first.deliver_at_ms
-        else TraceMessageType.NORMAL
-    )
+def facts_of(message: Message, position: int) -> Facts:
+    """What is told of a message that is sent: its body may be large, and is not held."""
+    return position, message.tag or NOTHING, message.keys, len(message.body)
 
 
 def _joined(keys: Sequence[str]) -> str:
-    return plain_text(" ".join(keys)) or NOTHING
+    return plain_text(" ".join(keys)) if keys else NOTHING
 
 
 def _pub_records(
-    shared: TraceRecord, parts: list[tuple[str, int, tuple[str, Sequence[str], int]]]
-) -> Iterator[Traced]:
-    one = shared
-    for message_id, ordinal, (tag, keys, size) in parts:
-        yield Traced(
-            TraceRecord(
-                TraceKind.PUB,
-                message_id,
-                one.time_ms,
-                one.region,
-                one.group,
-                one.topic,
-                plain_text(tag),
-                _joined(keys),
-                one.store_host,
-                size,
-                one.cost_ms,
-                one.message_type,
-                f"{one.offset_id}#{ordinal:X}",
-                one.success,
-            ),
-            keys,
-        )
-
-
-def _sub_records(shared: TraceRecord, delivered: list[_Delivered]) -> Iterator[Traced]:
-    one = shared
-    for message_id, keys, retry_times in delivered:
-        yield Traced(
-            TraceRecord(
-                one.kind,
-                message_id,
-                one.time_ms,
-                one.region,
-                one.group,
-                keys=_joined(keys),
-                cost_ms=one.cost_ms,
-                success=one.success,
-                request_id=one.request_id,
-                retry_times=retry_times,
-                context_code=one.context_code,
-            ),
-            keys,
-        )
+    shared: TraceRecord, first_id: tuple[int, int], facts: Sequence[Facts]
+) -> list[Traced]:
+    producer, sequence = f"{first_id[0]:016X}", first_id[1]
+    text, place = pub_format(shared), shared.offset_id
+    made = []
+    for at, tag, keys, size in facts:
+        message_id = f"{producer}{sequence + at:016X}"
+        varying = message_id, plain_text(tag), _joined(keys), size, f"{place}{at:X}"
+        made.append((text % varying, message_id, keys))
+    return made

@@ -3,22 +3,22 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
-
-import msgspec
+from typing import Any, Final, Protocol, TypeVar
 
 from mqmesh.errors import MQMeshError
 from mqmesh.figures import Measured, counter
 from mqmesh.message import MAX_KEYS, Message
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
 from mqmesh.sdk.client.forks import tell_of_forks
-from mqmesh.sdk.tracing.trace_records import TraceRecord, encode_record
 from mqmesh.transport.interface import Condition, LoopThread, Transport
 
-MAX_WAITING: Final = 2_048
+MAX_WAITING: Final = 4_096
 """Records that wait; what is beyond is dropped."""
 MESSAGE_RECORDS: Final = 100
 """Records of a trace message, at most; a message has no more than 64 keys, either."""
+ENOUGH: Final = 512
+"""So many records are written without waiting for others: to wake a thread, and to ask a broker,
+costs as much as many records."""
 MESSAGE_BYTES: Final = 128_000
 """And its size, as in RocketMQ."""
 LINGER_S: Final = 0.5
@@ -28,6 +28,10 @@ FLUSH_S: Final = 2.0
 STORE_S: Final = 0.5
 """And so long again until it is stored."""
 
+Traced = tuple[str, str, Sequence[str]]
+"""A record that is to be written: its text, and by what it is found: the message's id, its keys."""
+
+_Told = TypeVar("_Told")
 _log = logging.getLogger(__name__)
 
 
@@ -49,18 +53,6 @@ class TraceProducer(Protocol):
 
     def close(self) -> None:
         """Waits for outcomes for a moment, and closes; idempotent."""
-
-
-class Traced(msgspec.Struct, frozen=True, gc=False):
-    """A record that is to be written.
-
-    Attributes:
-        record: The record.
-        keys: By which it is found, besides the message's id.
-    """
-
-    record: TraceRecord
-    keys: Sequence[str]
 
 
 class TraceDispatcher:
@@ -101,30 +93,29 @@ class TraceDispatcher:
         if at_exit:
             close_at_exit(self)
 
-    def room(self, wanted: int) -> int:
-        """How many of so many records there is room for just now; the others are dropped."""
-        granted = max(min(wanted, MAX_WAITING - self._count), 0)
-        self.dropped += wanted - granted
-        return granted
-
-    def add(self, count: int, make: Callable[[], Iterable[Traced]]) -> None:
-        """Takes records, or drops them; returns at once, from any thread.
+    def add(
+        self, told: Sequence[_Told], make: Callable[[Sequence[_Told]], Iterable[Traced]]
+    ) -> None:
+        """Takes what is to be told, as far as there is room; returns at once, from any thread.
 
         Args:
-            count: How many.
-            make: Makes them, in the dispatcher's thread.
+            told: What is known of each message.
+            make: Makes their records, in the dispatcher's thread: where nobody waits for it, and
+                for many batches one after the other.
         """
         changed = self._changed
         if changed is None:
-            self.dropped += count
+            self.dropped += len(told)
             return
         with changed:
-            if self._closing or self._count + count > MAX_WAITING:
-                self.dropped += count
+            before, wanted = self._count, len(told)
+            count = 0 if self._closing else min(wanted, MAX_WAITING - before)
+            self.dropped += wanted - count
+            if not count:
                 return
-            self._waiting.append(make)
-            self._count += count
-            if len(self._waiting) == 1 or self._count >= MESSAGE_RECORDS:
+            self._waiting.append(partial(make, told if count == wanted else told[:count]))
+            self._count = before + count
+            if not before or before < ENOUGH <= self._count:
                 changed.notify()
 
     def close(self) -> None:
@@ -172,7 +163,7 @@ class TraceDispatcher:
 
     def _take(self, changed: Condition) -> list[Callable[[], Iterable[Traced]]]:
         with changed:
-            changed.wait_for(lambda: self._count >= MESSAGE_RECORDS or self._closing, LINGER_S)
+            changed.wait_for(lambda: self._count >= ENOUGH or self._closing, LINGER_S)
             waiting, self._waiting, self._count = self._waiting, [], 0
         return waiting
 
@@ -204,13 +195,13 @@ class TraceDispatcher:
 
 def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
     """Trace messages: body, keys, and how many records each has."""
-    texts: list[bytes] = []
+    texts: list[str] = []
     keys: dict[str, None] = {}
     size = 0
-    for one in traced:
-        text = encode_record(one.record).encode()
-        more = (one.record.message_id, *one.keys[: MAX_KEYS - 1])
-        size += len(text)
+    for text, message_id, own_keys in traced:
+        more = (message_id, *own_keys[: MAX_KEYS - 1]) if own_keys else (message_id,)
+        own_size = len(text) if text.isascii() else len(text.encode())
+        size += own_size
         if texts and (
             len(texts) >= MESSAGE_RECORDS
             or size > MESSAGE_BYTES
@@ -219,12 +210,13 @@ def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
                 and len(keys) + sum(key not in keys for key in set(more)) > MAX_KEYS
             )
         ):
-            yield b"".join(texts), list(keys), len(texts)
-            texts, keys, size = [], {}, len(text)
+            yield "".join(texts).encode(), list(keys), len(texts)
+            texts, keys, size = [], {}, own_size
         texts.append(text)
-        keys.update(dict.fromkeys(more))
+        for key in more:
+            keys[key] = None
     if texts:
-        yield b"".join(texts), list(keys), len(texts)
+        yield "".join(texts).encode(), list(keys), len(texts)
 
 
 TRACE_FIGURES: Final[tuple[Measured[TraceDispatcher], ...]] = (

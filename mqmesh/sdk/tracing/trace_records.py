@@ -159,27 +159,50 @@ def decode_records(text: str) -> tuple[list[TraceRecord], int]:
     return found, strange
 
 
-def _encode_pub(one: TraceRecord) -> str:
+def pub_format(one: TraceRecord) -> str:
+    """What ``Pub`` records share that differ in message id, tag, keys, size and offset id.
+
+    Returns:
+        A format for ``%``, which takes these five.
+    """
     return (
-        f"Pub\x01{one.time_ms}\x01{one.region}\x01{one.group}\x01{one.topic}\x01{one.message_id}"
-        f"\x01{one.tag}\x01{one.keys}\x01{one.store_host}\x01{one.size}\x01{one.cost_ms}"
-        f"\x01{one.message_type:d}\x01{one.offset_id}\x01{_truth(one.success)}\x02"
+        f"Pub\x01{one.time_ms}\x01{_plain(one.region)}\x01{_plain(one.group)}\x01{_plain(one.topic)}"
+        f"\x01%s\x01%s\x01%s\x01{_plain(one.store_host)}\x01%d\x01{one.cost_ms}"
+        f"\x01{one.message_type:d}\x01%s\x01{_truth(one.success)}\x02"
     )
+
+
+def sub_before_format(one: TraceRecord) -> str:
+    """The same for ``SubBefore``: takes message id, retry times and keys."""
+    return (
+        f"SubBefore\x01{one.time_ms}\x01{_plain(one.region)}\x01{_plain(one.group)}"
+        f"\x01{_plain(one.request_id)}\x01%s\x01%d\x01%s\x02"
+    )
+
+
+def sub_after_format(one: TraceRecord) -> str:
+    """The same for ``SubAfter``: takes message id and keys."""
+    return (
+        f"SubAfter\x01{_plain(one.request_id)}\x01%s\x01{one.cost_ms}\x01{_truth(one.success)}"
+        f"\x01%s\x01{one.context_code:d}\x01{one.time_ms}\x01{_plain(one.group)}\x02"
+    )
+
+
+def _plain(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _encode_pub(one: TraceRecord) -> str:
+    varying = one.message_id, one.tag, one.keys, one.size, one.offset_id
+    return pub_format(one) % varying
 
 
 def _encode_sub_before(one: TraceRecord) -> str:
-    return (
-        f"SubBefore\x01{one.time_ms}\x01{one.region}\x01{one.group}\x01{one.request_id}"
-        f"\x01{one.message_id}\x01{one.retry_times}\x01{one.keys}\x02"
-    )
+    return sub_before_format(one) % (one.message_id, one.retry_times, one.keys)
 
 
 def _encode_sub_after(one: TraceRecord) -> str:
-    return (
-        f"SubAfter\x01{one.request_id}\x01{one.message_id}\x01{one.cost_ms}"
-        f"\x01{_truth(one.success)}\x01{one.keys}\x01{one.context_code:d}\x01{one.time_ms}"
-        f"\x01{one.group}\x02"
-    )
+    return sub_after_format(one) % (one.message_id, one.keys)
 
 
 def _encode_end(one: TraceRecord) -> str:

@@ -5,7 +5,6 @@ from mqmesh.batch.payload import Payload
 from mqmesh.batch.record_batch import Attributes
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.pace import SendPace
@@ -21,12 +20,6 @@ class HalfCodec(BatchCodec):
     """Encodes batches of half messages of one producer group."""
 
     is_half = True
-
-    def __init__(
-        self, key: bytes, compress_over_bytes: int | None, group: str, hooks: HookCalls | None
-    ) -> None:
-        super().__init__(key, compress_over_bytes, hooks)
-        self._group = group
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         return half_parts(
@@ -60,25 +53,20 @@ class HalfSender:
 
     Args:
         engine: The producer's.
-        group: Its group.
         options: Its options.
-        key: A key of its own, see ``producer_key``.
-        hooks: See ``BatchCodec``.
+        codec: With a key of its own.
     """
 
     def __init__(
         self,
         engine: ClientEngine,
-        group: str,
         options: ProducerOptions,
-        key: bytes,
-        hooks: HookCalls | None = None,
+        codec: HalfCodec,
     ) -> None:
-        self.key = key
+        self.key = codec.key
         self._retries = options.retry_times_when_send_async_failed
         pace = SendPace(engine.transport)
         self.buffer = SendBuffer(options, engine.transport, pace.give_way)
-        codec = HalfCodec(key, options.compress_msg_body_over_how_much, group, hooks)
         self.routes = HalfRoutes(
             engine, self.buffer.lanes, avoid_slow=options.send_latency_fault_enable
         )

@@ -35,7 +35,7 @@ from mqmesh.sdk.producer.producer_options import (
 )
 from mqmesh.sdk.producer.queue_selector import QueueSelector
 from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult, Waits
-from mqmesh.sdk.transactions.half_sender import HalfSender
+from mqmesh.sdk.transactions.half_sender import HalfCodec, HalfSender
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
 from mqmesh.sdk.transactions.transaction_ends import (
@@ -114,9 +114,14 @@ class TransactionProducer(Producer):
         super()._make_parts()
         one = self.options
         assert isinstance(one, TransactionOptions)
-        self._halves = HalfSender(
-            self._engine, self.group, one, new_key(self._engine.transport.random), self._hooks
+        codec = HalfCodec(
+            new_key(self._engine.transport.random),
+            one.compress_msg_body_over_how_much,
+            self._hooks,
+            self._tracing.message_trace,
+            self.group,
         )
+        self._halves = HalfSender(self._engine, one, codec)
         self._ends = EndSender(self._engine, self.group)
         self._executors = self._make_pool("mqmesh-transaction", one.execute_thread_count)
         self._checkers = self._make_pool("mqmesh-check-back", one.check_thread_pool_max_size)

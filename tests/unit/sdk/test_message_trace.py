@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.waits import make_waits
 
-from mqmesh.errors import InvalidArgument
+from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import (
     TRACE_TOPIC,
     BatchInfo,
@@ -16,10 +19,14 @@ from mqmesh.message import (
     StoredMessage,
     format_message_id,
 )
-from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.protocol.transactions import Decision
-from mqmesh.sdk.hooks import ConsumeContext, SendContext, TransactionContext
+from mqmesh.sdk.hooks import ConsumeContext, TransactionContext
+from mqmesh.sdk.producer.batch_codec import BatchCodec
+from mqmesh.sdk.producer.explicit_batch import explicit_batch
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_buffer import delay_of
+from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.tracing.message_trace import MessageTrace
 from mqmesh.sdk.tracing.sampling import Sampler
 from mqmesh.sdk.tracing.trace_dispatcher import Traced
@@ -28,33 +35,35 @@ from mqmesh.sdk.tracing.trace_records import (
     TraceKind,
     TraceMessageType,
     TraceRecord,
+    decode_records,
 )
+from mqmesh.sdk.transactions.half_sender import HalfCodec
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 NOW_MS = 10_050
 BEGAN_MS = 10_000
-PRODUCER = 0xAB
+STORED = BatchOutcome(0, commitlog_offset=0xBEEF)
 AT = TimestampMs(0)
 
 
 class FakeDispatcher:
-    def __init__(self, most: int = 1_000) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.records: list[TraceRecord] = []
         self.keys: list[list[str]] = []
 
-    def room(self, wanted: int) -> int:
-        return min(wanted, self.most)
-
-    def add(self, count: int, make: Callable[[], Iterable[Traced]]) -> None:
-        made = list(make())
-        assert len(made) == count
-        self.records += [one.record for one in made]
-        self.keys += [list(one.keys) for one in made]
+    def add(self, told: Sequence[Any], make: Callable[[Sequence[Any]], Iterable[Traced]]) -> None:
+        made = list(make(told))
+        assert len(made) == len(told)
+        found, strange = decode_records("".join(text for text, _, _ in made))
+        assert not strange
+        assert [one.message_id for one in found] == [message_id for _, message_id, _ in made]
+        self.records += found
+        self.keys += [list(keys) for _, _, keys in made]
 
 
 def make_trace(dispatcher: FakeDispatcher, rate: float = 1, **options) -> MessageTrace:
     return MessageTrace(
+        "shop",
         dispatcher,  # type: ignore[arg-type]
         TRACE_TOPIC,
         Sampler(rate),
@@ -65,23 +74,42 @@ def make_trace(dispatcher: FakeDispatcher, rate: float = 1, **options) -> Messag
     )
 
 
-def sent(messages: list[Message], *, is_half: bool = False, **fields) -> SendContext:
+def send(
+    trace: MessageTrace,
+    messages: list[Message],
+    *,
+    is_half: bool = False,
+    is_one: bool = False,
+    compress: int | None = None,
+    sequence: int = 16,
+    outcome: BatchOutcome | None = STORED,
+) -> None:
+    """Has a batch encoded and ended: one that its sender made, or one that grew by itself."""
+    codec = (HalfCodec if is_half else BatchCodec)(PRODUCER_KEY, compress, None, trace, "shop")
+    codec._next_sequence = sequence
     queue = MessageQueue(messages[0].topic, "a", 3)
-    context = SendContext("shop", messages, queue, is_half=is_half, began_ms=BEGAN_MS)
-    context.status, context.first_id = SendStatus.SEND_OK, (PRODUCER, 16)
-    context.commitlog_offset = 0xBEEF
-    for name, value in fields.items():
-        setattr(context, name, value)
-    return context
+    batch = PendingBatch(make_waits(), queue, 10**9, False, len(messages) * is_one, 2, True)
+    batch.delay = delay_of(messages[0])
+    if is_one:
+        made = explicit_batch(messages, codec, 1_000_000)
+        batch.payload, batch.due_times = made.payload, made.due_times
+    else:
+        batch.messages = messages
+    for _ in range(2):  # the second time for another queue
+        codec.encode(batch, BEGAN_MS)
+        batch.encoded = None
+    batch.finish(outcome, None if outcome else NoRoute("away"))
 
 
-def test_a_send_is_told_with_all_that_is_known():
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize("compress", [None, 1])
+def test_a_send_is_told_with_all_that_is_known(is_one, compress):
     dispatcher = FakeDispatcher()
-    trace = make_trace(dispatcher)
-    trace.after_send(sent([Message("t", b"123", "new", ["k1", "k 2"]), Message("t", b"1")]))
+    messages = [Message("t", b"1" * 300, "new", ["k1", "k 2"]), Message("t", b"1" * 70_000)]
+    send(make_trace(dispatcher), messages, is_one=is_one, compress=compress)
     first = TraceRecord(
         TraceKind.PUB,
-        format_message_id(PRODUCER, 16),
+        format_message_id(PRODUCER_ID, 16),
         BEGAN_MS,
         "DefaultRegion",
         "shop",
@@ -89,17 +117,17 @@ def test_a_send_is_told_with_all_that_is_known():
         "new",
         "k1 k 2",
         "a:10911",
-        3,
+        300,
         50,
         TraceMessageType.NORMAL,
         "a:10911#BEEF#0",
     )
     second = msgspec.structs.replace(
         first,
-        message_id=format_message_id(PRODUCER, 17),
+        message_id=format_message_id(PRODUCER_ID, 17),
         tag="null",
         keys="null",
-        size=1,
+        size=70_000,
         offset_id="a:10911#BEEF#1",
     )
     assert dispatcher.records == [first, second]
@@ -107,20 +135,21 @@ def test_a_send_is_told_with_all_that_is_known():
 
 
 @pytest.mark.parametrize(
-    ("context", "expected"),
+    ("message", "options", "expected"),
     [
-        (sent([Message("t", b"1")], is_half=True), (TraceMessageType.HALF, True)),
-        (sent([Message("t", b"1", delay_level=3)]), (TraceMessageType.DELAY, True)),
-        (sent([Message("t", b"1", deliver_at_ms=5)]), (TraceMessageType.DELAY, True)),
+        (Message("t", b"1"), {"is_half": True}, (TraceMessageType.HALF, True)),
+        (Message("t", b"1", delay_level=3), {}, (TraceMessageType.DELAY, True)),
+        (Message("t", b"1", deliver_at_ms=5), {"is_one": True}, (TraceMessageType.DELAY, True)),
         (
-            sent([Message("t", b"1")], status=SendStatus.FLUSH_DISK_TIMEOUT),
+            Message("t", b"1"),
+            {"outcome": BatchOutcome(0, SendStatus.FLUSH_DISK_TIMEOUT.value)},
             (TraceMessageType.NORMAL, False),
         ),
     ],
 )
-def test_a_send_has_its_kind_and_outcome(context, expected):
+def test_a_send_has_its_kind_and_outcome(message, options, expected):
     dispatcher = FakeDispatcher()
-    make_trace(dispatcher).after_send(context)
+    send(make_trace(dispatcher), [message], **options)
     (one,) = dispatcher.records
     assert (one.message_type, one.success) == expected
 
@@ -128,12 +157,19 @@ def test_a_send_has_its_kind_and_outcome(context, expected):
 def test_what_failed_and_the_trace_itself_are_not_traced():
     dispatcher = FakeDispatcher()
     trace = make_trace(dispatcher)
-    trace.after_send(sent([Message("t", b"1")], status=None, first_id=(0, -1)))
-    trace.after_send(sent([Message(TRACE_TOPIC, b"1")]))
+    send(trace, [Message("t", b"1")], outcome=None)
+    send(trace, [Message(TRACE_TOPIC, b"1")])
     consumed = ConsumeContext("g", [stored(0, topic=TRACE_TOPIC)], began_ms=BEGAN_MS)
     trace.before_consume(consumed)
     trace.after_consume(consumed)
     assert dispatcher.records == []
+
+
+def test_nobody_forges_records_by_what_a_message_has():
+    dispatcher = FakeDispatcher()
+    send(make_trace(dispatcher), [Message("t", b"1", "100%s\x01", ["%d\x02Pub"])])
+    (one,) = dispatcher.records
+    assert (one.tag, one.keys) == ("100%s ", "%d Pub")
 
 
 def stored(at: int, info: BatchInfo | None = None, *, topic: str = "t", **fields) -> StoredMessage:
@@ -153,7 +189,7 @@ def batch(base: int = 0, sequence: int = 0) -> BatchInfo:
         AT,
         "h",
         "h",
-        PRODUCER,
+        PRODUCER_ID,
         sequence,
         0,
     )
@@ -174,7 +210,7 @@ def test_a_call_of_a_listener_is_told_when_it_begins_and_when_it_ends():
     begun, ended = dispatcher.records[:2], dispatcher.records[2:]
     assert begun[0] == TraceRecord(
         TraceKind.SUB_BEFORE,
-        format_message_id(PRODUCER, 4),
+        format_message_id(PRODUCER_ID, 4),
         BEGAN_MS,
         "DefaultRegion",
         "billing",
@@ -184,10 +220,9 @@ def test_a_call_of_a_listener_is_told_when_it_begins_and_when_it_ends():
     )
     assert ended[1] == TraceRecord(
         TraceKind.SUB_AFTER,
-        format_message_id(PRODUCER, 6),
+        format_message_id(PRODUCER_ID, 6),
         NOW_MS,
-        "DefaultRegion",
-        "billing",
+        group="billing",
         keys="null",
         cost_ms=50,
         request_id="REQUEST",
@@ -214,10 +249,9 @@ def test_the_end_of_a_call_says_how_it_went(outcome, timeout_ms, expected):
 def test_consumers_choose_the_messages_that_producers_chose():
     rate, count = 0.1, 500
     of_producer, of_consumer = FakeDispatcher(), FakeDispatcher()
-    first = sent([Message("t", b"%d" % n) for n in range(count)], first_id=(PRODUCER, 0))
-    second = sent([Message("t", b"%d" % n) for n in range(count)], first_id=(PRODUCER, 2_000))
-    for context in (first, second):
-        make_trace(of_producer, rate).after_send(context)
+    for sequence in (0, 2_000):
+        messages = [Message("t", b"%d" % n) for n in range(count)]
+        send(make_trace(of_producer, rate), messages, sequence=sequence, is_one=sequence > 0)
     # Each third message was filtered out, and a call gets the end of a batch with the next one's
     # beginning.
     infos = [batch(0, 0), batch(count, 2_000)]
@@ -228,18 +262,6 @@ def test_consumers_choose_the_messages_that_producers_chose():
     assert len(wanted) == pytest.approx(100, abs=3)
     got = [one.message_id for one in of_consumer.records if one.kind is TraceKind.SUB_BEFORE]
     assert got == [one.message_id for one in messages if one.message_id in wanted]
-
-
-def test_only_what_there_is_room_for_is_written():
-    dispatcher = FakeDispatcher(most=2)
-    trace = make_trace(dispatcher)
-    trace.after_send(sent([Message("t", b"1")] * 5))
-    consume(trace, [stored(n) for n in range(5)])
-    assert [one.kind for one in dispatcher.records] == [
-        *[TraceKind.PUB] * 2,
-        *[TraceKind.SUB_BEFORE] * 2,
-        *[TraceKind.SUB_AFTER] * 2,
-    ]
 
 
 @pytest.mark.parametrize("from_check", [False, True])

@@ -12,6 +12,7 @@ from harness.patience import until
 from mqmesh.errors import NoRoute, QueueFull
 from mqmesh.message import MAX_KEYS, Message
 from mqmesh.sdk.tracing.trace_dispatcher import (
+    ENOUGH,
     MAX_WAITING,
     MESSAGE_BYTES,
     MESSAGE_RECORDS,
@@ -26,7 +27,11 @@ PATIENCE_S = 20
 
 def traced(number: int, *keys: str, text: str = "") -> Traced:
     record = TraceRecord(TraceKind.PUB, f"{number:032X}", topic="t", keys=text or " ".join(keys))
-    return Traced(record, keys)
+    return encode_record(record), record.message_id, keys
+
+
+def add(dispatcher: TraceDispatcher, records: list[Traced]) -> None:
+    dispatcher.add(records, list)
 
 
 class Outcome:
@@ -85,7 +90,7 @@ def test_what_waits_at_the_end_is_sent_in_order():
     producer = FakeProducer()
     dispatcher = start(producer)
     for number in range(3):
-        dispatcher.add(2, lambda number=number: [traced(number, "k"), traced(10 + number)])
+        add(dispatcher, [traced(number, "k"), traced(10 + number)])
     dispatcher.close()
     records = [
         one for message in producer.messages for one in decode_records(message.body.decode())[0]
@@ -94,7 +99,7 @@ def test_what_waits_at_the_end_is_sent_in_order():
     assert {one.topic for one in producer.messages} == {"trace"}
     assert "k" in producer.messages[0].keys
     assert (dispatcher.sent, dispatcher.dropped, producer.state) == (6, 0, "closed")
-    dispatcher.add(1, lambda: [traced(1)])
+    add(dispatcher, [traced(1)])
     assert dispatcher.dropped == 1, "nothing is taken after the end"
     dispatcher.close()
 
@@ -103,18 +108,20 @@ def test_nobody_waits_when_too_much_comes():
     producer = FakeProducer()
     producer.may_send.clear()
     dispatcher = start(producer)
-    dispatcher.add(1, lambda: [traced(0)])
-    dispatcher.add(MESSAGE_RECORDS, lambda: [traced(1)] * MESSAGE_RECORDS)
+    add(dispatcher, [traced(0)])
+    add(dispatcher, [traced(1)] * ENOUGH)
     assert producer.asked.wait(PATIENCE_S)
-    assert dispatcher.room(MAX_WAITING + 5) == MAX_WAITING, "what is being sent waits no more"
-    assert dispatcher.dropped == 5
-    dispatcher.add(MAX_WAITING - 1, lambda: [traced(2)] * (MAX_WAITING - 1))
-    assert dispatcher.room(3) == 1
-    dispatcher.add(2, lambda: [traced(3)] * 2)
-    assert dispatcher.dropped == 5 + 2 + 2
+    add(dispatcher, [traced(2)] * (MAX_WAITING - 1))
+    assert dispatcher.dropped == 0, "what is being sent waits no more"
+    add(dispatcher, [traced(3), traced(4), traced(5)])
+    assert dispatcher.dropped == 2
+    add(dispatcher, [traced(6)] * 2)
+    assert dispatcher.dropped == 2 + 2
     producer.may_send.set()
     dispatcher.close()
-    assert dispatcher.sent == MAX_WAITING + MESSAGE_RECORDS
+    assert dispatcher.sent == MAX_WAITING + 1 + ENOUGH
+    last = decode_records(producer.messages[-1].body.decode())[0][-1]
+    assert int(last.message_id, 16) == 3, "the first ones of a batch are taken"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_nobody_waits_when_too_much_comes():
 def test_what_cannot_be_sent_is_counted_and_told_once(producer, caplog):
     dispatcher = start(producer)
     for _ in range(3):
-        dispatcher.add(MESSAGE_RECORDS, lambda: [traced(1)] * MESSAGE_RECORDS)
+        add(dispatcher, [traced(1)] * MESSAGE_RECORDS)
     dispatcher.close()
     assert (dispatcher.sent, dispatcher.dropped) == (0, 3 * MESSAGE_RECORDS)
     told = [one.getMessage() for one in caplog.records]
@@ -136,7 +143,7 @@ def test_the_end_does_not_wait_for_brokers_that_are_away():
     producer = FakeProducer()
     producer.may_send.clear()
     dispatcher = start(producer)
-    dispatcher.add(1, lambda: [traced(0)])
+    add(dispatcher, [traced(0)])
     dispatcher.close()
     assert producer.state == "closed"
 
@@ -144,7 +151,7 @@ def test_the_end_does_not_wait_for_brokers_that_are_away():
 def test_what_was_never_started_makes_no_producer():
     dispatcher = TraceDispatcher("trace", pytest.fail)
     dispatcher.close()
-    dispatcher.add(1, list)
+    add(dispatcher, [traced(1)])
     assert dispatcher.dropped == 1
 
 
@@ -155,7 +162,7 @@ def test_trace_messages_have_bounds():
     for records in (many, large, of_one, [traced(1, *map(str, range(MAX_KEYS)))]):
         packed = list(pack(records))
         assert b"".join(body for body, _, _ in packed).decode() == "".join(
-            encode_record(one.record) for one in records
+            text for text, _, _ in records
         )
         assert sum(count for _, _, count in packed) == len(records)
         for body, keys, count in packed:
@@ -174,7 +181,7 @@ def test_a_producer_that_cannot_be_made_costs_its_records_only(caplog):
 
     dispatcher = TraceDispatcher("trace", make)
     dispatcher.start(Threads(), at_exit=False)  # type: ignore[arg-type]
-    dispatcher.add(3, lambda: [traced(1)] * 3)
+    add(dispatcher, [traced(1)] * 3)
     until(lambda: dispatcher.dropped == 3)
     dispatcher.close()
     assert len(asked) == 1
