@@ -22,6 +22,7 @@ from mqmesh.protocol.command import (
     MAX_FURTHER_FRAMES,
     ONEWAY,
     RESPONSE,
+    Command,
     ErrorHeader,
     Reply,
     decode_frame,
@@ -206,6 +207,26 @@ def test_a_client_survives_a_server_that_answers_nonsense(wire, bare):
     wire.until(lambda: len(done) == 2)
     assert isinstance(done[1], RequestTimeout)
     assert told == []
+    context.destroy(linger=0)
+
+
+def test_a_client_comes_back_to_a_server_that_said_far_too_much(wire, caplog):
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    where = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    client, done = wire.client(where), []
+    client.request(ECHO, done.append, timeout_ms=9_000)
+    wire.until(lambda: router.poll(0))
+    peer, _ = router.recv_multipart()
+    router.send_multipart([peer, bytes(MAX_FRAME_BYTES + 1)])
+    wire.until(lambda: done)
+    client.request(ECHO, done.append, timeout_ms=9_000)
+    wire.until(lambda: router.poll(0))
+    peer, frame = router.recv_multipart()
+    router.send_multipart([peer, encode_frame(0, decode_frame(frame).opaque, flags=RESPONSE)])
+    wire.until(lambda: len(done) == 2)
+    assert isinstance(done[1], Command)
+    assert caplog.messages == [f"{where} broke the protocol of ZeroMQ; connecting anew"]
     context.destroy(linger=0)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import zmq
@@ -16,6 +17,9 @@ from mqmesh.transport.zmq.handshakes import HandshakeWatch
 from mqmesh.transport.zmq.loop import EventLoop
 
 FRAMES_PER_TICK: Final = 256
+FORSAKEN_MS: Final = 1_000
+"""A connection that broke and is not tried again in that time never will be by ZeroMQ: the server
+broke its protocol, with a frame that is too large, say."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _log = logging.getLogger(__name__)
@@ -59,6 +63,7 @@ class CommandClient:
         self._on_connection = on_connection
         self._table = RequestTable(loop, endpoint, self._try_send, on_command)
         self._wants_write = False
+        self._is_retried = False
         self._closed = False
         self._context = context
         self._ring = ring
@@ -148,6 +153,12 @@ class CommandClient:
             self._handshakes = HandshakeWatch(self.endpoint, self._ring)
             self._open()
 
+    def _open_if_forsaken(self, socket: sockets.Socket) -> None:
+        if not (socket.closed or self.connected or self._is_retried):
+            _log.warning("%s broke the protocol of ZeroMQ; connecting anew", self.endpoint)
+            self._drop()
+            self._open()
+
     def _refuse(self) -> None:
         if self._refused is not None and not self._closed:
             self._table.refuse(self._refused)
@@ -221,9 +232,12 @@ class CommandClient:
                 self.unreachable = True
                 self._watch_write()
                 self._table.broke()
+                self._is_retried = False
+                forsaken = partial(self._open_if_forsaken, self._socket)
+                self._loop.call_later(FORSAKEN_MS, forsaken)
                 self._tell(False)
             elif event == zmq.EVENT_CONNECT_RETRIED:
-                self.unreachable = True
+                self.unreachable = self._is_retried = True
 
     def _tell(self, connected: bool) -> None:
         if self._on_connection is not None and not self._closed:
