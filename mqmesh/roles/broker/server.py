@@ -435,10 +435,10 @@ class BrokerServer:
             raise
         return leadership
 
-    def _follow(self, address: BrokerAddress, leader: str, epoch: int) -> None:
+    def _follow(self, address: BrokerAddress, leader: str, epoch: int, unclean_since: int) -> None:
         """Another replica leads, or nobody."""
         if isinstance(self._role, FollowerRole):
-            self._role.follow(leader, epoch)
+            self._role.follow(leader, epoch, unclean_since)
             return
         self._end_role()
         self._begin_following(address, leader, epoch)
@@ -446,7 +446,7 @@ class BrokerServer:
     def _stay_outside(self, address: BrokerAddress, reason: str) -> None:
         """This replica does not belong to its group."""
         if not isinstance(self._role, FollowerRole):
-            self._follow(address, "", 0)
+            self._follow(address, "", 0, 0)
         assert isinstance(self._role, FollowerRole)
         self._role.stay_outside(reason)
 

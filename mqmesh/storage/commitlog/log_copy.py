@@ -5,12 +5,14 @@ What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
 
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import RemoteProtocolError
+from mqmesh.errors import InvalidArgument, RemoteProtocolError
+from mqmesh.message import check_topic
 from mqmesh.private_files import make_folder
 from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mqmesh.storage.commitlog.opening import OWN_NAMES
@@ -30,6 +32,7 @@ from mqmesh.storage.queues.queue_table import (
     QueueTableHead,
     encode_without_files,
 )
+from mqmesh.units import MAX_OFFSET
 
 REPLACED: Final = "replaced-"
 """What a store held before it became a copy is kept in a folder with this name and a time."""
@@ -49,12 +52,25 @@ def decode_beginning(data: bytes | memoryview) -> LogBeginning:
     """Reads what another store's broker has sent.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: It is none, or no log can begin so.
     """
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        beginning = _decoder.decode(data)
+        for queue in beginning.queues:
+            check_topic(queue.topic)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, InvalidArgument) as error:
         raise RemoteProtocolError(f"what a log begins with cannot be read: {error}") from error
+    start, epochs = beginning.log_start, beginning.epochs
+    if start > MAX_OFFSET - beginning.segment_bytes:
+        raise RemoteProtocolError(f"a log cannot begin at {start}: its segment would never end")
+    if any(one.start_offset > start for one in epochs) or not all(
+        one.epoch < other.epoch and one.start_offset <= other.start_offset
+        for one, other in pairwise(epochs)
+    ):
+        raise RemoteProtocolError(f"the epochs of a log that begins at {start} are out of order")
+    if len({(queue.topic, queue.queue_id) for queue in beginning.queues}) < len(beginning.queues):
+        raise RemoteProtocolError("a queue is named twice where a log begins")
+    return beginning
 
 
 def begin_copy(

@@ -60,7 +60,8 @@ class FollowerReads:
             now_ms: Monotonic clock.
         """
         self.confirmed = max(self.confirmed, confirmed)
-        if self._goal is None:
+        # An end that was never there is never reached.
+        if self._goal is None or leader_end < self._goal[0]:
             self._goal = (leader_end, now_ms)
 
     def has(self, log_end: int) -> None:

@@ -6,7 +6,13 @@ It writes nothing of its own. An administrator may make it the master, or its gr
 from collections.abc import Callable
 from functools import partial
 
-from mqmesh.errors import InvalidArgument, NotMaster, StoreClosed
+from mqmesh.errors import (
+    InvalidArgument,
+    NotMaster,
+    RemoteProtocolError,
+    StorageError,
+    StoreClosed,
+)
 from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -72,7 +78,7 @@ class FollowerRole(BrokerRole):
         self._promises = promises
         self.link: ReplicaLink | None = None
         self._alone_ms = given.clock.monotonic_ms()
-        self._epoch = 0
+        self._epoch = self._unclean_since = self._confirmed_epoch = 0
         self._outside = ""
         self._stand_in = StandIn(given)
         self._is_alone = False
@@ -81,13 +87,16 @@ class FollowerRole(BrokerRole):
         )
         self._read()
 
-    def follow(self, leader: str, epoch: int = 0) -> None:
+    def follow(self, leader: str, epoch: int = 0, unclean_since: int = 0) -> None:
         """Follows a leader from now on, or nobody.
 
         Args:
             leader: Where it listens, ``host:port``; "" for nobody.
             epoch: That it leads; 0 if only the leader knows.
+            unclean_since: Of the group's record: from that epoch on what was confirmed before may
+                be lost.
         """
+        self._unclean_since = unclean_since
         self._epoch, self._outside = max(self._epoch, epoch), ""
         given, config = self._given, self._given.config
         if self.link is not None:
@@ -111,6 +120,7 @@ class FollowerRole(BrokerRole):
                     given.replication,
                     config.ha.zone,
                     config.ha.slave_read_enable,
+                    epoch,
                 ),
                 connect=lambda on_command, on_connection: given.transport.connect(
                     endpoint_of(leader), on_command=on_command, on_connection=on_connection
@@ -246,7 +256,9 @@ class FollowerRole(BrokerRole):
         context, reads, end = self.context, self._reads, self._log().log_end()
         if context is None:
             return
-        reads.heard(word.leader_end, word.confirmed, self._given.clock.monotonic_ms())
+        # What is not here yet is heard of again when it comes.
+        reads.heard(word.leader_end, min(word.confirmed, end), self._given.clock.monotonic_ms())
+        self._confirmed_epoch = word.leader_epoch
         reads.has(end)
         shown = min(reads.shown_to(), end)
         if shown > self._shown:
@@ -267,6 +279,8 @@ class FollowerRole(BrokerRole):
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
     def _truncate(self, end_offset: CommitLogOffset) -> None:
+        self._check_confirmed(end_offset)
+        self._log().read_raw(end_offset, max_bytes=0)  # or no record begins there
         self._rest("the end of this follower's log is cut")
         try:
             self._log().truncate(end_offset)
@@ -274,7 +288,18 @@ class FollowerRole(BrokerRole):
             # At once, before anybody asks the closed store for anything.
             self._given.transport.loop.fail(error)
             raise
+        except StorageError:
+            self._read()  # nothing was cut
+            raise
         self._read()
+
+    def _check_confirmed(self, kept: int) -> None:
+        """What is confirmed is taken back only where the group's record says that it was lost."""
+        if kept < self._reads.confirmed and self._unclean_since <= self._confirmed_epoch:
+            raise RemoteProtocolError(
+                f"the leader would have this replica go back to {kept}, though its log is "
+                f"confirmed to {self._reads.confirmed}"
+            )
 
     def _on_repaired(self) -> None:
         """What tables and state lacked of the log they have then."""
@@ -282,6 +307,9 @@ class FollowerRole(BrokerRole):
         self._read()
 
     def _become_copy(self, beginning: LogBeginning) -> None:
+        if beginning.log_start <= self._log().log_end():
+            # Whose log begins further on has had what is confirmed, and removed it.
+            self._check_confirmed(beginning.log_start)
         self._rest("this follower begins a copy of its master's log")
         self.context = None
         self._store = self._replace_store(beginning)

@@ -264,7 +264,7 @@ class GroupMember:
         self._succession.end(NotMaster(reason))
         self.leadership = None
         self._leader = ("", -1)
-        self._replica.follow("", 0)
+        self._replica.follow("", 0, 0)
         self._candidacy.rest()
         self._loop.call_later(0, self._react)
 
@@ -401,7 +401,7 @@ class GroupMember:
         self._leader = (leader.address, state.epoch)
         self._chronicle.on_followed()
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
-        self._replica.follow(leader.address, state.epoch)
+        self._replica.follow(leader.address, state.epoch, state.unclean_since)
 
     def _stay_outside(self, state: GroupState) -> None:
         if not self._is_outside:
@@ -453,7 +453,7 @@ class GroupMember:
             # Nothing of an earlier leader comes after what is answered.
             self._leader, self._is_outside = ("", -1), False
             if self.leadership is None:
-                self._replica.follow("", 0)
+                self._replica.follow("", 0, 0)
             self._promises.promise(epoch)
             self._promised_ms = self._clock.monotonic_ms()
             state = self._promises.state

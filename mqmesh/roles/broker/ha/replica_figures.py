@@ -15,7 +15,8 @@ class ReplicaCounts(msgspec.Struct):
     Attributes:
         chunks: Of a leader's log that were added.
         bytes: Of them.
-        refused_chunks: Those in which something was wrong.
+        refused_chunks: Those in which something was wrong, and what else a leader said that cannot
+            be.
         cuts: How often the log was cut.
         cut_bytes: What was cut off.
         copies: How often the store became a copy.
@@ -76,7 +77,7 @@ COUNT_FIGURES: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
     ),
     counter(
         "ha_refused_chunks_total",
-        "pieces in which something was wrong",
+        "pieces in which something was wrong, and what else a leader said that cannot be",
         lambda replica: replica.total.refused_chunks,
     ),
     counter(

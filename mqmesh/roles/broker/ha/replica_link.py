@@ -15,13 +15,11 @@ from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptRecord,
     DiskFull,
-    InvalidArgument,
     MQMeshError,
     OffsetOutOfRange,
     RemoteProtocolError,
     StaleEpoch,
 )
-from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import (
@@ -39,6 +37,7 @@ from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.storage.commitlog.log_copy import decode_beginning
 from mqmesh.storage.interface import LogBeginning, LogChunk, ReplicableLog
+from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import CommitLogOffset
 
 OPEN_TIMEOUT_MS: Final = 10_000
@@ -46,6 +45,8 @@ RETRY_MS: Final = 1_000
 """After something failed though the connection stands, at most."""
 FIRST_RETRY_MS: Final = 50
 """At first, and each time twice as long."""
+_LIES: Final = (CorruptRecord, OffsetOutOfRange, RemoteProtocolError)
+"""What is raised where a leader says what cannot be; storage's, where its records are looked at."""
 MOST_STEPS: Final = 4
 """In a row, before the leader goes on: to cut, to count as another member, to copy, and one to
 spare. More come from a leader that is wrong, and the next one is asked for later."""
@@ -90,6 +91,7 @@ class LogCopy(msgspec.Struct, frozen=True):
         counts: What all links of the process count.
         zone: Where the follower stands.
         serves_reads: It answers reads, so that the leader may tell readers of it.
+        epoch: That the leader leads, as the group's record says; 0 if only the leader knows.
     """
 
     log: Callable[[], ReplicableLog]
@@ -101,6 +103,7 @@ class LogCopy(msgspec.Struct, frozen=True):
     counts: ReplicaCounts
     zone: str = ""
     serves_reads: bool = True
+    epoch: int = 0
 
 
 class ReplicaLink:
@@ -156,6 +159,7 @@ class ReplicaLink:
         self._retry_ms = 0
         self._failures = 0
         self._steps = 0
+        self._confirmed = 0
         self._acknowledged = (-1, -1)
         self._ack_ms = 0
         self.heard_ms = clock.monotonic_ms()
@@ -263,6 +267,13 @@ class ReplicaLink:
                 f"the leader speaks version {answer.version} of the replication, though it was "
                 f"told that this replica speaks {REPLICATION_VERSION} at most"
             )
+        newest = max(self._copy.epoch, self._promises.promised_epoch)
+        if self._copy.epoch and answer.epoch > newest:
+            # Promised, it could not be taken back: nobody is elected for an epoch behind it.
+            raise RemoteProtocolError(
+                f"the leader says that it leads epoch {answer.epoch}, of which nobody else has "
+                f"told; {newest} is the newest"
+            )
         # From now on nobody of an earlier epoch makes it cut what this leader sends.
         try:
             self._promises.promise(answer.epoch)
@@ -277,17 +288,22 @@ class ReplicaLink:
                     f"the leader would go on at {answer.offset}, the log ends at {log.log_end()}"
                 )
             self.streaming, self.failure, self._acknowledged = True, None, (-1, -1)
-            self._failures = self._steps = 0
+            self._failures = self._steps = self._confirmed = 0
             self.heard_ms = self._clock.monotonic_ms()
             return
         if answer.mode == ReplicationMode.TRUNCATE:
-            _log.warning("the log is cut from %d to %d", log.log_end(), answer.offset)
-            self._counts.cuts += 1
-            self._counts.cut_bytes += log.log_end() - answer.offset
+            before = log.log_end()
+            if answer.offset > before:
+                raise RemoteProtocolError(
+                    f"the leader would cut at {answer.offset} a log that ends at {before}"
+                )
             self._copy.truncate(CommitLogOffset(answer.offset))
+            _log.warning("the log was cut from %d to %d", before, answer.offset)
+            self._counts.cuts += 1
+            self._counts.cut_bytes += before - answer.offset
         elif answer.mode == ReplicationMode.COPY:
             beginning = decode_beginning(outcome.body)
-            self._check_own(log.identity(), beginning)
+            self._check_own(log, beginning)
             self._counts.copies += 1
             self._promises.begin_copy(beginning.store_id)
             self._copy.become_copy(beginning)
@@ -310,13 +326,20 @@ class ReplicaLink:
             )
         self._open()
 
-    def _check_own(self, own: LogIdentity, beginning: LogBeginning) -> None:
+    def _check_own(self, log: ReplicableLog, beginning: LogBeginning) -> None:
         # A leader whose store was wiped, or that is another one's, is no reason to lose this one.
-        if own.log_end > own.log_start and own.store_id != beginning.store_id:
-            raise InvalidArgument(
+        own, theirs = log.identity(), (beginning.store_id, StoreKey(beginning.key).proof())
+        if own.log_end > own.log_start and theirs != (own.store_id, own.key_proof):
+            raise RemoteProtocolError(
                 f"the store of this replica holds another log ({own.store_id:#010x}) than its "
                 f"leader's at {self.leader} ({beginning.store_id:#010x}). If the leader is right, "
                 "move this replica's folder aside (store_path_root_dir), and it begins a copy"
+            )
+        here, there = log.beginning().segment_bytes, beginning.segment_bytes
+        if here != there:
+            raise RemoteProtocolError(
+                f"the leader's segments have {there} bytes, and {here} here: both need the same "
+                "mapped_file_size_commit_log"
             )
 
     def _on_command(self, command: Command) -> None:
@@ -325,11 +348,30 @@ class ReplicaLink:
 
     def _on_chunk(self, command: Command) -> None:
         header = decode_header(ReplicateLog, command.header)
-        self.leader_end = header.leader_end
+        self._check_word(header)
         self.heard_ms = self._clock.monotonic_ms()
         if command.body:
             self._append(header, command.body)
+        self.leader_end, self._confirmed = header.leader_end, header.confirmed
         self._copy.heard(header)
+
+    def _check_word(self, word: ReplicateLog) -> None:
+        """What an honest leader never says; where records are wrong the log finds out."""
+        if word.leader_epoch not in (0, self.leader_epoch):
+            raise RemoteProtocolError(
+                f"a word of epoch {word.leader_epoch} from the leader of epoch {self.leader_epoch}"
+            )
+        log_end = self._copy.log().log_end()
+        if word.leader_end < max(log_end, word.end):
+            raise RemoteProtocolError(
+                f"the leader's log ends at {word.leader_end}, and it sends up to {word.end} and "
+                f"has sent up to {log_end}"
+            )
+        if not self._confirmed <= word.confirmed <= word.leader_end:
+            raise RemoteProtocolError(
+                f"the leader's log is confirmed to {word.confirmed}, where it was to "
+                f"{self._confirmed} and ends at {word.leader_end}"
+            )
 
     def _append(self, header: ReplicateLog, data: bytes | memoryview) -> None:
         chunk = LogChunk(
@@ -339,11 +381,7 @@ class ReplicaLink:
             header.epoch,
             data,
         )
-        try:
-            self._copy.log().append_raw(chunk)
-        except (CorruptRecord, OffsetOutOfRange):
-            self._counts.refused_chunks += 1
-            raise
+        self._copy.log().append_raw(chunk)
         self._counts.chunks += 1
         self._counts.bytes += len(data)
 
@@ -353,6 +391,7 @@ class ReplicaLink:
             step()
         except MQMeshError as error:
             self.streaming = False
+            self._counts.refused_chunks += isinstance(error, _LIES)
             # A leader that was just elected is not there yet, and is waited for by producers.
             wait_ms = min(FIRST_RETRY_MS << self._failures, RETRY_MS)
             self._failures = min(self._failures + 1, 10)

@@ -31,6 +31,7 @@ from mqmesh.roles.broker.ha.replica_link import (
 from mqmesh.roles.broker.ha.replica_state import first_state
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import LogBeginning
+from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.testing.clock import ManualClock
 
 STREAM, TRUNCATE, COPY, RENEW = map(int, ReplicationMode)
@@ -45,7 +46,11 @@ class Log:
         self.failure: Exception | None = None
 
     def identity(self) -> LogIdentity:
-        return LogIdentity(7, b"k", 0, len(self.data), [EpochStart(1, 0)])
+        proof = StoreKey(BEGINNING.key).proof()
+        return LogIdentity(7, proof, 0, len(self.data), [EpochStart(1, 0)])
+
+    def beginning(self) -> LogBeginning:
+        return BEGINNING
 
     def log_end(self) -> int:
         return len(self.data)

@@ -112,7 +112,9 @@ def open_replication(
                 f"them, {MAX_FRAME_BYTES // 2} may; delete topics that nobody needs"
             )
         body = (beginning,)
-    answer = OpenReplicationResponse(int(mode), offset, store.epoch(), version)
+    # A log whose write failed has begun an epoch of its own, that nobody was elected for.
+    epoch = store.epoch() if leadership is None else leadership.epoch
+    answer = OpenReplicationResponse(int(mode), offset, epoch, version)
     return Reply(encode_header(answer), body)
 
 

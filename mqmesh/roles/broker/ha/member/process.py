@@ -37,7 +37,7 @@ class Replica(msgspec.Struct, frozen=True):
         lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
             that cannot be begun, and follows nobody then.
         follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
-            for that.
+            for that. Also told ``GroupState.unclean_since``.
         stay_outside: Serves nothing and follows nobody, since it does not belong to the group; told
             why.
         silent_ms: Since it heard the leader that it follows; told the monotonic clock.
@@ -47,7 +47,7 @@ class Replica(msgspec.Struct, frozen=True):
 
     position: Callable[[], LogPosition]
     lead: Callable[[StateRecord], Leadership]
-    follow: Callable[[str, int], None]
+    follow: Callable[[str, int, int], None]
     stay_outside: Callable[[str], None]
     silent_ms: Callable[[int], int]
     reply: Callable[[Request, Reply], None]
