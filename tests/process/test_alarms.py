@@ -232,8 +232,11 @@ class Scene:
 
         until(is_full)
 
+    def make_room(self) -> None:
+        (self._disk / "ballast").unlink(missing_ok=True)
+
     def empty(self) -> None:
-        (self._disk / "ballast").unlink()
+        self.make_room()
         until(lambda: self.figure("store_disk_used_percent") < 50)
 
     def pull(self, group: str) -> PullConsumer:
@@ -260,6 +263,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     scene = Scene(tmp_path_factory.mktemp("a"))
     yield scene
     scene.close()
+
+
+@pytest.fixture(autouse=True)
+def _room_for_the_next(scene: Scene) -> Iterator[None]:
+    yield
+    scene.make_room()
 
 
 NODE = {"node_id": "broker-a"}

@@ -74,7 +74,8 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
         state: Of the session.
         sessions: How often one was begun.
         pending: Delayed messages that wait.
-        late_ms: How long the first of them is due; 0 if none is, or nobody could be told.
+        late_ms: How long the first of them is due, also while it is being delivered; 0 if none is,
+            or nobody could be told.
         in_flight: Deliveries that the broker has not answered yet.
         delivered: Messages.
         refused: Requests that the broker refused.
@@ -193,7 +194,7 @@ class ScheduleService:
         table = self._table
         due_ms = None
         if table is not None and self.state is SessionState.SERVING:
-            due_ms = table.next_due_ms()
+            due_ms = table.next_due_ms(also_leaving=True)
         now_ms = self._time.wall_ms(self._clock.monotonic_ms())
         return ScheduleStatus(
             self.state,

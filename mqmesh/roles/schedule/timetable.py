@@ -211,12 +211,13 @@ class Timetable:
 
     # ---- What is due -------------------------------------------------------------------
 
-    def next_due_ms(self) -> int | None:
-        """When the next chunk that is not leaving is due; None if nothing waits."""
+    def next_due_ms(self, *, also_leaving: bool = False) -> int | None:
+        """When the next chunk that is not leaving is due, or any one; None if nothing waits."""
         most = len(self._leaving) + 1
-        for key, _ in self._pairs.range(self._taken_through, _END_DUE, most=most):
+        begin = _FIRST_DUE if also_leaving else self._taken_through
+        for key, _ in self._pairs.range(begin, _END_DUE, most=most):
             _, due, place, number = _DUE.unpack(key)
-            if (place, number) not in self._leaving:
+            if also_leaving or (place, number) not in self._leaving:
                 return int(due)
         return None
 

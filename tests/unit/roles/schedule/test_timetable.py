@@ -59,6 +59,15 @@ def test_a_batch_of_one_level_is_one_run():
     assert (made.next_due_ms(), made.state.pending) == (None, 0)
 
 
+def test_what_is_being_delivered_is_due_until_it_is_settled():
+    made = table(entry(100, 10), entry(200, 5_000))
+    taken = made.take(10)
+    assert (made.next_due_ms(), made.next_due_ms(also_leaving=True)) == (5_000, 10)
+    made.put_back(taken)
+    assert drain(made, 5_000)
+    assert made.next_due_ms(also_leaving=True) is None
+
+
 def test_messages_come_in_the_order_of_their_times_and_runs_in_that_of_the_log():
     made = table(entry(200, 30, 10, 20), entry(100, 10, 40))
     assert drain(made, 10) == [(100, 0, 1), (200, 1, 1)]
