@@ -99,10 +99,25 @@ def session(
             "spark.sql.shuffle.partitions": str(max(cores, 1)),
             "spark.default.parallelism": str(max(cores, 1)),
         }
-    wanted = dict(extra or {})
+    files = fetched_jars(delta_package()) if jars is None else _names(Path(jars))
+    try:
+        return _begin(builder, settings, dict(extra or {}), files, is_new=is_new)
+    except PySparkRuntimeError as error:
+        hint = "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
+        raise ConfigError(f"Spark does not start: {error}{hint}") from error
+
+
+def _begin(
+    builder: "SparkSession.Builder",
+    settings: dict[str, str],
+    wanted: dict[str, str],
+    files: list[str],
+    *,
+    is_new: bool,
+) -> "SparkSession":
+    """Makes the session; of processes that have to fetch jars for it, one at a time does."""
     packages = wanted.get("spark.jars.packages", "")
     with ExitStack() as stack:
-        files = fetched_jars(delta_package()) if jars is None else _names(Path(jars))
         if is_new and (packages or not files):
             stack.enter_context(turn_to_fetch())
             files = files or fetched_jars(delta_package())  # another one has fetched them meanwhile
@@ -115,16 +130,9 @@ def session(
                 "machines without a way out)",
                 delta_package(),
             )
-        settings |= wanted
-        for key, value in settings.items():
+        for key, value in (settings | wanted).items():
             builder = builder.config(key, value)
-        try:
-            spark = builder.getOrCreate()
-        except PySparkRuntimeError as error:
-            hint = (
-                "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
-            )
-            raise ConfigError(f"Spark does not start: {error}{hint}") from error
+        spark = builder.getOrCreate()
         if is_new and not files and not packages and "spark.jars" not in wanted:
             fetched = spark.sparkContext.getConf().get("spark.jars", "")
             remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
