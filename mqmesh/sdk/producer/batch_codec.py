@@ -107,15 +107,17 @@ class BatchCodec:
             batch.payload = payload
             if batch.delay == AT_TIMES:
                 batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
-        is_first = batch.first_sequence < 0
-        if is_first:
+        if batch.first_sequence < 0:
             batch.producer_id, batch.born_timestamp = self.producer_id, now_ms
             with self._lock:
                 batch.first_sequence = self._next_sequence
                 self._next_sequence += payload.message_count
+            if self._trace is not None:
+                try:
+                    self._begin_trace(self._trace, batch, payload)
+                except Exception:
+                    _log.exception("a batch for %s is sent without a trace", batch.queue)
         try:
-            if is_first and self._trace is not None:
-                self._begin_trace(self._trace, batch, payload)
             batch.encoded = self._parts(batch, payload)
         except Exception as error:
             # Whatever it is: a batch that is taken must have its outcome.

@@ -6,7 +6,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from mqmesh.message import Message, MessageQueue, StoredMessage
+from mqmesh.message import Message, MessageQueue, StoredMessage, format_message_id
 from mqmesh.protocol.transactions import Decision
 from mqmesh.sdk.hooks import ConsumeContext, Hooks, TransactionContext
 from mqmesh.sdk.tracing.sampling import Sampler
@@ -67,7 +67,7 @@ class MessageTrace(Hooks):
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        self.group = group
+        self._group = group
         self._dispatcher = dispatcher
         self._trace_topic = trace_topic
         self._sampler = sampler
@@ -117,7 +117,7 @@ class MessageTrace(Hooks):
                 "",
                 time_ms=began_ms,
                 region=REGION,
-                group=self.group,
+                group=self._group,
                 topic=queue.topic,
                 store_host=host,
                 cost_ms=cost_ms,
@@ -263,11 +263,11 @@ def _joined(keys: Sequence[str]) -> str:
 def _pub_records(
     shared: TraceRecord, first_id: tuple[int, int], facts: Sequence[Facts]
 ) -> list[Traced]:
-    producer, sequence = f"{first_id[0]:016X}", first_id[1]
+    producer_id, sequence = first_id
     text, place = pub_format(shared), shared.offset_id
     made = []
     for at, tag, keys, size in facts:
-        message_id = f"{producer}{sequence + at:016X}"
+        message_id = format_message_id(producer_id, sequence + at)
         varying = message_id, plain_text(tag), _joined(keys), size, f"{place}{at:X}"
         made.append((text % varying, message_id, keys))
     return made

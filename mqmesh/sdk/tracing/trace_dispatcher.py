@@ -16,7 +16,7 @@ MAX_WAITING: Final = 4_096
 """Records that wait; what is beyond is dropped."""
 MESSAGE_RECORDS: Final = 100
 """Records of a trace message, at most; a message has no more than 64 keys, either."""
-ENOUGH: Final = 512
+WAKE_RECORDS: Final = 512
 """So many records are written without waiting for others: to wake a thread, and to ask a broker,
 costs as much as many records."""
 MESSAGE_BYTES: Final = 128_000
@@ -115,7 +115,7 @@ class TraceDispatcher:
                 return
             self._waiting.append(partial(make, told if count == wanted else told[:count]))
             self._count = before + count
-            if not before or before < ENOUGH <= self._count:
+            if not before or before < WAKE_RECORDS <= self._count:
                 changed.notify()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class TraceDispatcher:
 
     def _take(self, changed: Condition) -> list[Callable[[], Iterable[Traced]]]:
         with changed:
-            changed.wait_for(lambda: self._count >= ENOUGH or self._closing, LINGER_S)
+            changed.wait_for(lambda: self._count >= WAKE_RECORDS or self._closing, LINGER_S)
             waiting, self._waiting, self._count = self._waiting, [], 0
         return waiting
 

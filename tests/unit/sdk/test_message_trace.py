@@ -101,6 +101,19 @@ def send(
     batch.finish(outcome, None if outcome else NoRoute("away"))
 
 
+def test_a_trace_that_fails_stops_no_send(monkeypatch, caplog):
+    dispatcher = FakeDispatcher()
+    trace = make_trace(dispatcher)
+
+    def fails(*_: object) -> Sequence[int]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(trace, "chosen", fails)
+    send(trace, [Message("t", b"1")])
+    assert dispatcher.records == []
+    assert "sent without a trace" in caplog.text
+
+
 @pytest.mark.parametrize("is_one", [False, True])
 @pytest.mark.parametrize("compress", [None, 1])
 def test_a_send_is_told_with_all_that_is_known(is_one, compress):

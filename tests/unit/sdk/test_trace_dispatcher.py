@@ -12,10 +12,10 @@ from harness.patience import until
 from mqmesh.errors import NoRoute, QueueFull
 from mqmesh.message import MAX_KEYS, Message
 from mqmesh.sdk.tracing.trace_dispatcher import (
-    ENOUGH,
     MAX_WAITING,
     MESSAGE_BYTES,
     MESSAGE_RECORDS,
+    WAKE_RECORDS,
     Traced,
     TraceDispatcher,
     pack,
@@ -109,7 +109,7 @@ def test_nobody_waits_when_too_much_comes():
     producer.may_send.clear()
     dispatcher = start(producer)
     add(dispatcher, [traced(0)])
-    add(dispatcher, [traced(1)] * ENOUGH)
+    add(dispatcher, [traced(1)] * WAKE_RECORDS)
     assert producer.asked.wait(PATIENCE_S)
     add(dispatcher, [traced(2)] * (MAX_WAITING - 1))
     assert dispatcher.dropped == 0, "what is being sent waits no more"
@@ -119,7 +119,7 @@ def test_nobody_waits_when_too_much_comes():
     assert dispatcher.dropped == 2 + 2
     producer.may_send.set()
     dispatcher.close()
-    assert dispatcher.sent == MAX_WAITING + 1 + ENOUGH
+    assert dispatcher.sent == MAX_WAITING + 1 + WAKE_RECORDS
     last = decode_records(producer.messages[-1].body.decode())[0][-1]
     assert int(last.message_id, 16) == 3, "the first ones of a batch are taken"
 
