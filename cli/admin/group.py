@@ -12,7 +12,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
 from mqmesh.message import retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
-from mqmesh.protocol.membership import ConsumerData
+from mqmesh.protocol.membership import ConsumerData, MessageModel
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
@@ -23,6 +23,8 @@ from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
 
 TOPICS_SHOWN = 3
+_UNKNOWN = {"lag": None, "lag_ms": None, "in_flight": None}
+"""Of a group that broadcasts: its members keep their offsets by themselves."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -69,7 +71,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
     with GroupAdmin(namesrv, broker_name=broker) as admin:
         rows = _merged(admin.groups())
     if lag_over is not None:
-        rows = [row for row in rows if row["lag"] > lag_over]
+        rows = [row for row in rows if (row["lag"] or 0) > lag_over]
     if as_json:
         print_json(rows)
         return
@@ -80,7 +82,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
                 row["group"],
                 (row["message_model"] or "-").lower(),
                 row["members"],
-                row["lag"],
+                "-" if row["lag"] is None else row["lag"],
                 rate(row["consume_tps"]),
                 row["retrying"],
                 row["dead"],
@@ -111,9 +113,10 @@ def show_group(name: str, namesrv: str, as_json: bool) -> None:
         print_json(row)
         return
     _show_settings(row)
+    lag = "unknown" if row["lag"] is None else f"{row['lag']:,}"
     click.echo(
         f"{row['members']:,} members, {(row['message_model'] or 'none').lower()}; lag "
-        f"{row['lag']:,}, {row['retrying']:,} due for a retry, {row['dead']:,} dead letters; "
+        f"{lag}, {row['retrying']:,} due for a retry, {row['dead']:,} dead letters; "
         f"topics: {', '.join(row['topics']) or '-'}"
     )
 
@@ -257,7 +260,8 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
     OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
     the queue's last one. IN FLIGHT are messages that members have and are not done with. WAITING
     tells how long the oldest message that is not done has been there. What is delayed or half a
-    transaction is no lag.
+    transaction is no lag. Members of a group that broadcasts keep their offsets by themselves: how
+    far they are `mqmesh group running` asks them.
 
     \b
     Examples:
@@ -290,8 +294,8 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
                 "-" if one.progress.consumer_offset < 0 else one.progress.consumer_offset,
                 timestamp(one.progress.oldest_timestamp),
                 one.progress.max_queue_offset,
-                one.lag,
-                one.in_flight,
+                one.lag if one.is_known else "-",
+                one.in_flight if one.is_known else "-",
                 duration(one.lag_ms) if one.lag else "-",
                 one.progress.client_id or "-",
             )
@@ -299,8 +303,11 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
         ],
     )
     waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
+    lag = f"lag {found.lag:,} messages{waiting}; {found.in_flight:,} in flight"
+    if found.broadcasts:
+        lag = "lag unknown"
     click.echo(
-        f"lag {found.lag:,} messages{waiting}; {found.in_flight:,} in flight; "
+        f"{lag}; "
         f"{rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
         f"{found.dead:,} dead letters; {found.members:,} members"
     )
@@ -453,6 +460,8 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
             row["brokers"].append(_broker_dict(broker_name, one.config, one.is_configured))
     for row in found.values():
         row["topics"] = sorted(row["topics"])
+        if row["message_model"] == MessageModel.BROADCASTING:
+            row["lag"] = None
     return [found[name] for name in sorted(found)]
 
 
@@ -469,6 +478,7 @@ def _progress_dict(found: GroupProgress) -> dict[str, Any]:
         "retrying": found.retrying,
         "dead": found.dead,
         "queues": [_queue_dict(one, found.group) for one in found.queues],
+        **(_UNKNOWN if found.broadcasts else {}),
     }
 
 
@@ -487,6 +497,7 @@ def _queue_dict(one: QueueLag, group_name: str) -> dict[str, Any]:
         "oldest_timestamp": queue.oldest_timestamp,
         "in_flight": one.in_flight,
         "client_id": queue.client_id,
+        **({} if one.is_known else _UNKNOWN),
     }
 
 
@@ -511,7 +522,7 @@ def _warn(members: int, differing: int, model: str) -> None:
             f"{differing} of {members} members subscribe differently from the group; messages "
             "are missed; `mqmesh group connections` tells more"
         )
-    if model == "BROADCASTING":
+    if model == MessageModel.BROADCASTING:
         _tell("members of a broadcasting group keep their offsets by themselves")
 
 

@@ -80,7 +80,8 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_model: ``MessageModel`` of its members, "" if there are none.
         topics: Topics that it has offsets in or that members subscribe to, without those of
             its own retries and dead letters.
-        lag: Messages between its offsets and the ends of the queues.
+        lag: Messages between its offsets and the ends of the queues; 0 if it broadcasts, for its
+            members keep their offsets by themselves.
         consume_tps: Messages handed out a second of late.
         retrying: Messages that wait in its retry topic.
         dead: Messages in its dead letter topic.
@@ -316,7 +317,8 @@ class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topic: Physical topic.
         max_queue_offset: Sum of where the queues end.
         consumer_offset: Sum of the committed offsets.
-        lag: Messages that are not done.
+        lag: Messages that are not done; 0 for a group that broadcasts, whose members keep their
+            offsets by themselves.
         in_flight: Messages of them that were handed out, and are with a consumer.
         oldest_timestamp: Store time of the oldest message that is not done; 0 for none.
         ready_timestamp: Store time of the oldest message that was not handed out; 0 for none.

@@ -191,8 +191,30 @@ def test_members_of_a_broadcasting_group_are_moved_while_they_run(cluster, admin
         got.wait_for(lambda bodies: len(bodies) == 40)
         admin.reset_offset(group, topic, ResetWhere.FIRST)
         got.wait_for(lambda bodies: len(bodies) == 80)
+        assert_lag_is_unknown(cluster, topic, group)
     assert set(Counter(got.bodies).values()) == {2}
     assert all(one.progress.consumer_offset < 0 for one in admin.progress(group).queues)
+
+
+def assert_lag_is_unknown(cluster, topic, group):
+    """Its member keeps the offsets, so brokers tell no lag; the member tells where it is."""
+
+    def run(*arguments):
+        command = run_command("--namesrv", cluster.namesrv_addr, *arguments)
+        assert command.code == 0, command.err
+        return command
+
+    shown = run("group", "progress", group)
+    assert shown.out[-1].startswith("lag unknown; ")
+    assert "keep their offsets by themselves" in shown.err[0]
+    found = json.loads(run("group", "progress", group, "--json").out[0])
+    assert {found["lag"], found["lag_ms"], found["in_flight"]} == {None}
+    assert {one["lag"] for one in found["queues"]} == {None}
+    rows = json.loads(run("group", "list", "--json").out[0])
+    assert [row["lag"] for row in rows if row["group"] == group] == [None]
+    assert group not in " ".join(run("group", "list", "--lag-over", "0").out)
+    traffic = json.loads(run("topic", "stats", "--all", "--json").out[0])
+    assert [row["backlog"] for row in traffic if row["topic"] == topic] == [0]
 
 
 def test_resets_while_members_come_and_go_neither_lose_nor_repeat(cluster, admin, names):

@@ -27,6 +27,7 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, UpdateGroupRequest
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.sdk.admin.cluster_plan import (
     BrokerSetup,
@@ -128,10 +129,13 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         backlogs: dict[tuple[str, str], int] = {}
         masters = self._masters()
         for broker_name, groups in self.groups().items():
-            for group in (one.config.group for one in groups if one.topics):
+            for one in groups:
+                if not one.topics:
+                    continue
+                group, is_known = one.config.group, one.message_model != MessageModel.BROADCASTING
                 for progress, lag_ms in self._stats(masters[broker_name], group, "")[0]:
                     pair = progress.topic, group
-                    lag = QueueLag(broker_name, progress, lag_ms).lag
+                    lag = QueueLag(broker_name, progress, lag_ms, is_known).lag
                     backlogs[pair] = backlogs.get(pair, 0) + lag
         read = {topic for topic, _ in backlogs}
         pairs = [*backlogs, *((topic, "") for topic in topics - read)]

@@ -41,6 +41,7 @@ from mqmesh.protocol.groups import (
     TopicConsumersRequest,
     UpdateGroupRequest,
 )
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.admin.admin import AdminClient, check_restarts
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
@@ -55,16 +56,19 @@ class QueueLag(msgspec.Struct, frozen=True):
         broker_name: Broker group of the queue.
         progress: What the broker says; ``consumer_offset`` is -1 where the group never was.
         lag_ms: How long the oldest message that is not done has been waiting.
+        is_known: False for a group that broadcasts: its members keep their offsets by themselves,
+            and the lag is told as 0.
     """
 
     broker_name: str
     progress: QueueProgress
     lag_ms: int
+    is_known: bool = True
 
     @property
     def lag(self) -> int:
         """Messages that are not done."""
-        return max(self.progress.max_queue_offset - self._begin, 0)
+        return max(self.progress.max_queue_offset - self._begin, 0) if self.is_known else 0
 
     @property
     def in_flight(self) -> int:
@@ -108,6 +112,11 @@ class GroupProgress(msgspec.Struct, frozen=True):
     members: int
     message_model: str
     differing: int
+
+    @property
+    def broadcasts(self) -> bool:
+        """Its members keep their offsets by themselves: the lag is not known, and told as 0."""
+        return self.message_model == MessageModel.BROADCASTING
 
     @property
     def lag(self) -> int:
@@ -286,8 +295,10 @@ class GroupAdmin(AdminClient):
         answers = self._each(self._masters(), ask)
         if topic and all(answer is None for answer in answers.values()):
             raise TopicNotFound(f"no broker has a topic {topic!r}")
+        model = next((one.message_model for one in summaries if one.message_model), "")
+        is_known = model != MessageModel.BROADCASTING
         queues = [
-            QueueLag(broker_name, one, lag_ms)
+            QueueLag(broker_name, one, lag_ms if is_known else 0, is_known)
             for broker_name, answer in answers.items()
             if answer is not None
             for one, lag_ms in answer[0]
@@ -299,7 +310,7 @@ class GroupAdmin(AdminClient):
             sum(answer[1] for answer in answers.values() if answer is not None),
             sum(one.dead for one in summaries),
             max(one.members for one in summaries),
-            next((one.message_model for one in summaries if one.message_model), ""),
+            model,
             max(one.differing for one in summaries),
         )
 

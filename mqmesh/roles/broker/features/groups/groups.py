@@ -33,6 +33,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
     check_client_group,
 )
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
@@ -269,12 +270,17 @@ def _summary(context: BrokerContext, name: str) -> GroupSummary:
         members=0 if group is None else len(group.members),
         message_model=context.groups.model_of(name),
         topics=topics,
-        lag=sum(lag_of(context, name, topic) for topic in topics),
+        lag=0 if broadcasts(context, name) else sum(lag_of(context, name, one) for one in topics),
         consume_tps=context.pulls.rate(name, context.clock.monotonic_ms()),
         retrying=lag_of(context, name, own),
         dead=lag_of(context, "", dlq_topic(name)),
         differing=0 if group is None else group.check.differing,
     )
+
+
+def broadcasts(context: BrokerContext, name: str) -> bool:
+    """The members of a group keep their offsets by themselves: what is not done is not known."""
+    return context.groups.model_of(name) == MessageModel.BROADCASTING
 
 
 def lag_of(context: BrokerContext, name: str, topic: str) -> int:

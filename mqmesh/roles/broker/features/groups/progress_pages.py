@@ -13,6 +13,7 @@ from mqmesh.protocol.groups import (
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.groups import (
     all_names,
+    broadcasts,
     connections_of,
     lag_of,
     store_time,
@@ -77,6 +78,7 @@ def _progress(context: BrokerContext, name: str, topic: str) -> TopicProgress:
         name, context.clock.monotonic_ms()
     )
     offsets = context.offsets.topics(name).get(topic, {})
+    is_known = not broadcasts(context, name)
     ends = committed = lag = in_flight = 0
     oldest: list[int] = []
     ready: list[int] = []
@@ -87,7 +89,7 @@ def _progress(context: BrokerContext, name: str, topic: str) -> TopicProgress:
         behind = max(high - begin, 0)
         ends += high
         committed += max(done, 0)
-        if not behind:
+        if not behind or not is_known:
             continue
         pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
         flying = min(max(pulled - begin, 0), behind)

@@ -34,6 +34,7 @@ from mqmesh.protocol.groups import (
     ProducerConnectionsRequest,
     ResetOffsetRequest,
     TopicConsumersRequest,
+    TopicProgress,
     UpdateGroupRequest,
 )
 from mqmesh.protocol.membership import (
@@ -391,6 +392,16 @@ def test_a_consumer_without_heartbeats_is_known_however_long_its_pull_found_noth
     assert (told.status, told.next_queue_offset) == (PullStatus.OFFSET_RESET, 0)
     with pytest.raises(OffsetIllegal, match="from before"):
         commit(filled, 10)
+
+
+def test_of_a_broadcasting_group_no_lag_is_known(filled):
+    beat(filled, "c", model="BROADCASTING")
+    filled.pull(queue_offset=4, max_bytes=1)
+    (summary,) = groups(filled).groups
+    assert (summary.message_model, summary.lag) == ("BROADCASTING", 0)
+    (found,) = all_groups(filled)[0]
+    (topic,) = [one for one in found.topics if one.topic == "t"]
+    assert topic == TopicProgress("t", 10, 0, 0)
 
 
 def test_a_broadcasting_group_is_told_and_nothing_is_kept(filled):
