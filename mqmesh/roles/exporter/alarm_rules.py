@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from mqmesh.figures import OTHER
 from mqmesh.roles.exporter.families import Families
+from mqmesh.roles.exporter.names import COMMITTED
 from mqmesh.units import MIB
 
 Severity = Literal["warning", "critical"]
@@ -32,7 +32,7 @@ class History(msgspec.Struct):
 
     Attributes:
         totals: By metric and labels, joined by a tab: pairs of wall-clock ms and total, oldest
-            first. One is older than the longest window, or the first of all.
+            first. One is older than the window, or the first of all.
         answered_ms: When a process answered last, wall clock, by the values of ``PROCESS``, joined
             by a tab.
     """
@@ -68,7 +68,7 @@ class History(msgspec.Struct):
                     seen.append((before_ms, 0.0))
             if not seen or seen[-1][0] < now_ms:
                 seen.append((now_ms, total))
-            while len(seen) > 1 and seen[1][0] <= now_ms - LONGEST_WINDOW_MS:
+            while len(seen) > 1 and seen[1][0] <= now_ms - window_ms:
                 del seen[0]
             found[labels] = _grown(seen, now_ms - window_ms)
         return found
@@ -102,7 +102,7 @@ class Look(msgspec.Struct, frozen=True):
         """How much the sums of a counter grew within so long; see ``History.growth``."""
         # Counters of different labels are different totals, and so are those of two processes: who
         # does not answer any more takes nothing back.
-        told = "".join(f"{{{label}={value}}}" for label, value in where.items())
+        told = "".join(f"{{{label}={value}}}" for label, value in where.items()) + f"[{window_ms}]"
         sums = self.families.sums(name, (*PROCESS, *by), **where)
         found: dict[Labels, float | None] = {}
         for labels, grown in self.history.growth(name + told, sums, self.now_ms, window_ms).items():
@@ -187,36 +187,27 @@ def any_of(*finds: Find) -> Find:
     return find
 
 
-def _lags(look: Look, **where: str) -> dict[Labels, float]:
-    """What groups have not done; not of those that broadcast, whose offsets brokers do not know."""
-    alone = look.families.sums(MEMBERS, GROUP, consume_mode="broadcasting")
-    sums = look.families.sums(LAG, GROUP, **where)
-    return {labels: lag for labels, lag in sums.items() if labels not in alone}
-
-
 def _behind(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     # Many messages that came a moment ago are no backlog.
     name = "rocketmq_consumer_lag_latency_milliseconds"
     late = {labels for labels, ms in look.families.sums(name, GROUP).items() if ms > 60_000}
-    for labels, lag in _lags(look).items():
+    for labels, lag in look.families.sums(LAG, GROUP).items():
         if lag > threshold and labels in late:
             yield labels, lag
 
 
 def _waiting(look: Look, threshold: float) -> dict[Labels, float]:
     # What waits for its retry waits on purpose.
-    lags = _lags(look, is_retry="false")
+    lags = look.families.sums(LAG, GROUP, is_retry="false")
     return {labels: lag for labels, lag in lags.items() if lag > threshold}
 
 
 def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     members = look.families.sums(MEMBERS, GROUP)
-    # Since the last look: how long that has to last the rule says.
-    out = look.grown("rocketmq_messages_out_total", GROUP, 1)
-    # Of groups that a broker only tells the sum of nothing is known.
-    untold = None if (OTHER,) in out else 0.0
+    # Since the last look: how long that has to last the rule says. An offset that went back moved.
+    done = look.grown(COMMITTED, GROUP, 1, is_retry="false")
     for labels, lag in _waiting(look, threshold).items():
-        if members.get(labels) and out.get(labels, untold) == 0:
+        if members.get(labels) and done.get(labels) == 0:
             yield labels, lag
 
 

@@ -16,6 +16,7 @@ from mqmesh.protocol.groups import GroupTopics, TopicProgress
 from mqmesh.roles.exporter.families import Metric, Series
 
 OWN: Final = "mqmesh_"
+COMMITTED: Final = "mqmesh_consumer_offset"
 NODE_LABELS: Final = ("cluster", "node_type", "node_id")
 SCOPE: Final = ("otel_scope_name", "broker-meter")
 """A label that RocketMQ's exporter adds; boards may ask for it."""
@@ -177,6 +178,7 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
         )
         for (metric, constants), value in zip(_OF_GROUPS, values, strict=True):
             yield Series(metric, (*node.labels, *constants, *labels), value)
+        yield Series(_COMMITTED, (*node.labels, *labels), one.consumer_offset)
     if group.dead_letters:
         metric, constants = _DEAD_LETTERS
         of_group = (group.group, dlq_topic(group.group), "false")
@@ -218,6 +220,9 @@ _OF_GROUPS: Final = tuple(
         ("lag_latency_milliseconds", "how long the oldest has been waiting"),
         ("queueing_latency_milliseconds", "the same of the oldest that was not handed out"),
     )
+)
+_COMMITTED: Final = Metric(
+    COMMITTED, _GAUGE, "sum of the committed offsets", NODE_LABELS + _GROUP_LABELS
 )
 _DEAD_LETTERS: Final = _rocketmq(
     "rocketmq_send_to_dlq_messages_total",

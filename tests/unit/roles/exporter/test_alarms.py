@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.figures import OTHER, FigureKind
+from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
 from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
 from mqmesh.roles.exporter.alarm_rules import LAG, LONGEST_WINDOW_MS, MEMBERS, RULES, History
 from mqmesh.roles.exporter.families import Families, Metric, Series
 from mqmesh.roles.exporter.monitor import Monitor
 from mqmesh.roles.exporter.monitor_config import MonitorConfig, NotifyConfig, RuleChange
+from mqmesh.roles.exporter.names import COMMITTED
 
 T0 = 1_767_225_600_000
 LATENCY = "rocketmq_consumer_lag_latency_milliseconds"
-OUT = "rocketmq_messages_out_total"
 DEAD = "rocketmq_send_to_dlq_messages_total"
 
 
@@ -29,11 +29,11 @@ def series(name, value, /, **labels):
     return Series(metric, tuple(labels.values()), value)
 
 
-def group(lag, *, name="billing", latency_ms=90_000, members=0, out=0):
+def group(lag, *, name="billing", latency_ms=90_000, members=0, done=0):
     found = [
         series(LAG, lag, consumer_group=name, is_retry="false"),
         series(LATENCY, latency_ms, consumer_group=name),
-        series(OUT, out, consumer_group=name),
+        series(COMMITTED, done, consumer_group=name, is_retry="false"),
     ]
     return [*found, series(MEMBERS, members, consumer_group=name)] if members else found
 
@@ -124,11 +124,11 @@ TROUBLES = {
     "store-not-writable": gauge("mqmesh_store_writable", 0, 1),
     "messages-lost-unread": counter("mqmesh_forced_lost_messages_total", NODE),
     "group-behind": (
-        lambda at_s: group(10_001, out=at_s, members=1),
-        lambda at_s: group(10_000, out=at_s, members=1),
+        lambda at_s: group(10_001, done=at_s, members=1),
+        lambda at_s: group(10_000, done=at_s, members=1),
     ),
     "group-stuck": (lambda at_s: group(1, members=1), lambda at_s: group(0, members=1)),
-    "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, out=at_s)),
+    "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, done=at_s)),
     "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),
@@ -220,26 +220,21 @@ def test_what_waits_for_its_retry_is_no_backlog_of_nobody():
 def test_a_group_with_members_that_gets_nowhere():
     watch = Watch()
     for at_s in range(0, 631, 30):
-        told = names(watch.look(at_s, *group(5, members=2, out=100, latency_ms=0)))
+        told = names(watch.look(at_s, *group(5, members=2, done=100, latency_ms=0)))
         assert told == ([("group-stuck", "firing")] if at_s == 330 else [])
-    moved = group(5, members=2, out=101, latency_ms=0)
+    moved = group(5, members=2, done=101, latency_ms=0)
     assert names(watch.look(660, *moved)) == [("group-stuck", "resolved")]
 
 
-def test_of_a_group_that_broadcasts_brokers_know_no_offsets():
+def test_an_offset_that_went_back_moved_and_of_a_new_group_that_never_moved_it_is_0():
     watch = Watch()
-    lag, late, out = group(20_000)
-    members = series(MEMBERS, 2, consumer_group="billing", consume_mode="broadcasting")
     for at_s in range(0, 631, 30):
-        assert watch.look(at_s, lag, late, out, members) == []
-
-
-def test_of_a_group_that_a_broker_tells_only_the_sum_of_nothing_is_known():
+        told = watch.look(at_s, *group(5, members=2, done=100 - at_s // 30, latency_ms=0))
+        assert told == [], "it was reset"
     watch = Watch()
-    rest = series(OUT, 7, consumer_group=OTHER)
-    lag, _, _, members = group(5, members=2)
-    for at_s in range(0, 631, 30):
-        assert watch.look(at_s, lag, members, rest) == []
+    for at_s in range(0, 331, 30):
+        told = names(watch.look(at_s, *group(5, members=2, latency_ms=0)))
+    assert told == [("group-stuck", "firing")]
 
 
 def test_new_dead_letters_are_an_alarm_for_ten_minutes():
@@ -330,7 +325,7 @@ def test_every_sentence_can_be_said(rule):
 
 def test_what_a_monitor_remembers_fits_into_a_file():
     watch = Watch()
-    watch.look(0, series("mqmesh_store_disk_full", 1, node_id="a"), *group(5, out=3))
+    watch.look(0, series("mqmesh_store_disk_full", 1, node_id="a"), *group(5, done=3))
     data = msgspec.json.encode(watch.board.state)
     assert msgspec.json.decode(data, type=AlarmState) == watch.board.state
 

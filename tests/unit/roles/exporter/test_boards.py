@@ -16,7 +16,7 @@ from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURE
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.dispatch import FIGURES as COMMAND_FIGURES
-from mqmesh.roles.exporter.names import own_metric
+from mqmesh.roles.exporter.names import COMMITTED, own_metric
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
 from mqmesh.roles.shell import _CONNECTION_FIGURES, _PROCESS_FIGURES
 
@@ -48,7 +48,7 @@ TROUBLE = {
     "MqmeshGroupStuck": {
         "rocketmq_consumer_lag_messages": "1x60",
         "rocketmq_consumer_connections": "1x60",
-        "rocketmq_messages_out_total": "5x60",
+        "mqmesh_consumer_offset": "5x60",
     },
     "MqmeshGroupWithoutMembers": {"rocketmq_consumer_lag_messages": "1x60"},
     "MqmeshDeadLetters": {"rocketmq_send_to_dlq_messages_total": "0+1x60"},
@@ -99,7 +99,7 @@ def test_every_name_that_is_asked_for_is_told(boards, project_root):
     # Those that are no figures; a process test looks for each of them.
     lines = (project_root / "tests" / "data" / "rocketmq-metrics.txt").read_text().splitlines()
     told |= {line.split()[0] for line in lines}
-    told |= {"mqmesh_up"}
+    told |= {"mqmesh_up", COMMITTED}
     asked = {
         name.removesuffix("_bucket")
         for path in boards.iterdir()
@@ -145,27 +145,13 @@ def test_a_total_that_comes_with_its_first_events_is_growth_and_one_that_is_only
     check(boards, tests, tmp_path)
 
 
-def test_a_group_that_never_got_anything_is_stuck_unless_a_broker_tells_only_the_sum_of_some(
-    boards, tmp_path
-):
+def test_a_group_is_stuck_while_its_offsets_stand_still(boards, tmp_path):
     tests = []
     labels = LABELS % "-"
-    for others, is_on in ("g2", 1), ("(other)", 0):
-        told = "rocketmq_consumer_lag_messages", "rocketmq_consumer_connections"
-        series = {f"{name}{{{labels}}}": "1x60" for name in told}
-        series[f'rocketmq_messages_out_total{{{NODE},consumer_group="{others}"}}'] = "0+1x60"
+    for values, is_on in ("5x60", 1), ("0x60", 1), ("0+1x60", 0), ("100-1x60", 0):
+        told = TROUBLE["MqmeshGroupStuck"] | {"mqmesh_consumer_offset": values}
+        series = {f"{name}{{{labels}}}": course for name, course in told.items()}
         tests.append(firing("MqmeshGroupStuck", series, "14m", is_on))
-    check(boards, tests, tmp_path)
-
-
-def test_groups_that_broadcast_are_not_behind_and_not_stuck(boards, tmp_path):
-    tests = []
-    for alarm in "MqmeshGroupBehind", "MqmeshGroupStuck":
-        for mode, is_on in ("clustering", 1), ("broadcasting", 0):
-            told = TROUBLE[alarm] | {"rocketmq_consumer_connections": "1x60"}
-            labels = f'{LABELS % "-"},consume_mode="{mode}"'
-            series = {f"{name}{{{labels}}}": values for name, values in told.items()}
-            tests.append(firing(alarm, series, "14m", is_on))
     check(boards, tests, tmp_path)
 
 

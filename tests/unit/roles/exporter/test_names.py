@@ -158,6 +158,7 @@ def test_a_group_by_the_names_of_rocketmq_5():
     assert found[("rocketmq_consumer_ready_messages", *orders)] == 5
     assert found[("rocketmq_consumer_lag_latency_milliseconds", *orders)] == 700
     assert found[("rocketmq_consumer_queueing_latency_milliseconds", *orders)] == 100
+    assert found[("mqmesh_consumer_offset", *orders)] == 140
     retry = ("billing", "true", "true", "%RETRY%billing")
     assert found[("rocketmq_consumer_lag_messages", *retry)] == 2
     dead = ("billing", "false", "%DLQ%billing")
