@@ -164,18 +164,25 @@ class ElectedGroup:
         here = {} if machines is None else {"listen_host": HERE, **OPEN}
         self.coordinator: RoleProcess
         self.etcd: EtcdCluster | None = None
-        if etcd:
-            self.etcd = EtcdCluster(folder, 3, QUICK, machines)
-        else:
-            self.start_coordinator("0")
-        namesrv = {"listen_port": "0", **here}
-        self.namesrv = RoleProcess("namesrv", namesrv, folder / "namesrv.log")
         self.replicas: dict[int, RoleProcess | SupervisedReplica] = {}
         self._endpoints: dict[int, str] = {}
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(self.start, self._ids))
-        self.admin = HaAdmin(self.namesrv.endpoint)
-        until(lambda: self.in_sync() == list(self._ids))
+        with ExitStack() as stack:
+            if etcd:
+                self.etcd = EtcdCluster(folder, 3, QUICK, machines)
+                stack.callback(self.etcd.close)
+            else:
+                self.start_coordinator("0")
+                stack.callback(lambda: self.coordinator.stop())
+            namesrv = {"listen_port": "0", **here}
+            self.namesrv = RoleProcess("namesrv", namesrv, folder / "namesrv.log")
+            stack.callback(self.namesrv.stop)
+            stack.callback(self._stop_replicas)
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(self.start, self._ids))
+            self.admin = HaAdmin(self.namesrv.endpoint)
+            stack.callback(self.admin.close)
+            until(lambda: self.in_sync() == list(self._ids))
+            self._ends = stack.pop_all()
 
     def start_coordinator(self, port: str = "") -> None:
         """Starts the coordinator, or starts it again at its old address."""
@@ -270,13 +277,11 @@ class ElectedGroup:
 
     def close(self) -> None:
         """Ends all."""
-        self.admin.close()
-        for process in (*self.replicas.values(), self.namesrv):
+        self._ends.close()
+
+    def _stop_replicas(self) -> None:
+        for process in self.replicas.values():
             process.stop()
-        if self.etcd is not None:
-            self.etcd.close()
-        else:
-            self.coordinator.stop()
 
 
 class Stored(NamedTuple):
