@@ -1,8 +1,7 @@
 """Quotas: how much users may send, read and connect at one server. Pure.
 
-Token buckets that may run into debt: a request is taken while anything is left, whatever its size,
-and whoever sends the next one waits until the debt is paid. So a large batch is never refused for
-ever, and over time nobody gets more than the quota.
+By token buckets: a request is taken while anything is left, whatever its size, and whoever sends
+the next one waits. So a large batch is never refused for ever.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,36 +10,13 @@ from typing import Final
 from mqmesh.errors import SystemBusy
 from mqmesh.figures import LabelValues, Measured, counter
 from mqmesh.security.access_list import User
+from mqmesh.token_bucket import TokenBucket
 
 MAX_WAIT_MS: Final = 60_000
 """Nobody is told to wait for longer; asked again, the rest is told."""
-_MS: Final = 1_000
 
 Rates = tuple[int | None, int | None]
 """Messages, and bytes, a second; None for as many as one likes."""
-
-
-class TokenBucket:
-    """What is left of a rate.
-
-    Args:
-        rate: Pieces a second, from 1; a second's worth is there at first, and at most.
-    """
-
-    def __init__(self, rate: int) -> None:
-        self.rate = rate
-        self._left = float(rate)
-        self._at_ms = 0
-
-    def wait_ms(self, now_ms: int) -> int:
-        """How long until something is left by the monotonic clock, 0 if it is."""
-        self._left = min(self.rate, self._left + (now_ms - self._at_ms) * self.rate / _MS)
-        self._at_ms = now_ms
-        return 0 if self._left > 0 else int(-self._left * _MS / self.rate) + 1
-
-    def take(self, pieces: int) -> None:
-        """Takes so many, also those that are not there."""
-        self._left -= pieces
 
 
 class Flow:

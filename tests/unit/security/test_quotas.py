@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
 from mqmesh.security.access_list import Quota
-from mqmesh.security.quotas import FIGURES, MAX_WAIT_MS, Flow, Quotas, TokenBucket
+from mqmesh.security.quotas import FIGURES, MAX_WAIT_MS, Flow, Quotas
+from mqmesh.token_bucket import TokenBucket
 
 SHOP = credentials("shop")
 

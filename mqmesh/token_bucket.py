@@ -1,0 +1,32 @@
+"""A token bucket that may run into debt. Pure.
+
+What is next is taken while anything is left, whatever its size, and then nothing until the debt is
+paid. So nothing is ever too large, and over time nobody gets more than the rate.
+"""
+
+from typing import Final
+
+_MS: Final = 1_000
+
+
+class TokenBucket:
+    """What is left of a rate.
+
+    Args:
+        rate: Pieces a second, from 1; a second's worth is there at first, and at most.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+        self._left = float(rate)
+        self._at_ms = 0
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long until something is left by the monotonic clock, 0 if it is."""
+        self._left = min(self.rate, self._left + (now_ms - self._at_ms) * self.rate / _MS)
+        self._at_ms = now_ms
+        return 0 if self._left > 0 else int(-self._left * _MS / self.rate) + 1
+
+    def take(self, pieces: int) -> None:
+        """Takes so many, also those that are not there."""
+        self._left -= pieces
