@@ -13,7 +13,7 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 
 DENIED = re.compile(
     r"path|dir|file(?!_reserved_time|_forcibly)|host|port|addr|bind|socket|ipc|command|key|backend"
-    r"|security|secret|filter_server|coordinator|^ha\.|name"
+    r"|security|secret|filter_server|coordinator|^ha\.(?!max_ha_transfer)|name"
 )
 # As in RocketMQ's CVE-2023-33246 and CVE-2023-37582.
 PLANTED = [

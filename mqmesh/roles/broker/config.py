@@ -37,6 +37,7 @@ CHANGEABLE: Final = (
     "max_held_pulls",
     "wait_time_mills_in_send_queue",
     "os_page_cache_busy_timeout_mills",
+    "ha.max_ha_transfer_byte_in_second",
     "storage.file_reserved_time",
     "storage.delete_when",
     "storage.disk_max_used_space_ratio",

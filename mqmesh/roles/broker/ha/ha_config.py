@@ -42,6 +42,9 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             KiB to 64 GiB. Without any other the answer says SLAVE_NOT_AVAILABLE.
         ha_window_bytes: How far ahead of its acknowledgements a follower is sent the log, 64 KiB
             to 1 GiB; so much memory of the master one may take.
+        max_ha_transfer_byte_in_second: How much of the log a second a master sends to all
+            followers together that catch up, 0 to 64 GiB; 0 for as much as they take. One that is
+            sent less than what producers send never catches up.
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
         slave_read_enable: Of a follower: it answers reads. Of a master: it tells readers of
@@ -76,6 +79,7 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slave_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 3_000
     ha_slave_fallbehind_max: Annotated[int, msgspec.Meta(ge=64 * KIB, le=64 * GIB)] = 256 * MIB
     ha_window_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1 * GIB)] = 16 * MIB
+    max_ha_transfer_byte_in_second: Annotated[int, msgspec.Meta(ge=0, le=64 * GIB)] = 0
     ha_retain_for_slaves_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
     slave_read_enable: bool = True
     zone: Zone = ""

@@ -26,6 +26,7 @@ def test_parts_that_keep_settings_take_them_anew(stage):
         transaction_check_interval_ms="22",
         transaction_check_max="23",
         long_polling_max_ms="5",
+        **{"ha.max_ha_transfer_byte_in_second": "9"},
     )
     assert (context.holds.most, context.turns.most) == (7, 7)
     assert (context.admission.wait_limit_ms, context.admission.busy_timeout_ms) == (11, 12)
@@ -34,5 +35,6 @@ def test_parts_that_keep_settings_take_them_anew(stage):
     assert (table.settings.timeout_ms, table.settings.check_max) == (21, 23)
     assert table.timetable.settings.check_interval_ms == 22
     assert context.config.long_polling_max_ms == 5
+    assert context.followers.catch_up_rate.rate == 9
     # Name servers take the topics anew, and what topics that make themselves are like.
     assert context.topics.version.counter > before.counter

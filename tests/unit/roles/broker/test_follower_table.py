@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import MAX_OFFSET
 
 WINDOW = 1_000
+LOG_END = 10_000
 
 
 @pytest.fixture
@@ -19,17 +21,43 @@ def table() -> FollowerTable:
 
 
 def opened(table: FollowerTable, peer: bytes = b"a", offset: int = 0, replica_id: int = 1):
-    table.open(peer, replica_id, log_end=10_000, offset=offset, now_ms=0)
+    table.open(peer, replica_id, log_end=LOG_END, offset=offset, now_ms=0)
     return next(one for one in table if one.peer == peer)
 
 
 def test_one_may_be_sent_a_window_more_than_it_has_written(table):
     one = opened(table, offset=100)
-    assert table.room(one) == WINDOW
+    assert table.room(one, LOG_END, 0) == WINDOW
     table.sent(one, 900, 0, 0)
-    assert table.room(one) == 200
+    assert table.room(one, LOG_END, 0) == 200
     table.acknowledged(b"a", 600, 0, 0)
-    assert table.room(one) == 700
+    assert table.room(one, LOG_END, 0) == 700
+
+
+def test_those_who_catch_up_share_a_rate_and_who_is_nearly_there_is_not_held_up(table):
+    table.catch_up_rate = TokenBucket(500)
+    first, second = opened(table), opened(table, b"b", replica_id=2)
+    near = opened(table, b"c", LOG_END - WINDOW, replica_id=3)
+    assert table.room(first, LOG_END, 0) == WINDOW, "a second's worth is there at first"
+    table.sent(first, 750, 0, 0)
+    for one in first, second:
+        assert table.room(one, LOG_END, 499) == 0, "they owe 250 bytes"
+    assert table.room(near, LOG_END, 0) == WINDOW
+    table.sent(near, LOG_END, 0, 0)
+    assert table.room(second, LOG_END, 501) == WINDOW
+    table.catch_up_rate = None
+    assert table.room(first, LOG_END, 501) == WINDOW - 750
+
+
+def test_a_rate_is_kept_over_time(table):
+    table.catch_up_rate = TokenBucket(2_000)
+    one, sent = opened(table), 0
+    for now_ms in range(0, 3_000, 10):
+        if (room := table.room(one, LOG_END, now_ms)) > 0:
+            sent = min(one.sent + min(room, 300), LOG_END)
+            table.sent(one, sent, 0, now_ms)
+            table.acknowledged(b"a", sent, 0, now_ms)
+    assert 8_000 <= sent <= 8_300, "3 s, and the one that was there at first"
 
 
 def test_one_that_was_ahead_of_its_master_is_refused(table):
@@ -150,7 +178,7 @@ def test_whatever_comes_position_is_what_somebody_has_said_and_never_goes_back(s
             table.forget(peer)
         elif one is not None and verb == "send":
             table.sent(one, min(one.written + 20, max(one.sent, offset)), 0, 0)
-            assert 0 <= table.room(one) <= 20
+            assert 0 <= table.room(one, LOG_END, 0) <= 20
         elif one is not None and verb == "ack":
             try:
                 table.acknowledged(peer, offset, 0, 0)

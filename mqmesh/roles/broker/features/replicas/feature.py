@@ -8,13 +8,15 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, Feature
 from mqmesh.roles.broker.features.replicas import log_checks, replicas
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.ha.ha_config import HaConfig
 from mqmesh.storage.interface import FlushDiskType
+from mqmesh.token_bucket import TokenBucket
 
 
 def make_followers(begins: Beginning) -> FollowerTable:
     """Followers of a master: none has come yet."""
     ha = begins.config.ha
-    return FollowerTable(
+    table = FollowerTable(
         window_bytes=ha.ha_window_bytes,
         fall_behind_bytes=ha.ha_slave_fallbehind_max,
         retain_ms=ha.ha_retain_for_slaves_ms,
@@ -22,6 +24,17 @@ def make_followers(begins: Beginning) -> FollowerTable:
         counts=begins.replication,
         began_ms=begins.now_ms,
     )
+    table.catch_up_rate = _catch_up_rate(ha)
+    return table
+
+
+def _configured(context: BrokerContext) -> None:
+    context.followers.catch_up_rate = _catch_up_rate(context.config.ha)
+
+
+def _catch_up_rate(ha: HaConfig) -> TokenBucket | None:
+    rate = ha.max_ha_transfer_byte_in_second
+    return TokenBucket(rate) if rate else None
 
 
 def _last_heard(context: BrokerContext) -> dict[int, tuple[int, int]]:
@@ -85,6 +98,7 @@ REPLICAS: Final = Feature(
         RequestCode.PUT_HA_SETTINGS: replicas.refuse_election,
         RequestCode.HOLD_STILL: replicas.refuse_election,
     },
+    configured=_configured,
     turn_ended=replicas.feed,
     durable=replicas.note_durable,
     tick=replicas.tick,

@@ -13,6 +13,7 @@ import msgspec
 from mqmesh.errors import InvalidArgument
 from mqmesh.protocol.replication import MAX_CHUNK_BYTES, MAX_REPLICA_ID, ReplicaStatus
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
+from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import MAX_OFFSET
 
 TURN_BYTES: Final = 4 * MAX_CHUNK_BYTES
@@ -36,6 +37,7 @@ class Follower(msgspec.Struct, eq=False):
         told_confirmed: To where it was told then that the log is confirmed.
         zone: Where it stands.
         serves_reads: It says that it answers reads.
+        catches_up: It was sent so little of the log yet that a window is not all of the rest.
     """
 
     peer: bytes
@@ -48,6 +50,7 @@ class Follower(msgspec.Struct, eq=False):
     told_confirmed: int = 0
     zone: str = ""
     serves_reads: bool = True
+    catches_up: bool = False
 
 
 class FollowerTable:
@@ -63,6 +66,8 @@ class FollowerTable:
 
     Attributes:
         counts, began_ms: See above.
+        catch_up_rate: Bytes that all who catch up are sent together; None for as much as they take.
+            Those who lack no more than a window are not held up: sends wait for them.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class FollowerTable:
         self._fall_behind_bytes = fall_behind_bytes
         self._counts_synced = counts_synced
         self._retain_ms = retain_ms
+        self.catch_up_rate: TokenBucket | None = None
         self._by_peer: dict[bytes, Follower] = {}
         # What is kept for each from retention: from where, and when it was heard.
         self._kept: dict[int, tuple[int, int]] = {}
@@ -197,12 +203,23 @@ class FollowerTable:
         """The follower that has opened by a connection."""
         return self._by_peer[peer]
 
-    def room(self, one: Follower) -> int:
-        """How many bytes a follower may be sent now, 0 or less for none."""
+    def room(self, one: Follower, log_end: int, now_ms: int) -> int:
+        """How many bytes a follower may be sent now, 0 or less for none.
+
+        Args:
+            one: The follower.
+            log_end: Where the log ends.
+            now_ms: Monotonic clock.
+        """
+        one.catches_up = log_end - one.sent > self._window_bytes
+        if one.catches_up and self.catch_up_rate and self.catch_up_rate.wait_ms(now_ms):
+            return 0
         return one.written + self._window_bytes - one.sent
 
     def sent(self, one: Follower, end_offset: int, confirmed: int, now_ms: int) -> None:
         """A follower was sent the log up to a commit-log offset, and told what is confirmed."""
+        if one.catches_up and self.catch_up_rate is not None:
+            self.catch_up_rate.take(end_offset - one.sent)
         one.sent, one.told_confirmed, one.told_ms = end_offset, confirmed, now_ms
 
     def idle(self, now_ms: int, after_ms: int, confirmed: int) -> list[Follower]:

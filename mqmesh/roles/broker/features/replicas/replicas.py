@@ -194,8 +194,8 @@ def _note_own(context: BrokerContext, leadership: Leadership) -> None:
 
 def _feed(context: BrokerContext, one: Follower) -> bool:
     log, table = replicable(context.store), context.followers
-    left = TURN_BYTES
-    while left > 0 and (room := table.room(one)) > 0:
+    left, now_ms = TURN_BYTES, context.clock.monotonic_ms()
+    while left > 0 and (room := table.room(one, log.log_end(), now_ms)) > 0:
         try:
             chunk = log.read_raw(
                 CommitLogOffset(one.sent), max_bytes=min(room, left, MAX_CHUNK_BYTES)
@@ -219,7 +219,7 @@ def _feed(context: BrokerContext, one: Follower) -> bool:
         )
         code = RequestCode.REPLICATE_LOG
         context.wire.notify(one.peer, code, encode_header(header), chunk.data)
-        table.sent(one, chunk.end, confirmed, context.clock.monotonic_ms())
+        table.sent(one, chunk.end, confirmed, now_ms)
         left -= len(chunk.data)
     return left <= 0
 
