@@ -124,7 +124,8 @@ class Case:
             self.gate.wait(PATIENCE_S)
             with self.changed:
                 self.running -= 1
-                result = self.failing.get(offsets[0], ConsumeResult.SUCCESS)
+                bad = [at for at in offsets if at in self.failing]
+                result = self.failing[bad[0]] if bad else ConsumeResult.SUCCESS
                 self.changed.notify_all()
             if isinstance(result, BaseException):
                 raise result
@@ -294,6 +295,29 @@ def test_a_rejected_message_leaves_its_queue_at_once_whatever_the_limit(case):
     on_done(True)
     case.until(lambda: case.done() == 2)
     assert case.offsets() == [0, 1]
+
+
+def test_of_a_list_that_was_rejected_each_message_is_called_alone_and_only_the_one_leaves(case):
+    case.failing[1] = cause = Reject("unknown customer")
+    case.submit(case.queue(batch_size=3), 0, 5)
+    case.run_timer()
+    case.until(lambda: case.letters)
+    messages, told, on_done = case.letters.pop()
+    assert (messages, told) == ([1], cause)
+    on_done(True)
+    case.until(lambda: case.done() == 5)
+    assert [offsets for _, offsets in case.seen] == [[0, 1, 2], [0], [1], [2], [3, 4]]
+    assert case.service.failures == 2
+
+
+def test_a_list_that_failed_otherwise_is_tried_again_as_a_whole(case):
+    case.failing[1] = ValueError("no connection")
+    case.submit(case.queue(batch_size=3), 0, 3)
+    case.until(lambda: case.timers)
+    case.failing.clear()
+    case.run_timer()
+    case.until(lambda: case.done() == 3)
+    assert [offsets for _, offsets in case.seen] == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_a_dead_letter_that_could_not_be_stored_is_not_skipped(case):

@@ -172,6 +172,12 @@ class Portion:
         self._messages, self.call_count = len(messages), len(self._items)
         self.calls = iter(self._items)
 
+    def insert(self, messages: list[StoredMessage]) -> None:
+        """Has messages begun next, each by a call of its own."""
+        at = len(self._items) - length_hint(self.calls)
+        self._items[at:at] = [[message] for message in messages]  # type: ignore[misc]
+        self.call_count += len(messages)
+
     def revoke(self) -> None:
         """What was not begun will not be; from any thread."""
         self._messages, self.call_count = self.messages_begun, self.calls_begun

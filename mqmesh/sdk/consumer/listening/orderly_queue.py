@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, Reject
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
@@ -100,6 +100,7 @@ class OrderlyQueue(QueueWork):
 
     __slots__ = (
         "_broken",
+        "_divides",
         "_max_times",
         "_span",
         "attempt",
@@ -135,6 +136,7 @@ class OrderlyQueue(QueueWork):
         self._max_times = max_reconsume_times
         self._span: StateSpan | None = None
         self._broken = False
+        self._divides = False
 
     @property
     def fencing_token(self) -> int:
@@ -167,6 +169,10 @@ class OrderlyQueue(QueueWork):
         """
         if self.revoked or not self.lease.holds():
             return None
+        if self._divides and self.current is not None:
+            self.portions[0].insert(self.current[1:])
+            self.current = self.current[:1]
+        self._divides = False
         while self.current is None and self.portions:
             portion = self.portions[0]
             portion.open()
@@ -199,6 +205,8 @@ class OrderlyQueue(QueueWork):
         self.attempt += 1
         if spent:
             return Failure.DEAD_LETTER
+        # Of several it is not known which one was meant; one by one it will be.
+        self._divides = isinstance(cause, Reject)
         for message in self.current:
             times = {PROPERTY_RECONSUME_TIMES: str(message.reconsume_times + 1)}
             message.properties = {**(message.properties or {}), **times}
