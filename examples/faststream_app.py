@@ -46,6 +46,18 @@ async def send_by_post(bill: Bill, message: Annotated[MQMeshMessage, Context("me
     print(f"bill of {bill.price} for order {bill.order.id}, message {message.message_id}")
 
 
+# What is at hand, up to a hundred bills, in one call.
+@broker.subscriber(
+    "bills",
+    group="books",
+    batch=True,
+    consume_message_batch_max_size=100,
+    consume_from_where=FIRST,
+)
+async def enter_in_books(bills: list[Bill]) -> None:
+    print("in the books:", [bill.price for bill in bills])
+
+
 @broker.subscriber("prices", group="shop", consume_from_where=FIRST)
 async def price(item: str) -> int:
     return PRICES[item]

@@ -20,6 +20,9 @@ def test_an_order_is_billed_and_the_bill_is_sent(monkeypatch: pytest.MonkeyPatch
             shop.send_by_post.mock.assert_called_once_with(
                 {"order": {"id": "1", "item": "pear"}, "price": 4}
             )
+            shop.enter_in_books.mock.assert_called_once_with(
+                [{"order": {"id": "1", "item": "pear"}, "price": 4}]
+            )
             reply = await broker.request("apple", "prices")
             assert await reply.decode() == 3
 

@@ -70,6 +70,7 @@ class TypedSubscription(msgspec.Struct, frozen=True):
         expression: Which of its messages.
         listener: Calls the function.
         options: Of the group's consumer.
+        batch: The function gets lists.
     """
 
     topic: str
@@ -77,6 +78,7 @@ class TypedSubscription(msgspec.Struct, frozen=True):
     expression: Wanted
     listener: Callable[[list[StoredMessage]], Any]
     options: PushConsumerKeywords
+    batch: bool = False
 
 
 class Subscriptions:
@@ -95,10 +97,10 @@ class Subscriptions:
         group, topic = check_consumer_group(subscription.group), check_topic(subscription.topic)
         as_selector(subscription.expression)
         options = make_options(PushConsumerOptions, dict(subscription.options), "consumer option")
-        if options.consume_message_batch_max_size != 1:
+        if options.consume_message_batch_max_size != 1 and not subscription.batch:
             raise InvalidArgument(
                 "consume_message_batch_max_size must be 1 here: a handler gets one message; for "
-                "more there is PushConsumer"
+                "more there is PushConsumer, and for FastStream batch=True"
             )
         others = self._groups.setdefault(group, [])
         for other in others:

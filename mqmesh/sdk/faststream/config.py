@@ -19,7 +19,9 @@ from mqmesh.sdk.app.subscriptions import Errors
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.faststream.group_consumers import GroupConsumers
-from mqmesh.sdk.faststream.message import decode, parse
+from mqmesh.sdk.faststream.message import decode, decode_batch, parse, parse_batch
+
+Payloads = list[tuple[dict[str, Any], str]]
 
 
 @dataclass(kw_only=True)
@@ -42,6 +44,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
         group: Consumer group.
         expression: Which messages.
         dead_letter_on: Errors that make a dead letter at once.
+        batch: Its function gets lists.
         options: Of the group's consumer.
     """
 
@@ -49,9 +52,14 @@ class SubscriberSettings(SubscriberUsecaseConfig):
     group: str
     expression: Wanted
     dead_letter_on: Errors
+    batch: bool
     options: PushConsumerKeywords
-    parser: Callable[[Any], Awaitable[Any]] = field(default=parse)
-    decoder: Callable[[Any], Awaitable[Any]] = field(default=decode)
+    parser: Callable[[Any], Awaitable[Any]] = field(init=False)
+    decoder: Callable[[Any], Awaitable[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Chooses how messages are read."""
+        self.parser, self.decoder = (parse_batch, decode_batch) if self.batch else (parse, decode)
 
     @property
     def ack_policy(self) -> AckPolicy:
@@ -67,6 +75,7 @@ class SubscriberTitles(SubscriberSpecificationConfig):
     """Of a subscriber in AsyncAPI's document."""
 
     topic: str
+    batch: bool
 
 
 @dataclass(kw_only=True)
@@ -75,11 +84,13 @@ class PublisherSettings(PublisherUsecaseConfig):
 
     Attributes:
         topic: Without the routers' prefixes.
+        batch: It sends lists, each as one batch.
         headers: Properties of all its messages.
         fields: What else they have, unless a call says otherwise.
     """
 
     topic: str
+    batch: bool
     headers: dict[str, str]
     fields: OwnFields
 
@@ -89,3 +100,21 @@ class PublisherTitles(PublisherSpecificationConfig):
     """Of a publisher in AsyncAPI's document."""
 
     topic: str
+    batch: bool
+
+
+def message_payloads(payloads: Payloads, *, batch: bool) -> Payloads:
+    """What messages are, in AsyncAPI's document, where functions with ``batch`` have lists of them.
+
+    Args:
+        payloads: What each function takes or returns, and its name.
+        batch: The functions have lists.
+    """
+    return [(_item_of(payload) if batch else payload, name) for payload, name in payloads]
+
+
+def _item_of(payload: dict[str, Any]) -> dict[str, Any]:
+    if "items" not in payload:
+        return payload
+    kept = {key: payload[key] for key in ("title", "$defs") if key in payload}
+    return {**payload["items"], **kept}

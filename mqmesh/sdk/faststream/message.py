@@ -27,10 +27,11 @@ _NO_HEADERS: Final = RESERVED_PROPERTIES | {CONTENT_TYPE, CORRELATION_ID, REPLY_
 
 
 class Delivery:
-    """A message on its way through a subscriber: FastStream's raw message.
+    """What a handler is called with on its way through a subscriber: FastStream's raw message.
 
     Args:
-        message: As it was received; of a reply a plain ``Message``.
+        messages: As they were received: one, or with ``batch=True`` a list's, of one queue and in
+            order. Of a reply a plain ``Message``.
         is_asked_for: The subscriber has no function; see ``MQMeshSubscriber.get_one``.
 
     Attributes:
@@ -38,19 +39,25 @@ class Delivery:
         error: What the handler raised.
     """
 
-    __slots__ = ("decision", "error", "is_asked_for", "message")
+    __slots__ = ("decision", "error", "is_asked_for", "messages")
 
-    def __init__(self, message: Message, *, is_asked_for: bool = False) -> None:
-        self.message = message
+    def __init__(self, *messages: Message, is_asked_for: bool = False) -> None:
+        self.messages = messages
         self.is_asked_for = is_asked_for
         self.decision: AckStatus | None = None
         self.error: Exception | None = None
 
+    @property
+    def message(self) -> Message:
+        """The message; the first one of a list."""
+        return self.messages[0]
+
     def result(self) -> ConsumeResult:
-        """What the consumer is told.
+        """What the consumer is told; of a list it holds for all.
 
         Raises:
-            Reject: The message shall be a dead letter.
+            Reject: The message shall be a dead letter. A list comes again message by message, and
+                then it is known which of them is meant.
             Exception: What the handler raised; the message comes again.
         """
         if self.decision is AckStatus.ACKED:
@@ -70,6 +77,8 @@ class MQMeshMessage(StreamMessage[Delivery]):
     @property
     def stored(self) -> StoredMessage:
         """The message as consumers of mqmesh get it: tag, keys, queue, offset and all.
+
+        Of a list it is the first one; all are ``raw_message.messages``.
 
         Raises:
             TypeError: It is a reply, which is not stored.
@@ -128,6 +137,23 @@ async def parse(delivery: Delivery) -> MQMeshMessage:
     )
 
 
+async def parse_batch(delivery: Delivery) -> MQMeshMessage:
+    """FastStream's view of a list of messages: facts of the first one, bodies and headers of all.
+
+    A list has no ``reply_to``: nobody would know whom its result answers.
+    """
+    parts = [await parse(Delivery(one)) for one in delivery.messages]
+    first = parts[0]
+    return MQMeshMessage(
+        raw_message=delivery,
+        body=[one.body for one in parts],
+        headers=first.headers,
+        batch_headers=[{**one.headers, CORRELATION_ID: one.correlation_id} for one in parts],
+        correlation_id=first.correlation_id,
+        message_id=first.message_id,
+    )
+
+
 async def decode(message: StreamMessage[Any]) -> Any:
     """The value of a body.
 
@@ -138,6 +164,16 @@ async def decode(message: StreamMessage[Any]) -> Any:
         return decode_message(message)
     except ValueError as error:  # JSON's and Unicode's errors are such
         raise Reject(f"the body is no {message.content_type}: {error}") from error
+
+
+# FastStream asks for this name, to know that a codec is to decode lists.
+async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
+    """The values of a list's bodies.
+
+    Raises:
+        Reject: One of them is not what its ``content_type`` says.
+    """
+    return [await decode(await parse(Delivery(one))) for one in message.raw_message.messages]
 
 
 def _told(error: Exception) -> str:

@@ -10,8 +10,14 @@ from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import Message as MessageSchema
 from faststream.specification.schema import Operation, PublisherSpec
 
+from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.app.message_maker import OwnFields
-from mqmesh.sdk.faststream.config import MQMeshBrokerConfig, PublisherSettings, PublisherTitles
+from mqmesh.sdk.faststream.config import (
+    MQMeshBrokerConfig,
+    PublisherSettings,
+    PublisherTitles,
+    message_payloads,
+)
 from mqmesh.sdk.faststream.message import MQMeshMessage
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.producer.send_result import SendResult
@@ -33,39 +39,41 @@ class MQMeshPublisher(PublisherUsecase):
         self, config: PublisherSettings, specification: PublisherSpecification[Any, Any]
     ) -> None:
         super().__init__(config, specification)
-        self._settings = config
+        self.settings = config
 
     @property
     def topic(self) -> str:
         """With the routers' prefixes."""
-        return self._outer_config.prefix + self._settings.topic
+        return self._outer_config.prefix + self.settings.topic
 
     async def publish(
         self,
-        message: Any,
-        /,
-        *,
+        *messages: Any,
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
         reply_to: str = "",
         timeout_ms: int | None = None,
         **fields: Unpack[OwnFields],
     ) -> SendResult:
-        """As ``MQMeshBroker.publish``, to its topic."""
+        """As ``MQMeshBroker.publish``, to its topic; with ``batch=True`` as ``publish_batch``.
+
+        Raises:
+            InvalidArgument: It has no ``batch=True``, and there is not one message.
+            MQMeshError: As there.
+        """
+        if not messages or (len(messages) > 1 and not self.settings.batch):
+            raise InvalidArgument("a publisher sends one message; several with batch=True")
         command = MQMeshPublishCommand(
-            message,
+            *messages,
             destination=self.topic,
-            headers={**self._settings.headers, **(headers or {})},
+            headers={**self.settings.headers, **(headers or {})},
             correlation_id=correlation_id or self._outer_config.id_generator(),
             reply_to=reply_to,
             timeout_ms=timeout_ms,
-            fields={**self._settings.fields, **fields},
+            fields={**self.settings.fields, **fields},
             _publish_type=PublishType.PUBLISH,
         )
-        sent: SendResult = await self._basic_publish(
-            command, producer=self._outer_config.producer, _extra_middlewares=()
-        )
-        return sent
+        return await self._send(command, ())
 
     async def request(
         self,
@@ -81,10 +89,10 @@ class MQMeshPublisher(PublisherUsecase):
         command = MQMeshPublishCommand(
             message,
             destination=self.topic,
-            headers={**self._settings.headers, **(headers or {})},
+            headers={**self.settings.headers, **(headers or {})},
             correlation_id=correlation_id or self._outer_config.id_generator(),
             timeout_ms=timeout_ms,
-            fields={**self._settings.fields, **fields},
+            fields={**self.settings.fields, **fields},
             _publish_type=PublishType.REQUEST,
         )
         reply: MQMeshMessage = await self._basic_request(
@@ -98,11 +106,22 @@ class MQMeshPublisher(PublisherUsecase):
         # A handler's result; FastStream calls it.
         command = MQMeshPublishCommand.from_cmd(cmd)
         command.destination = self.topic
-        command.add_headers(self._settings.headers, override=False)
-        command.fields = {**self._settings.fields, **command.fields}
-        await self._basic_publish(
-            command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        command.add_headers(self.settings.headers, override=False)
+        command.fields = {**self.settings.fields, **command.fields}
+        if self.settings.batch and isinstance(command.body, list | tuple):
+            if not command.body:
+                return
+            command.batch_bodies = tuple(command.body)
+        await self._send(command, _extra_middlewares)
+
+    async def _send(
+        self, command: MQMeshPublishCommand, middlewares: Iterable[PublisherMiddleware]
+    ) -> SendResult:
+        publish = self._basic_publish_batch if self.settings.batch else self._basic_publish
+        sent: SendResult = await publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=middlewares
         )
+        return sent
 
 
 class PublisherPage(PublisherSpecification[MQMeshBrokerConfig, PublisherTitles]):
@@ -120,7 +139,8 @@ class PublisherPage(PublisherSpecification[MQMeshBrokerConfig, PublisherTitles])
 
     def get_schema(self) -> dict[str, PublisherSpec]:
         """What it sends."""
-        payload = resolve_payloads(self.get_payloads(), "Publisher")
+        payloads = message_payloads(self.get_payloads(), batch=self.config.batch)
+        payload = resolve_payloads(payloads, "Publisher")
         message = MessageSchema(title=f"{self.name}:Message", payload=payload)
         return {
             self.name: PublisherSpec(

@@ -56,6 +56,16 @@ class MQMeshPublishCommand(BatchPublishCommand):
         self.timeout_ms = timeout_ms
         self.request = request
 
+    @property
+    def batch_bodies(self) -> tuple[Any, ...]:
+        """Its values, at least one: None is one, too."""
+        return (self.body, *self.extra_bodies)
+
+    @batch_bodies.setter
+    def batch_bodies(self, value: Sequence[Any]) -> None:
+        self.body, *others = value or (None,)
+        self.extra_bodies = tuple(others)
+
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "MQMeshPublishCommand":
         """The same command as one of this class."""
@@ -118,13 +128,12 @@ class MessageEncoder:
         self.codec: CodecProto = codec or DefaultCodec()
 
     async def messages(self, command: MQMeshPublishCommand) -> list[Message]:
-        """A command's messages, in order; a command without a value has one.
+        """A command's messages, in order.
 
         Raises:
             InvalidArgument: A value cannot be sent.
         """
-        bodies = command.batch_bodies or (None,)
-        return [await self._message(command, body) for body in bodies]
+        return [await self._message(command, body) for body in command.batch_bodies]
 
     async def _message(self, command: MQMeshPublishCommand, value: Any) -> Message:
         # A body has at least one byte here, so nothing is sent as JSON's word for it.

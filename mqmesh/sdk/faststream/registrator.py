@@ -1,7 +1,7 @@
 """What a broker and a router of FastStream have in common: subscribers and publishers."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from fast_depends.dependencies import Dependant
 from faststream import AckPolicy
@@ -54,6 +54,7 @@ class PublisherKeywords(OwnFields, Titles, total=False):
     persistent: bool
 
 
+_BATCH_MAX_SIZE: Final = 32
 _TITLES = Titles.__optional_keys__
 _OWN = SubscriberKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
 _FIELDS = OwnFields.__optional_keys__
@@ -69,6 +70,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         group: str,
         expression: Wanted = "*",
         dead_letter_on: Errors = (),
+        batch: bool = False,
         **options: Unpack[SubscriberKeywords],
     ) -> MQMeshSubscriber:
         """Has a function handle the messages of a topic; without one, see ``get_one``.
@@ -79,6 +81,9 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             expression: As for ``PushConsumer.subscribe``: tags, SQL, a filter in Python.
             dead_letter_on: Errors that make a dead letter at once; others are retried. A body
                 that the function's types refuse is one always.
+            batch: The function gets a list of what waits in a queue, up to
+                ``consume_message_batch_max_size`` (32) messages, which succeed or fail together.
+                It answers no requests. All subscribers of a group get lists, or none does.
             options: Of the group's consumer, the same for all topics of a group
                 (``consume_thread_count``, ``consume_orderly`` …); and FastStream's ``ack_policy``,
                 ``no_reply``, ``dependencies``, ``parser``, ``decoder``, ``codec``, ``persistent``,
@@ -88,13 +93,16 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         outer = cast(MQMeshBrokerConfig, self.config)
         own: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
         consumer = {name: value for name, value in options.items() if name not in _OWN}
+        if batch:
+            consumer.setdefault("consume_message_batch_max_size", _BATCH_MAX_SIZE)
         calls = CallsCollection[Delivery]()
-        titles = SubscriberTitles(topic=topic, **_titles(own))
+        titles = SubscriberTitles(topic=topic, batch=batch, **_titles(own))
         settings = SubscriberSettings(
             topic=topic,
             group=group,
             expression=expression,
             dead_letter_on=dead_letter_on,
+            batch=batch,
             options=cast(PushConsumerKeywords, consumer),
             no_reply=own.get("no_reply", False),
             _outer_config=outer,
@@ -114,6 +122,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         topic: str,
         *,
         headers: dict[str, str] | None = None,
+        batch: bool = False,
         **options: Unpack[PublisherKeywords],
     ) -> MQMeshPublisher:
         """Sends to a topic: by itself, or what a handler returns that it decorates.
@@ -121,6 +130,8 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         Args:
             topic: Topic.
             headers: Properties of all its messages.
+            batch: A list that a handler returns is sent as one batch, a message for each item; of
+                an empty one nothing is sent.
             options: ``tag``, ``keys``, ``sharding_key``, ``delay_level`` … of all its messages;
                 and FastStream's ``schema``, ``persistent``, ``title``, ``description`` and
                 ``include_in_schema``.
@@ -129,12 +140,13 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         fields = {name: value for name, value in options.items() if name in _FIELDS}
         settings = PublisherSettings(
             topic=topic,
+            batch=batch,
             headers=headers or {},
             fields=cast(OwnFields, fields),
             _outer_config=outer,
         )
         titles = PublisherTitles(
-            topic=topic, schema_=options.get("schema"), **_titles(dict(options))
+            topic=topic, batch=batch, schema_=options.get("schema"), **_titles(dict(options))
         )
         made = MQMeshPublisher(settings, PublisherPage(outer, titles))
         super().publisher(made, persistent=options.get("persistent", True))

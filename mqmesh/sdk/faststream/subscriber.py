@@ -22,7 +22,12 @@ from mqmesh.errors import ClientClosed
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk.app.subscriptions import TypedSubscription
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.faststream.config import MQMeshBrokerConfig, SubscriberSettings, SubscriberTitles
+from mqmesh.sdk.faststream.config import (
+    MQMeshBrokerConfig,
+    SubscriberSettings,
+    SubscriberTitles,
+    message_payloads,
+)
 from mqmesh.sdk.faststream.group_consumers import Puller
 from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
@@ -83,11 +88,20 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         settings, consumers = self.settings, self._outer_config.consumers
         assert consumers is not None, "it belongs to a broker"
         if self.calls:
-            options = settings.options
             await consumers.join(
                 TypedSubscription(
-                    self.topic, settings.group, settings.expression, self._listen, options
+                    self.topic,
+                    settings.group,
+                    settings.expression,
+                    self._listen,
+                    settings.options,
+                    settings.batch,
                 )
+            )
+        elif settings.batch:
+            raise FeatureNotSupportedException(
+                "get_one and iteration give one message at a time: a subscriber with batch=True "
+                "needs a function"
             )
         else:
             self._puller = await consumers.pull(
@@ -173,8 +187,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         return cast(MQMeshMessage, seen)
 
     async def _listen(self, messages: list[StoredMessage]) -> ConsumeResult:
-        (message,) = messages
-        delivery = Delivery(message)
+        delivery = Delivery(*messages)
         await self.consume(delivery)
         return delivery.result()
 
@@ -201,7 +214,8 @@ class SubscriberPage(SubscriberSpecification[MQMeshBrokerConfig, SubscriberTitle
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """What it takes."""
-        payload = resolve_payloads(self.get_payloads())
+        payloads = message_payloads(self.get_payloads(), batch=self.config.batch)
+        payload = resolve_payloads(payloads)
         message = MessageSchema(title=f"{self.name}:Message", payload=payload)
         return {
             self.name: SubscriberSpec(

@@ -34,7 +34,8 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
             bill.mock.assert_called_once_with({"id": "1"})
 
     Each group that wants a message gets it, by tag and SQL; filters in Python take all here. What a
-    handler raises, ``publish`` raises; nothing is tried again. Delays are over at once.
+    handler raises, ``publish`` raises; nothing is tried again. Delays are over at once. With
+    ``batch=True`` a handler gets what was published at once as one list.
 
     Args:
         brokers, with_real, connect_only: As for FastStream's other test brokers.
@@ -47,7 +48,9 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
         for one in _subscribers(self.brokers):
             if one.calls and one.topic == publisher.topic:
                 return one, True
-        return broker.subscriber(publisher.topic, group="test", persistent=False), False
+        batch = publisher.settings.batch
+        made = broker.subscriber(publisher.topic, group="test", batch=batch, persistent=False)
+        return made, False
 
     @contextmanager
     def _patch_producer(self, broker: MQMeshBroker) -> Iterator[None]:
@@ -88,14 +91,17 @@ class ProducerInMemory(MQMeshProducer):
         return await self.publish_batch(cmd)
 
     async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult:
-        """Calls the handlers of each message."""
+        """Calls the handlers of each message, or of all of them."""
         messages = await self._encoder.messages(cmd)
         first = self._sent
         self._sent += len(messages)
-        for number, message in enumerate(messages, first):
-            stored = _stored(message, number)
-            for subscriber in self._wanting(stored):
-                await subscriber.process_message(Delivery(stored))
+        stored = [_stored(message, number) for number, message in enumerate(messages, first)]
+        for subscriber, wanted in self._wanting(stored):
+            if subscriber.settings.batch:
+                await subscriber.process_message(Delivery(*wanted))
+                continue
+            for message in wanted:
+                await subscriber.process_message(Delivery(message))
         return SendResult(
             status=SendStatus.SEND_OK,
             message_queue=MessageQueue(cmd.destination, _BROKER_NAME, 0),
@@ -108,11 +114,13 @@ class ProducerInMemory(MQMeshProducer):
         )
 
     async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
-        """Calls the first handler, and returns what it returned."""
+        """Calls the first handler, and returns what it returned; one of lists never answers."""
         (message,) = await self._encoder.messages(cmd)
         stored = _stored(message, self._sent)
         self._sent += 1
-        for subscriber in self._wanting(stored):
+        for subscriber, _ in self._wanting([stored]):
+            if subscriber.settings.batch:
+                continue
             result = await subscriber.process_message(Delivery(stored))
             command = MQMeshPublishCommand.from_cmd(result.as_publish_command())
             command.destination = cmd.destination
@@ -120,12 +128,15 @@ class ProducerInMemory(MQMeshProducer):
             return Delivery(reply)
         raise SubscriberNotFound
 
-    def _wanting(self, message: StoredMessage) -> list[MQMeshSubscriber]:
-        return [
-            one
-            for one in _subscribers(self._brokers)
-            if one.calls and one.topic == message.topic and _fits(one.settings.expression, message)
-        ]
+    def _wanting(
+        self, messages: list[StoredMessage]
+    ) -> Iterator[tuple[MQMeshSubscriber, list[StoredMessage]]]:
+        for one in _subscribers(self._brokers):
+            if one.calls and one.topic == messages[0].topic:
+                expression = one.settings.expression
+                wanted = [message for message in messages if _fits(expression, message)]
+                if wanted:
+                    yield one, wanted
 
 
 def _subscribers(brokers: Sequence[MQMeshBroker]) -> list[MQMeshSubscriber]:

@@ -18,7 +18,7 @@ from faststream.exceptions import (
 from faststream.message import AckStatus
 
 from mqmesh import ConsumeResult, Message, MessageSelector, Reject, StoredMessage
-from mqmesh.errors import ClientClosed
+from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.faststream import (
     Delivery,
     MQMeshBroker,
@@ -150,9 +150,9 @@ def test_a_batch_is_handled_message_by_message_and_nothing_is_null(broker):
     async def take(body: int | None) -> None: ...
 
     async def run(one):
-        sent = await one.publish_batch(1, 2, None, topic="orders")
+        sent = await one.publish_batch(None, 1, 2, topic="orders")
         assert sent.message_count == len(set(sent.message_ids)) == 3
-        assert [call.args for call in take.mock.call_args_list] == [(1,), (2,), (None,)]
+        assert [call.args for call in take.mock.call_args_list] == [(None,), (1,), (2,)]
 
     with_broker(broker, run)
 
@@ -210,14 +210,161 @@ def test_an_application_has_the_brokers_life_and_a_document(broker):
     assert "Order" in document["components"]["schemas"]
 
 
-# ---- What becomes of a message ----------------------------------------------------------
+# ---- Lists of messages ------------------------------------------------------------------
+
+
+def test_a_handler_gets_what_was_published_at_once_as_one_list(broker):
+    @broker.subscriber("orders", group="billing", batch=True)
+    async def bill(orders: list[Order], message: Annotated[MQMeshMessage, Context("message")]):
+        stored = message.raw_message.messages
+        assert message.stored is stored[0]
+        assert [headers["size"] for headers in message.batch_headers] == ["7"] * len(orders)
+        seen.append([order.id for order in orders] + [one.queue_offset for one in stored])
+
+    async def run(one):
+        await one.publish(Order(id=1), "orders", headers={"size": "7"})
+        await one.publish_batch(Order(id=2), {"id": 3}, topic="orders", headers={"size": "7"})
+        await bill.assert_called_with([Order(id=2), Order(id=3)])
+
+    seen = []
+    with_broker(broker, run)
+    assert seen == [[1, 0], [2, 3, 1, 2]]
+
+
+def test_a_publisher_of_lists_sends_one_batch_and_nothing_for_an_empty_list(broker):
+    bills, posts = broker.publisher("bills", batch=True, tag="bill"), broker.publisher("posts")
+
+    @broker.subscriber("orders", group="billing", batch=True)
+    @bills
+    async def bill(orders: list[int]) -> list[int]:
+        return [number for number in orders if number]
+
+    @broker.subscriber("copies", group="billing")
+    @bills
+    async def copy(order: int) -> MQMeshResponse:
+        return MQMeshResponse((order, order), tag="copy")
+
+    @broker.subscriber("bills", group="post", expression="bill")
+    async def post(bill: int | None) -> None: ...
+
+    @broker.subscriber("bills", group="copies", expression="copy", batch=True)
+    async def keep(bills: list[int]) -> None: ...
+
+    async def run(one):
+        await one.publish_batch(1, 0, 2, topic="orders")
+        await one.publish(0, "orders")
+        await bills.publish(3, None)
+        assert [call.args for call in post.mock.call_args_list] == [(1,), (2,), (3,), (None,)]
+        await one.publish(5, "copies")
+        keep.mock.assert_called_once_with([5, 5])
+        for messages in (), (1, 2):
+            with pytest.raises(InvalidArgument, match="batch=True"):
+                await posts.publish(*messages)
+
+    with_broker(broker, run)
+
+
+def test_a_publisher_of_lists_that_nobody_handles_has_a_mock(broker):
+    bills = broker.publisher("bills", batch=True)
+
+    async def run(one):
+        await bills.publish(1, 2)
+        bills.mock.assert_called_once_with([1, 2])
+
+    with_broker(broker, run)
+
+
+def test_what_lists_are_made_of_stands_in_the_document(broker):
+    @broker.subscriber("orders", group="billing", batch=True)
+    @broker.publisher("bills", batch=True)
+    async def bill(orders: list[Order]) -> list[Order | int]: ...
+
+    @broker.subscriber("others", group="billing", batch=True)
+    async def any_order(orders) -> None: ...
+
+    document = FastStream(broker).schema.to_specification().to_jsonable()
+    schemas = document["components"]["schemas"]
+    order = {"$ref": "#/components/schemas/Order"}
+    title = "Bill:Message:Payload"
+    assert schemas[title] == {"title": title, **order}
+    title = "bills:Publisher:Message:Payload"
+    assert schemas[title] == {"title": title, "anyOf": [order, {"type": "integer"}]}
+    assert set(schemas) >= {"Order", "AnyOrder:Message:Payload"}
+
+
+def test_a_handler_of_lists_answers_nobody(broker):
+    @broker.subscriber("questions", group="g", batch=True)
+    async def answer(questions: list[str]) -> str:
+        return "?"
+
+    @broker.subscriber("answers", group="g")
+    async def take(answer: str) -> None: ...
+
+    async def run(one):
+        await one.publish("why", "questions", reply_to="answers")
+        assert not take.mock.called
+        with pytest.raises(SubscriberNotFound):
+            await one.request("why", "questions")
+        answer.mock.assert_called_once_with(["why"])
+
+    with_broker(broker, run)
+
+
+def test_a_codec_decodes_a_list_if_it_can():
+    class Lengths:
+        async def encode(self, msg, serializer=None):
+            return msg.encode(), None
+
+        async def decode(self, msg):
+            return len(msg.body)
+
+        async def encode_batch(self, msgs, serializer=None):
+            raise AssertionError("who decodes a list of them has others, perhaps")
+
+        async def decode_batch(self, msg):
+            return [len(body) for body in msg.body]
+
+    broker = MQMeshBroker("127.0.0.1:1", codec=Lengths())
+
+    @broker.subscriber("orders", group="g", batch=True)
+    async def take(lengths: list[int]) -> None: ...
+
+    async def run(one):
+        await one.publish_batch("a", "bcd", topic="orders")
+        take.mock.assert_called_once_with([1, 3])
+
+    with_broker(broker, run)
+
+
+def test_a_group_takes_lists_or_it_does_not_and_nobody_asks_for_lists(broker):
+    def subscriber(topic, **options):
+        made = broker.subscriber(topic, group="g", **options)
+        made(print)
+        return made
+
+    async def run(one):
+        await subscriber("a", batch=True).start()
+        with pytest.raises(InvalidArgument, match="one set of options"):
+            await subscriber("b").start()
+        with pytest.raises(InvalidArgument, match="batch=True"):
+            await subscriber("c", consume_message_batch_max_size=32).start()
+        await subscriber("d", batch=True, consume_message_batch_max_size=32).start()
+        with pytest.raises(FeatureNotSupportedException, match="needs a function"):
+            await broker.subscriber("e", group="other", batch=True).start()
+
+    with_broker(broker, run)
+
+
+# ---- What becomes of a message, or of a list of them ------------------------------------
 
 
 def outcome(broker, raised=None, decide=None, body=b"7", **options):
     """What the consumer is told of a message whose handler raises or decides something."""
 
     @broker.subscriber("orders", group="g", **options)
-    async def handle(body: int, message: Annotated[MQMeshMessage, Context("message")]) -> None:
+    async def handle(
+        body: int | list[int], message: Annotated[MQMeshMessage, Context("message")]
+    ) -> None:
         if decide is not None:
             await getattr(message, decide)()
         if raised is not None:
@@ -225,7 +372,8 @@ def outcome(broker, raised=None, decide=None, body=b"7", **options):
 
     async def run(one):
         (subscriber,) = one.subscribers
-        delivery = Delivery(stored(body))
+        others = [stored(b"1")] if subscriber.settings.batch else []
+        delivery = Delivery(*others, stored(body))
         await subscriber.consume(delivery)
         return delivery.result()
 
@@ -250,8 +398,9 @@ def stored(body):
         {"raised": KeyError("x"), "ack_policy": AckPolicy.ACK_FIRST},
     ],
 )
-def test_it_is_done(broker, case):
-    assert outcome(broker, **case) is ConsumeResult.SUCCESS
+@pytest.mark.parametrize("batch", [False, True])
+def test_it_is_done(broker, case, batch):
+    assert outcome(broker, **case, batch=batch) is ConsumeResult.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -262,8 +411,9 @@ def test_it_is_done(broker, case):
         {"ack_policy": AckPolicy.MANUAL},
     ],
 )
-def test_it_comes_again(broker, case):
-    assert outcome(broker, **case) is ConsumeResult.RECONSUME_LATER
+@pytest.mark.parametrize("batch", [False, True])
+def test_it_comes_again(broker, case, batch):
+    assert outcome(broker, **case, batch=batch) is ConsumeResult.RECONSUME_LATER
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
@@ -284,9 +434,10 @@ def test_it_comes_again_and_the_consumer_knows_why(broker, policy):
         ({"body": b"{"}, "the body is no application/json"),
     ],
 )
-def test_it_is_a_dead_letter_at_once(broker, case, told):
+@pytest.mark.parametrize("batch", [False, True])
+def test_it_is_a_dead_letter_at_once(broker, case, told, batch):
     with pytest.raises(Reject, match=told):
-        outcome(broker, **case)
+        outcome(broker, **case, batch=batch)
 
 
 def test_what_a_handler_validates_by_itself_may_be_better_next_time(broker):
