@@ -23,17 +23,18 @@ class Telling:
         self._reader = reader
         self._before = self._all()
 
-    def spans(self, name: str = "") -> list[ReadableSpan]:
-        """Spans that have ended, of mqmesh, in the order in which they began.
+    def spans(self, name: str = "", scope: str = "mqmesh") -> list[ReadableSpan]:
+        """Spans that have ended, in the order in which they began.
 
         Args:
             name: Only those of this name.
+            scope: Whose.
         """
         found = [
             one
             for one in self._exporter.get_finished_spans()
             if one.instrumentation_scope is not None
-            and one.instrumentation_scope.name == "mqmesh"
+            and one.instrumentation_scope.name == scope
             and (not name or one.name == name)
         ]
         return sorted(found, key=lambda one: one.start_time or 0)

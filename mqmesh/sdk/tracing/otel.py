@@ -1,4 +1,4 @@
-"""Spans and metrics of OpenTelemetry, of one client. The only file that knows the package.
+"""Spans and metrics of OpenTelemetry, of one client. The SDK's only file that knows the package.
 
 A send's span begins where the user calls, in the caller's context, and not where a batch is made:
 what shares a batch may belong to different traces.
@@ -113,7 +113,7 @@ class Otel(Telemetry):
         """
         first = messages[0]
         labels = self._labels(operation, names.SEND, first.topic)
-        attributes = {**labels, names.CLIENT_ID: self._client_id(), **_facts(messages, kind)}
+        attributes = {**labels, names.CLIENT_ID: self._client_id(), **facts_of(messages, kind)}
         # A context that the user put there stays; there is a span that made the message already.
         owned = [one for one in messages if _has_context(one)]
         links = _links(owned) if owned else []
@@ -170,7 +170,7 @@ class Otel(Telemetry):
             kind=SpanKind.PRODUCER,
             attributes={
                 **self._labels(names.CREATE, names.CREATE, message.topic),
-                **_facts((message,), kind),
+                **facts_of((message,), kind),
             },
         )
         span.end()
@@ -254,7 +254,7 @@ class Otel(Telemetry):
                 **self._labels(operation, names.SETTLE, message.topic),
                 names.CLIENT_ID: self._client_id(),
                 names.MESSAGE_ID: message.message_id,
-                **_facts((message,), _TRANSACTION),
+                **facts_of((message,), _TRANSACTION),
                 **_server(self._address_of(message.broker_name)),
             },
             links=_links((message,)),
@@ -269,7 +269,7 @@ class Otel(Telemetry):
             **labels,
             names.CONSUMER_GROUP: self._group,
             names.CLIENT_ID: self._client_id(),
-            **_facts(messages, ""),
+            **facts_of(messages),
         }
         if len(messages) == 1:
             attributes[names.MESSAGE_ID] = messages[0].message_id
@@ -477,8 +477,13 @@ def _links(messages: Iterable[Message]) -> list[Link]:
     return links
 
 
-def _facts(messages: Sequence[Message], kind: str) -> Attributes:
-    """What messages themselves say; of several, what is the first one's and so all of them's."""
+def facts_of(messages: Sequence[Message], kind: str = "") -> Attributes:
+    """What messages themselves say; of several, what is the first one's and so all of them's.
+
+    Args:
+        messages: At least one.
+        kind: Their kind, where they do not say it themselves.
+    """
     first = messages[0]
     facts: Attributes = {names.MESSAGE_TYPE: kind or _kind_of(first)}
     if len(messages) > 1:
