@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.failovers import ElectedGroup, Load, run_failovers, wait_acked
+from harness.failovers import GROUP, ElectedGroup, Load, run_failovers, wait_acked
 from harness.patience import until
 
+from mqmesh.errors import BrokerNotAvailable
 from mqmesh.figures import Readings
+from mqmesh.protocol.groups import GroupConfig, ResetWhere
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 
 
 def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: Path):
@@ -63,6 +66,37 @@ def test_a_master_that_has_time_to_come_back_leads_again(short_tmp_path: Path):
         group.close()
     for one in {1, 2, 3} - {master}:
         assert "the leader's session has ended" not in (short_tmp_path / f"r{one}.log").read_text()
+
+
+def test_what_too_few_replicas_would_keep_is_refused_before_anything_is_changed(short_tmp_path):
+    group = ElectedGroup(short_tmp_path)
+    try:
+        master = group.master()
+        followers = [one for one in (1, 2, 3) if one != master]
+        group.admin.create_topic("t")
+        with GroupAdmin(group.namesrv.endpoint) as admin:
+            admin.create_group(GroupConfig("billing"))
+        for one in followers:
+            group.replicas[one].kill()
+        until(lambda: group.in_sync() == [master])
+        with GroupAdmin(group.namesrv.endpoint) as admin:
+            for change in (
+                lambda: admin.create_topic("u"),
+                lambda: admin.delete_topic("t"),
+                lambda: admin.create_group(GroupConfig("shipping")),
+                lambda: admin.delete_group("billing"),
+                lambda: admin.reset_offset("billing", "t", ResetWhere.LAST),
+            ):
+                with pytest.raises(BrokerNotAvailable, match="1 replicas are in sync, 2 must be"):
+                    change()
+            topics = {one.topic for one in admin.topic_configs()[GROUP]}
+            assert "t" in topics
+            assert "u" not in topics
+            group.start(followers[0])
+            until(lambda: len(group.in_sync()) == 2)
+            admin.create_topic("u")
+    finally:
+        group.close()
 
 
 def test_without_a_coordinator_a_master_that_asks_nobody_goes_on_by_promises(short_tmp_path: Path):

@@ -33,6 +33,7 @@ def update_and_create_topic(
     context: BrokerContext, request: Request, wanted: UpdateTopicRequest
 ) -> Reply | None:
     """Creates or changes a topic; answered once that is on disk."""
+    context.commit_point.check_room()
     before = context.topics.version
     topic = context.topics.update(
         wanted.config,
@@ -62,6 +63,7 @@ def delete_topic(
     """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
     name = asked.topic
     context.topics.check_deletable(name)
+    context.commit_point.check_room()
     context.topics.delete(name, context.clock.wall_ms())
     reply_when_saved(context, request, EMPTY_REPLY)
     return None

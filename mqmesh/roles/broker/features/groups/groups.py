@@ -48,6 +48,7 @@ def update_and_create_group(
     context: BrokerContext, request: Request, wanted: UpdateGroupRequest
 ) -> Reply | None:
     """Makes or changes the settings of a group; answered once that is on disk."""
+    context.commit_point.check_room()
     changed = context.group_table.update(
         wanted.config,
         must_exist=wanted.must_exist,
@@ -93,6 +94,7 @@ def delete_group(
             f"consumer group {name!r} has {len(group.members)} members, for example "
             f"{min(group.members)}; stop them first"
         )
+    context.commit_point.check_room()
     forget_sent_back(context, name)
     context.group_table.delete(name)
     context.groups.claims.forget_group(name)

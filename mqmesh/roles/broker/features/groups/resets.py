@@ -119,6 +119,7 @@ def _carry_out(
     reply = reply_with(OffsetChanges(changes, len(peers), more))
     if dry_run or not changes:
         return reply
+    context.commit_point.check_room()
     live = context.groups.find(group)
     broadcasting = live is not None and any(
         data.message_model == MessageModel.BROADCASTING for data in live.members.values()
