@@ -13,6 +13,7 @@ from harness.patience import until
 from mqmesh.errors import BrokerNotAvailable
 from mqmesh.figures import Readings
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
+from mqmesh.roles.exporter.names import numbers
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 
 
@@ -29,6 +30,7 @@ def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: 
     master = Readings(next(one for one in reports if one.broker_id == 0).figures)
     assert 0 < master.number("ha_failover_ms") < 30_000
     assert master.number("ha_set_changes_total") >= 1, "who was killed left the set"
+    assert dict(numbers(master, "ha_elections_total"))["failover",] >= 1
     assert master.number("ha_failsafe") == 0
 
 
@@ -41,8 +43,13 @@ def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_
         result = run_failovers(group, 3, fault="end", whom=[*others, master])
         led = (short_tmp_path / f"r{master}.log").read_text()
         leads = group.master()
+        reports = group.admin.ha_status()
     finally:
         group.close()
+    (told,) = [
+        dict(numbers(one.figures, "ha_elections_total")) for one in reports if not one.broker_id
+    ]
+    assert told == {("founding",): 0, ("failover",): 0, ("handed_over",): 1, ("unclean",): 0}
     assert (result.errors, result.lost, result.twice) == ([], [], [])
     assert len(result.acked) >= 210
     assert "to take over: the master is stopped" in led

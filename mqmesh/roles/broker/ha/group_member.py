@@ -522,7 +522,7 @@ class GroupMember:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
             return
-        self._chronicle.on_elected(self.leadership)
+        self._chronicle.on_elected(self.leadership, record.state)
         self._leader = ("", -1)
         _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
         mode, wanted = record.state.mode.value, self._config.ha.ack_replicas.value

@@ -11,12 +11,15 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 
 _log = logging.getLogger(__name__)
 
+REASONS: Final = ("founding", "failover", "handed_over", "unclean")
+
 
 class Chronicle(msgspec.Struct):
     """What came of elections, and of the set of replicas in sync while this one led.
 
     Attributes:
-        elections: How many it has won.
+        elections: How often it came to lead, by reason: ``founding`` of the group, ``failover``,
+            ``handed_over`` by the master before it, ``unclean`` by an administrator.
         set_changes: How often the set changed while it led.
         failover_ms: From the last word of the former master until this one served; 0 if it never
             was elected.
@@ -25,7 +28,9 @@ class Chronicle(msgspec.Struct):
             one.
     """
 
-    elections: int = 0
+    elections: dict[tuple[str, ...], int] = msgspec.field(
+        default_factory=lambda: {(one,): 0 for one in REASONS}
+    )
     set_changes: int = 0
     failover_ms: int = 0
     members: tuple[MemberIncarnation, ...] = ()
@@ -40,9 +45,14 @@ class Chronicle(msgspec.Struct):
         """Another replica leads."""
         self.leaderless_ms = None
 
-    def on_elected(self, leadership: Leadership) -> None:
-        """It leads."""
-        self.elections += 1
+    def on_elected(self, leadership: Leadership, state: GroupState) -> None:
+        """It leads, by what the group's record says."""
+        reason = "founding" if state.epoch == 1 else "handed_over"
+        if state.unclean_since == state.epoch:
+            reason = "unclean"
+        elif self.leaderless_ms is not None:
+            reason = "failover"
+        self.elections[reason,] += 1
         self.members = leadership.log.rule.members
 
     def look(self, leadership: Leadership, now_ms: int) -> None:
@@ -63,7 +73,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """A replica's membership at one moment.
 
     Attributes:
-        elections: How many it has won.
+        elections: As of ``Chronicle``.
         lease_ms: How long its session lives if it is not renewed; 0 without one.
         has_session: The coordinator knows it, as far as that can be known.
         promised_epoch: It follows nobody of an earlier one.
@@ -76,7 +86,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
         state: The group's, as it is known; None if it is not.
     """
 
-    elections: int
+    elections: dict[tuple[str, ...], int]
     lease_ms: int
     has_session: bool
     promised_epoch: int
@@ -89,7 +99,12 @@ class MemberStatus(msgspec.Struct, frozen=True):
 
 
 MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
-    counter("ha_elections_total", "elections that this replica won", lambda one: one.elections),
+    counter(
+        "ha_elections_total",
+        "how often this replica came to lead",
+        lambda one: one.elections,
+        labels=("reason",),
+    ),
     gauge(
         "ha_lease_remaining_ms",
         "how long its session lives if it is not renewed",
