@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are loaded when they are called."""
+"""Groups with commands whose modules are loaded when they are called."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from .names import check_texts
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are loaded when they are needed.
+    """A group with commands that are loaded when they are needed, beside those that it has.
 
     Args:
         places: Command -> module under this folder, and the name of the command in it. In help they
-            stand in this order.
+            stand in this order, behind the others.
         hidden: The same of commands that people need not know of.
     """
 
@@ -31,13 +31,13 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands."""
-        return list(self._places)
+        return [*super().list_commands(ctx), *self._places]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None if there is none."""
         place = self._places.get(cmd_name) or self._hidden.get(cmd_name)
         if place is None:
-            return None
+            return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f".{place[0]}", __package__)
         command = getattr(module, place[1])
         assert isinstance(command, click.Command)

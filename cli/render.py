@@ -1,20 +1,17 @@
 """How answers look: tables for people, JSON for programs, one log stream for both."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from mqmesh.roles.supervisor.log_lines import LogLine
-from mqmesh.storage.interface import OnProgress, RecoveryProgress
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")
 LEVEL_STYLES: Final = {
@@ -113,33 +110,6 @@ def duration(ms: int) -> str:
 def rate(per_second: float) -> str:
     """So many a second: whole numbers from 10 on."""
     return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
-
-
-@contextmanager
-def progress_bar() -> Iterator[OnProgress]:
-    """Draws a bar if standard error is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda progress: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task("", total=None)
-
-        def on_progress(progress: RecoveryProgress) -> None:
-            bar.update(
-                task,
-                description=progress.step,
-                completed=progress.done_bytes,
-                total=progress.total_bytes,
-            )
-
-        yield on_progress
 
 
 class LogStream:

@@ -471,6 +471,18 @@ def check_group(group: str) -> str:
     return _check_name("group", group, MAX_GROUP_LENGTH)
 
 
+def check_consumer_group(group: str) -> str:
+    """Returns the name of a consumer group if users may have it.
+
+    Raises:
+        InvalidArgument: Illegal, or reserved.
+    """
+    check_group(group)
+    if is_system_topic(group):
+        raise InvalidArgument(f"group {group!r} is reserved")
+    return group
+
+
 def check_number(field: str, number: int, limit: int) -> None:
     """Checks that a field is a whole number from 0 to a limit.
 

@@ -16,16 +16,20 @@ from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.units import MIB
 
+from ..lazy_group import LazyGroup
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, rate, state_text, timestamp
-from .cluster_files import export_cluster, import_cluster
-from .probe import probe_cluster
 
+_LAZY: Final = {
+    "export": ("admin.cluster_files", "export_cluster"),
+    "import": ("admin.cluster_files", "import_cluster"),
+    "probe": ("admin.probe", "probe_cluster"),
+}
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16
 
 
-@click.group()
+@click.group(cls=LazyGroup, places=_LAZY)
 def cluster() -> None:
     """Clusters as their name servers know them, whoever started them.
 
@@ -36,11 +40,6 @@ def cluster() -> None:
       mqmesh cluster export cluster.json
       mqmesh cluster import cluster.json --dry-run
     """
-
-
-cluster.add_command(probe_cluster)
-cluster.add_command(export_cluster)
-cluster.add_command(import_cluster)
 
 
 @cluster.command("list")

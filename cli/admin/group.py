@@ -10,11 +10,10 @@ from rich.text import Text
 
 from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
-from mqmesh.message import retry_topic
+from mqmesh.message import check_consumer_group, retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData, MessageModel
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
-from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option

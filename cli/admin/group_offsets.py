@@ -11,9 +11,9 @@ from mqmesh.errors import ConfigError
 from mqmesh.protocol.groups import ResetWhere
 from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMove, OffsetMoves
 
-from ..messages.consume import parse_time
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table
+from ..times import parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

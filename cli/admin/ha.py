@@ -15,7 +15,8 @@ from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, progress_bar
+from ..progress_bar import progress_bar
+from ..render import print_json, print_table
 from .ha_status import is_well, show_settings, show_status
 
 WATCH_S: Final = 1.0

@@ -16,10 +16,10 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
+from ..lazy_group import LazyGroup
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option
 from ..render import print_json, print_table, rate, timestamp
-from .probe import probe_topic
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,
@@ -33,7 +33,7 @@ _queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
 _some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
 
 
-@click.group()
+@click.group(cls=LazyGroup, places={"probe": ("admin.probe", "probe_topic")})
 def topic() -> None:
     """List, create, change and delete topics.
 
@@ -44,9 +44,6 @@ def topic() -> None:
       mqmesh topic update orders --write-queues 4
       mqmesh topic stats orders --json
     """
-
-
-topic.add_command(probe_topic)
 
 
 @topic.command("list")

@@ -1,14 +1,11 @@
 """`mqmesh consume`: prints messages as they come."""
 
-import base64
-import re
 import secrets
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +13,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, TopicNotFound
 from mqmesh.filtering.tags import ALL
@@ -34,16 +30,13 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table
+from ..times import parse_time
+from .shown_message import message_dict, parts_of
 
 POLL_MS: Final = 200
 """So quickly Ctrl-C is noticed."""
 MESSAGES_A_POLL: Final = 1_000
-PREVIEW_BYTES: Final = 64
-
-_AGO = re.compile(r"(\d{1,9})(s|m|h|d)\Z")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_MS = re.compile(r"\d{10,16}\Z")
 
 Show = Callable[[StoredMessage], None]
 
@@ -337,74 +330,8 @@ def _start_position(where: str, now_ms: int) -> dict[str, Any]:
     }
 
 
-def parse_time(text: str, now_ms: int) -> int:
-    """Reads a time as users write it.
-
-    Args:
-        text: ISO 8601 (UTC where it names no zone), ms since 1970, or an age: ``10m``.
-        now_ms: Wall clock.
-
-    Returns:
-        Milliseconds since 1970.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
-    ago = _AGO.match(text)
-    if ago:
-        return max(now_ms - int(ago[1]) * _SECONDS[ago[2]] * 1_000, 0)
-    if _MS.match(text):
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--from {text!r}: must be first, last, a time like 2026-03-01T12:00Z, ms since 1970, "
-            "or an age like 30s, 10m, 2h, 1d"
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(int(moment.timestamp() * 1_000), 0)
-
-
 def _show_json(message: StoredMessage) -> None:
-    print_json(as_dict(message), flush=False)
-
-
-def as_dict(message: StoredMessage) -> dict[str, Any]:
-    """A message for programs, the same in all answers; the names and their order are stable."""
-    body = message.body
-    try:
-        text: str | None = body.decode()
-    except UnicodeDecodeError:
-        text = None
-    return {
-        "topic": message.topic,
-        "broker_name": message.broker_name,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "message_id": message.message_id,
-        "tag": message.tag,
-        "keys": list(message.keys),
-        "properties": message.properties or {},
-        "sharding_key": message.sharding_key,
-        "flag": message.flag,
-        "born_timestamp": message.born_timestamp,
-        "store_timestamp": message.store_timestamp,
-        "born_host": message.born_host,
-        "reconsume_times": message.reconsume_times,
-        "body": text,
-        "body_base64": base64.b64encode(body).decode() if text is None else None,
-        "physical_topic": message.info.topic,
-        "offset_message_id": message.offset_message_id,
-        "commitlog_offset": message.commitlog_offset,
-        "ordinal": message.ordinal,
-        "store_size": message.store_size,
-        "store_host": message.store_host,
-        "delay_level": message.delay_level,
-        "deliver_at_ms": message.deliver_at_ms,
-        "body_size": len(body),
-        "body_crc32": crc32(body),
-    }
+    print_json(message_dict(message), flush=False)
 
 
 def _show_body(message: StoredMessage) -> None:
@@ -422,27 +349,3 @@ def _pretty_printer() -> Show:
         console.print(Text("  ").join(parts))
 
     return show
-
-
-def parts_of(message: StoredMessage) -> list[tuple[str, str]]:
-    """What people are shown of a message, and in which style."""
-    parts = [
-        (timestamp(message.store_timestamp).partition("T")[2].removesuffix("Z"), "dim"),
-        (f"{message.broker_name}/{message.queue_id}@{message.queue_offset}", "cyan"),
-    ]
-    if message.tag is not None:
-        parts.append((one_line(message.tag), "green"))
-    if message.keys:
-        parts.append((one_line(",".join(message.keys)), "magenta"))
-    for name, value in (message.properties or {}).items():
-        parts.append((one_line(f"{name}={value}"), "yellow"))
-    parts.append((_body_text(message.body), ""))
-    return parts
-
-
-def _body_text(body: bytes) -> str:
-    try:
-        return one_line(body.decode())
-    except UnicodeDecodeError:
-        shown = body[:PREVIEW_BYTES].hex()
-        return f"<{len(body):,} bytes> {shown}{'…' if len(body) > PREVIEW_BYTES else ''}"

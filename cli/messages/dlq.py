@@ -31,8 +31,8 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, timestamp
-from .consume import as_dict as message_dict
 from .query import LABEL_WIDTH, body_lines, fields_of, time_option
+from .shown_message import message_dict
 
 DEFAULT_SHOWN: Final = 32
 REASON_WIDTH: Final = 60

@@ -26,7 +26,8 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, timestamp
-from .consume import as_dict, parse_time
+from ..times import parse_time
+from .shown_message import message_dict
 from .track import track
 
 DUMP_LINE_BYTES: Final = 16
@@ -234,7 +235,7 @@ def _show(result: QueryResult, as_json: bool) -> int:
     if as_json:
         print_json(
             {
-                "messages": [as_dict(message) for message in result.messages],
+                "messages": [message_dict(message) for message in result.messages],
                 "more": result.more,
                 "notes": result.notes,
             }

@@ -12,8 +12,8 @@ from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 from ..notes import tell_note
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, timestamp
-from .consume import as_dict as message_dict
 from .query import body_lines
+from .shown_message import message_dict
 
 DEFAULT_COUNT: Final = 100
 

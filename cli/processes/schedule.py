@@ -69,7 +69,7 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
     """
     from mqmesh.sdk.admin.delays import DelayClient
 
-    from ..messages.consume import as_dict as message_dict
+    from ..messages.shown_message import message_dict
 
     with DelayClient(namesrv) as client:
         found = client.waiting(topic, max_count=most)

@@ -19,10 +19,10 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
 
-from ..messages.consume import parse_time
 from ..notes import tell_error
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table
+from ..times import parse_time
 from .archive_export import export
 from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds
 

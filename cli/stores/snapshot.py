@@ -18,7 +18,8 @@ from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, progress_bar, timestamp
+from ..progress_bar import progress_bar
+from ..render import print_json, print_table, timestamp
 
 DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
 

@@ -18,10 +18,11 @@ from mqmesh.storage.tools.stopped_store import Item, StoppedCommitLog, StoppedSt
 from mqmesh.storage.tools.verify import VerifyReport, verify_store
 
 from ..main import INTERRUPTED
-from ..messages.consume import as_dict, parts_of
+from ..messages.shown_message import message_dict, parts_of
 from ..notes import tell_note
 from ..options import json_option
-from ..render import print_json, progress_bar, timestamp
+from ..progress_bar import progress_bar
+from ..render import print_json, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 
@@ -200,7 +201,7 @@ def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
     wanted = [message for message in messages if message.queue_offset >= offset][:most]
     for message in wanted:
         if as_json:
-            print_json(as_dict(message), flush=False)
+            print_json(message_dict(message), flush=False)
         else:
             texts = (text for text, _ in parts_of(message)[2:])
             place = f"{message.info.topic}/{message.queue_id}@{message.queue_offset}"

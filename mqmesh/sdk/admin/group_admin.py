@@ -7,6 +7,7 @@ import msgspec
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, TopicNotFound
 from mqmesh.message import (
+    check_consumer_group,
     check_group,
     check_number,
     check_topic,
@@ -43,7 +44,6 @@ from mqmesh.protocol.groups import (
 )
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.admin.admin import AdminClient, check_restarts
-from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")

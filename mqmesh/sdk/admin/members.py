@@ -3,12 +3,12 @@
 from typing import Final
 
 from mqmesh.errors import BrokerError, ClientNotOnline, GroupNotFound, RequestTimeout
+from mqmesh.message import check_consumer_group
 from mqmesh.protocol.asking import HandedOver, HandToRequest, RunningInfo, RunningInfoRequest
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.queries import QueryClient, parse_offset_message_id
-from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 from mqmesh.transport.endpoints import endpoint_of
 
 HAND_TO_TIMEOUT_MS: Final = 15_000

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 
 from mqmesh.errors import InvalidArgument, Reject
-from mqmesh.message import StoredMessage, check_topic
+from mqmesh.message import StoredMessage, check_consumer_group, check_topic
 from mqmesh.sdk.app.bodies import Decode, decoder_of
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
     PushConsumerOptions,
-    check_consumer_group,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
 from mqmesh.sdk.consumer.listening.consume_result import is_coroutine_function

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.errors import InvalidArgument
-from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
 from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
@@ -173,15 +171,3 @@ class PullConsumerKeywords(ConsumerKeywords, total=False):
     auto_commit: bool
     pull_batch_size: int
     request_timeout_ms: int
-
-
-def check_consumer_group(group: str) -> str:
-    """Returns the name of a consumer group if users may have it.
-
-    Raises:
-        InvalidArgument: Illegal, or reserved.
-    """
-    check_group(group)
-    if is_system_topic(group):
-        raise InvalidArgument(f"group {group!r} is reserved")
-    return group

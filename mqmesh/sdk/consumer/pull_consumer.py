@@ -17,7 +17,14 @@ from mqmesh.errors import (
     OffsetIllegal,
 )
 from mqmesh.figures import FigureBoard, Readings
-from mqmesh.message import MessageQueue, StoredMessage, check_number, check_topic, describe
+from mqmesh.message import (
+    MessageQueue,
+    StoredMessage,
+    check_consumer_group,
+    check_number,
+    check_topic,
+    describe,
+)
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.consumer.assigned import Assigned
@@ -26,7 +33,6 @@ from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
     PullConsumerOptions,
-    check_consumer_group,
 )
 from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector

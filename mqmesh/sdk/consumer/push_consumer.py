@@ -14,7 +14,13 @@ from mqmesh.errors import (
     MQMeshError,
 )
 from mqmesh.figures import FigureBoard, Readings
-from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
+from mqmesh.message import (
+    MessageQueue,
+    StoredMessage,
+    check_consumer_group,
+    check_topic,
+    retry_topic,
+)
 from mqmesh.protocol.asking import HandToRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
@@ -26,7 +32,6 @@ from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
     PushConsumerOptions,
-    check_consumer_group,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import click
 import pytest
 
@@ -258,3 +261,19 @@ def test_a_number_that_is_none_is_called_one(capsys):
     assert "'x' is not a valid integer." in err
     _, _, err = run(capsys, "send", "t", "x", "--rate", "y")
     assert "'y' is not a valid number." in err
+
+
+def test_commands_that_only_ask_load_no_producers_and_consumers(tmp_path):
+    """They would take a third longer."""
+    commands = """
+        admin.topic admin.group admin.clusters admin.broker admin.settings admin.kv admin.ha
+        messages.query messages.dlq messages.tx messages.trace
+    """
+    heavy = ["asyncio", "mqmesh.sdk.producer.producer", "mqmesh.sdk.consumer.consumer_options"]
+    modules = ", ".join(f"mqmesh.cli.{name}" for name in commands.split())
+    code = f"import sys, {modules}\nprint([one for one in {heavy} if one in sys.modules])"
+    # Elsewhere than in the checkout, whose folders would hide those of an installed wheel.
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert done.stdout == b"[]\n"

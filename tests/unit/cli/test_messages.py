@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from mqmesh.cli.messages.consume import as_dict, parse_time, parts_of
 from mqmesh.cli.messages.send import _lines, _paced, properties_of
+from mqmesh.cli.messages.shown_message import message_dict, parts_of
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 
@@ -33,34 +33,9 @@ def stored(body, **fields):
     return StoredMessage("orders", body, queue_offset=11, batch=BATCH, **fields)
 
 
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [
-        ("30s", NOW_MS - 30_000),
-        ("10m", NOW_MS - 600_000),
-        ("2h", NOW_MS - 7_200_000),
-        ("1d", NOW_MS - 86_400_000),
-        ("99999d", 0),
-        ("1767225600000", NOW_MS),
-        ("2026-01-01T00:00:00Z", NOW_MS),
-        ("2026-01-01", NOW_MS),
-        ("2026-01-01T01:00+01:00", NOW_MS),
-        ("1960-01-01", 0),
-    ],
-)
-def test_a_time_may_be_written_in_many_ways(text, ms):
-    assert parse_time(text, NOW_MS) == ms
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "10", "-5m", "10w", "2026-13-01"])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(ConfigError, match=r"--from .*: must be first, last, a time"):
-        parse_time(text, NOW_MS)
-
-
 def test_a_message_for_programs_has_every_field():
     message = stored(b"hello", tag="new", keys=["1"], properties={"a": "b"}, sharding_key="s")
-    assert as_dict(message) == {
+    assert message_dict(message) == {
         "topic": "orders",
         "broker_name": "broker-a",
         "queue_id": 2,
@@ -91,7 +66,7 @@ def test_a_message_for_programs_has_every_field():
 
 
 def test_a_body_that_is_no_text_is_base64():
-    message = as_dict(stored(b"\xff\x00"))
+    message = message_dict(stored(b"\xff\x00"))
     assert (message["body"], message["body_base64"]) == (None, "/wA=")
 
 

@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from mqmesh.cli.messages import query
-from mqmesh.cli.messages.consume import as_dict
 from mqmesh.cli.messages.query import body_lines, fields_of
+from mqmesh.cli.messages.shown_message import message_dict
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 
@@ -88,7 +88,7 @@ def test_every_field_is_shown_and_empty_ones_left_out():
 
 
 def test_json_for_programs_has_every_field():
-    found = as_dict(message(body=b"\xff\0", delay_level=2, deliver_at_ms=0))
+    found = message_dict(message(body=b"\xff\0", delay_level=2, deliver_at_ms=0))
     assert list(found)[-10:] == [
         "physical_topic",
         "offset_message_id",

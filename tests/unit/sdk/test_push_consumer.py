@@ -10,13 +10,12 @@ import pytest
 from harness.simulated_network import SimulatedNetwork
 
 from mqmesh.errors import ClientClosed, InvalidArgument
-from mqmesh.message import MessageQueue
+from mqmesh.message import MessageQueue, check_consumer_group
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     ConsumerOptions,
     PullConsumerOptions,
     PushConsumerOptions,
-    check_consumer_group,
 )
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
