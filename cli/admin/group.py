@@ -13,6 +13,7 @@ from mqmesh.logs import one_line
 from mqmesh.message import check_consumer_group, retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData, MessageModel
+from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 
 from ..notes import tell_warning
@@ -148,7 +149,7 @@ def _settings(function: _F) -> _F:
 @group.command()
 @click.argument("name")
 @_settings
-@click.option("--if-missing", is_flag=True, help="A group that exists is left as it is.")
+@click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @namesrv_option
 @json_option
 def create(
@@ -176,11 +177,7 @@ def create(
         GroupConfig(name), **_changes(consume, broadcast, retry_max_times, notify)
     )
     with GroupAdmin(namesrv) as admin:
-        if if_missing:
-            known = _configs(admin, name)
-            done = known or admin.put_group(config)
-        else:
-            done = admin.create_group(config)
+        done = admin.create_group(config, exist_ok=if_missing)
     _show_configs(name, done, as_json)
 
 
@@ -210,9 +207,12 @@ def update(
     if not changes:
         raise ConfigError("nothing to change; say --consume, --broadcast, --retry-max-times, …")
     with GroupAdmin(namesrv) as admin:
-        admin.groups(name)
-        present = next(iter(_configs(admin, name).values()), GroupConfig(name))
-        done = admin.put_group(msgspec.structs.replace(present, **changes))
+        present = admin.groups(name)
+        wanted = {broker: GroupConfig(name) for broker in masters_of(admin.cluster().brokers)}
+        wanted |= {broker: one.config for broker, (one,) in present.items()}
+        done = admin.put_group(
+            {broker: msgspec.structs.replace(one, **changes) for broker, one in wanted.items()}
+        )
     _show_configs(name, done, as_json)
 
 
@@ -382,16 +382,6 @@ def _changes(
         "notify_consumer_ids_changed_enable": notify,
     }
     return {key: value for key, value in changes.items() if value is not None}
-
-
-def _configs(admin: GroupAdmin, name: str) -> dict[str, GroupConfig]:
-    """Settings of a group by broker, where somebody made some."""
-    return {
-        broker: one.config
-        for broker, found in admin.groups().items()
-        for one in found
-        if one.config.group == name and one.is_configured
-    }
 
 
 def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> None:

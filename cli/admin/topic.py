@@ -124,7 +124,7 @@ def list_topics(
     "--perm", type=click.Choice(list(PERMS)), default="rw", show_default=True, help="Who may what."
 )
 @click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
-@click.option("--if-missing", is_flag=True, help="A topic that exists is left as it is.")
+@click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @broker_option
 @namesrv_option
 @json_option
@@ -182,7 +182,7 @@ def update(
     namesrv: str,
     as_json: bool,
 ) -> None:
-    """Change a topic on every broker, or on one; what is not said stays.
+    """Change a topic on every broker that has it, or on one; what is not said stays.
 
     To shrink a topic without losing messages, lower the write queues first, and the read
     queues when the consumers have emptied the rest.
@@ -203,8 +203,10 @@ def update(
     if not changes:
         raise ConfigError("nothing to change; say --queues, --perm or --order")
     with AdminClient(namesrv, broker_name=broker) as admin:
-        present = next(iter(admin.topic_configs(name).values()))[0]
-        done = admin.put_topic(msgspec.structs.replace(present, **changes))
+        present = admin.topic_configs(name)
+        done = admin.put_topic(
+            {broker: msgspec.structs.replace(one, **changes) for broker, (one,) in present.items()}
+        )
     _show_configs(name, done, as_json)
 
 

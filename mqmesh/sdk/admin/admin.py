@@ -1,6 +1,6 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self, TypeVar
 
@@ -268,12 +268,15 @@ class AdminClient:
     ) -> dict[str, TopicConfig]:
         """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
 
+        Masters that have it with these very settings have them from a former try that failed half
+        way: only the others are asked then, so that repeating the call finishes it.
+
         Args:
             topic: Its name; or a ``TopicConfig``, which says the next three as well.
             queues: Read and write queues on each broker, 1 to 65,536.
             perm: Who may what.
             order: The route keeps the queues of a broker that is down.
-            exist_ok: A topic that exists is left as it is, and is no error.
+            exist_ok: Where the topic exists it is left as it is, and is no error.
 
         Returns:
             What is in force, by broker group.
@@ -289,16 +292,24 @@ class AdminClient:
                     f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
                 )
             topic = TopicConfig(topic, queues, queues, int(perm), order)
-        if exist_ok:
-            with suppress(TopicNotFound):
-                return {name: found[0] for name, found in self.topic_configs(topic.topic).items()}
-        return self._put_topic(UpdateTopicRequest(topic, must_be_new=True))
+        check_topic(topic.topic)
+        masters = self._masters()
+        there: dict[str, TopicConfig] = {}
+        with suppress(TopicNotFound):
+            there = {name: one for name, (one,) in self.topic_configs(topic.topic).items()}
+        kept, missing = left_to_make(masters, there, topic, exist_ok=exist_ok)
+        request = UpdateTopicRequest(topic, must_be_new=True)
+        return kept | self._put_topic(masters, dict.fromkeys(missing, request))
 
-    def put_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
+    def put_topic(self, config: TopicConfig | Mapping[str, TopicConfig]) -> dict[str, TopicConfig]:
         """Creates or changes a topic on every master.
 
         It returns when the name servers tell clients of it: a message that is sent next
         finds the topic. If they take too long it returns all the same.
+
+        Args:
+            config: Wanted; or, where it is not to be the same everywhere, by broker group: masters
+                of others are left alone then.
 
         Returns:
             What is now in force, by broker group.
@@ -309,7 +320,12 @@ class AdminClient:
             BrokerError, TransportError: A broker refused or did not answer; the sentence
                 says which ones had done it before. Repeating the call is safe.
         """
-        return self._put_topic(UpdateTopicRequest(config))
+        for one in [config] if isinstance(config, TopicConfig) else config.values():
+            check_topic(one.topic)
+        masters = self._masters()
+        wanted = dict.fromkeys(masters, config) if isinstance(config, TopicConfig) else config
+        requests = {name: UpdateTopicRequest(one) for name, one in wanted.items()}
+        return self._put_topic(masters, requests)
 
     def delete_topic(self, topic: str) -> TopicDeletion:
         """Deletes a topic and its messages from every master, then from the name servers.
@@ -333,7 +349,7 @@ class AdminClient:
             except TopicNotFound:
                 return  # a former try got so far
 
-        deleted = self._each(masters, delete)
+        deleted = self._each(masters, delete, changes=True)
         silent = []
         for address in () if self._broker_name else self._namesrvs:
             try:
@@ -373,16 +389,28 @@ class AdminClient:
 
     # ---- Helpers ---------------------------------------------------------------------
 
-    def _put_topic(self, request: UpdateTopicRequest) -> dict[str, TopicConfig]:
-        check_topic(request.config.topic)
-        done = self._ask_masters(
-            self._masters(),
-            RequestCode.UPDATE_AND_CREATE_TOPIC,
-            request,
-            lambda answer: decode_header(TopicConfig, answer.header),
-        )
-        self._wait_announced(done)
+    def _put_topic(
+        self, masters: dict[str, str], wanted: Mapping[str, UpdateTopicRequest]
+    ) -> dict[str, TopicConfig]:
+        done = self._put(masters, RequestCode.UPDATE_AND_CREATE_TOPIC, wanted, TopicConfig)
+        if done:
+            self._wait_announced(done)
         return done
+
+    def _put(
+        self,
+        masters: dict[str, str],
+        code: int,
+        wanted: Mapping[str, msgspec.Struct],
+        kind: type[_T],
+    ) -> dict[str, _T]:
+        """Has masters take what is wanted of each; returns what is in force, by broker group."""
+        headers = {self._master_of(name, masters): encode_header(wanted[name]) for name in wanted}
+
+        def put(endpoint: str) -> _T:
+            return decode_header(kind, self._request(endpoint, code, headers[endpoint]).header)
+
+        return self._each({name: masters[name] for name in wanted}, put, changes=True)
 
     def _wait_announced(self, configs: dict[str, TopicConfig]) -> None:
         """Waits until every name server that answers has the brokers' new configuration."""
@@ -461,14 +489,16 @@ class AdminClient:
         header = encode_header(request)
         return self._each(masters, lambda endpoint: decode(self._request(endpoint, code, header)))
 
-    def _each(self, masters: dict[str, str], work: Callable[[str], _T]) -> dict[str, _T]:
-        """Does something at each master; a failure says where it is and who was before."""
+    def _each(
+        self, masters: dict[str, str], work: Callable[[str], _T], *, changes: bool = False
+    ) -> dict[str, _T]:
+        """Asks each master; a failure says where it is, and who has a change already."""
         done: dict[str, _T] = {}
         for name, endpoint in masters.items():
             try:
                 done[name] = work(endpoint)
             except MQMeshError as error:
-                before = f" (done already at {', '.join(done)})" if done else ""
+                before = f" (done already at {', '.join(done)})" if done and changes else ""
                 error.args = (f"broker {name}: {error}{before}", *error.args[1:])
                 raise
         return done
@@ -523,6 +553,26 @@ def check_restarts(endpoint: str, restarts: int) -> None:
             f"{endpoint} forgot {restarts} times where its listing was: it keeps a few, and too "
             "many ask for pages at the same time (exporters, monitors, group list); ask again"
         )
+
+
+def left_to_make(
+    masters: Iterable[str], there: Mapping[str, _T], wanted: _T, *, exist_ok: bool
+) -> tuple[dict[str, _T], list[str]]:
+    """What need not be made anew, and by which masters it is to be made.
+
+    Args:
+        masters: Broker groups.
+        there: What some of them have of that name.
+        wanted: What is to be made.
+        exist_ok: Whatever is there may stay; else what is as wanted: a former try got so far.
+
+    Returns:
+        What stays, by broker group; and who has nothing. If nobody is left to make it, who wants a
+        new one hears from all of them that it exists.
+    """
+    kept = {name: one for name, one in there.items() if exist_ok or one == wanted}
+    missing = [name for name in masters if name not in kept]
+    return (kept, missing) if missing or exist_ok else ({}, list(masters))
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:

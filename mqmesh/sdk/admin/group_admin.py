@@ -1,11 +1,12 @@
 """Asks brokers about consumer groups, and changes them and their offsets."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
-from mqmesh.errors import GroupNotFound, InvalidArgument, TopicNotFound
+from mqmesh.errors import GroupNotFound, InvalidArgument, MQMeshError, TopicNotFound
 from mqmesh.message import (
     check_consumer_group,
     check_group,
@@ -43,7 +44,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.protocol.membership import MessageModel
-from mqmesh.sdk.admin.admin import AdminClient, check_restarts
+from mqmesh.sdk.admin.admin import AdminClient, check_restarts, left_to_make
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
@@ -357,16 +358,43 @@ class GroupAdmin(AdminClient):
 
     # ---- Changing --------------------------------------------------------------------
 
-    def create_group(self, config: GroupConfig) -> dict[str, GroupConfig]:
+    def create_group(
+        self, config: GroupConfig, *, exist_ok: bool = False
+    ) -> dict[str, GroupConfig]:
         """Makes a group on every master, if it is a new one.
 
-        Raises:
-            BrokerError: It exists, among other reasons.
-        """
-        return self._put_group(UpdateGroupRequest(config, must_be_new=True))
+        Masters that have it with these very settings have them from a former try that failed half
+        way: only the others are asked then, so that repeating the call finishes it.
 
-    def put_group(self, config: GroupConfig) -> dict[str, GroupConfig]:
+        Args:
+            config: Wanted.
+            exist_ok: Where somebody made settings of the group they are left as they are, and are
+                no error.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            BrokerError: It exists, among other reasons.
+            TransportError: As for ``put_group``.
+        """
+        check_consumer_group(config.group)
+        masters = self._masters()
+        there: dict[str, GroupConfig] = {}
+        with suppress(GroupNotFound):
+            found = self.groups(config.group)
+            there = {name: one.config for name, (one,) in found.items() if one.is_configured}
+        kept, missing = left_to_make(masters, there, config, exist_ok=exist_ok)
+        request = UpdateGroupRequest(config, must_be_new=True)
+        return kept | self._put_group(masters, dict.fromkeys(missing, request))
+
+    def put_group(self, config: GroupConfig | Mapping[str, GroupConfig]) -> dict[str, GroupConfig]:
         """Makes a group, or changes its settings, on every master.
+
+        Args:
+            config: Wanted; or, where it is not to be the same everywhere, by broker group: masters
+                of others are left alone then.
 
         Returns:
             What is now in force, by broker group.
@@ -376,7 +404,12 @@ class GroupAdmin(AdminClient):
             BrokerError, TransportError: A broker refused or did not answer; the sentence says
                 which ones had done it before. Repeating the call is safe.
         """
-        return self._put_group(UpdateGroupRequest(config))
+        for one in [config] if isinstance(config, GroupConfig) else config.values():
+            check_consumer_group(one.group)
+        masters = self._masters()
+        wanted = dict.fromkeys(masters, config) if isinstance(config, GroupConfig) else config
+        requests = {name: UpdateGroupRequest(one) for name, one in wanted.items()}
+        return self._put_group(masters, requests)
 
     def delete_group(self, group: str, *, remove_topics: bool = False) -> list[str]:
         """Forgets a group and its offsets, everywhere.
@@ -396,8 +429,12 @@ class GroupAdmin(AdminClient):
         check_consumer_group(group)
         known = self.groups(group)
         request = DeleteGroupRequest(group, remove_topics)
-        code = RequestCode.DELETE_SUBSCRIPTIONGROUP
-        self._ask_masters(self._masters(), code, request, lambda _: None)
+        header, code = encode_header(request), RequestCode.DELETE_SUBSCRIPTIONGROUP
+        self._each(
+            self._masters(),
+            lambda endpoint: self._request(endpoint, code, header),
+            changes=True,
+        )
         return list(known)
 
     def reset_offset(
@@ -462,7 +499,7 @@ class GroupAdmin(AdminClient):
                 queues += answer.queues
             return OffsetChanges(queues, told)
 
-        return _moves(self._each(masters, ask), dry_run)
+        return _moves(self._each(masters, ask, changes=not dry_run), dry_run)
 
     def clone_offset(
         self, source: str, target: str, topic: str = "", *, dry_run: bool = False
@@ -489,6 +526,7 @@ class GroupAdmin(AdminClient):
             lambda endpoint: self._ask(
                 endpoint, RequestCode.CLONE_GROUP_OFFSET, request, OffsetChanges
             ),
+            changes=not dry_run,
         )
         return _moves(answers, dry_run)
 
@@ -504,10 +542,14 @@ class GroupAdmin(AdminClient):
         if topic:
             check_topic(topic)
         topics = {one for found in self.groups(group).values() for s in found for one in s.topics}
-        moves = [
-            self.reset_offset(group, one, ResetWhere.LAST, dry_run=dry_run)
-            for one in ([topic] if topic else sorted(topics))
-        ]
+        moves: list[OffsetMoves] = []
+        for one in [topic] if topic else sorted(topics):
+            try:
+                moves.append(self.reset_offset(group, one, ResetWhere.LAST, dry_run=dry_run))
+            except MQMeshError as error:
+                before = f" (done before: {len(moves)} topics)" if moves else ""
+                error.args = (f"topic {one}: {error}{before}", *error.args[1:])
+                raise
         told = max((one.members_told for one in moves), default=0)
         return OffsetMoves([queue for one in moves for queue in one.queues], told, dry_run)
 
@@ -516,12 +558,11 @@ class GroupAdmin(AdminClient):
     def _ask(self, endpoint: str, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
         return decode_header(kind, self._request(endpoint, code, encode_header(request)).header)
 
-    def _put_group(self, request: UpdateGroupRequest) -> dict[str, GroupConfig]:
-        check_consumer_group(request.config.group)
+    def _put_group(
+        self, masters: dict[str, str], wanted: Mapping[str, UpdateGroupRequest]
+    ) -> dict[str, GroupConfig]:
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        return self._ask_masters(
-            self._masters(), code, request, lambda answer: decode_header(GroupConfig, answer.header)
-        )
+        return self._put(masters, code, wanted, GroupConfig)
 
     def _stats(
         self, endpoint: str, group: str, topic: str

@@ -141,13 +141,52 @@ def test_a_topic_is_put_on_every_master_and_no_slave(network, client):
     assert decode_header(words.UpdateTopicRequest, asked[0][2]).config == config
 
 
-def test_a_new_topic_must_be_new(network, client):
-    config = TopicConfig("t", 4, 4)
-    for endpoint in (A, B):
-        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
-    client.create_topic(config)
-    header = next(h for _, c, h in network.asked if c == RequestCode.UPDATE_AND_CREATE_TOPIC)
-    assert decode_header(words.UpdateTopicRequest, header).must_be_new
+FOUR, EIGHT = TopicConfig("t", 4, 4), TopicConfig("t", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("at_a", "at_b", "is_new", "if_missing"),
+    [
+        (None, None, [A, B], [A, B]),
+        (FOUR, None, [B], [B]),  # a former try got so far
+        (None, FOUR, [A], [A]),
+        (FOUR, FOUR, [A, B], []),  # who refuse it
+        (EIGHT, None, [A, B], [B]),
+        (EIGHT, FOUR, [A], []),
+    ],
+)
+def test_a_new_topic_must_be_new_where_it_is_asked_for(
+    network, client, at_a, at_b, is_new, if_missing
+):
+    for endpoint, found in ((A, at_a), (B, at_b)):
+        answer = TopicNotFound("no t") if found is None else words.TopicConfigs([found])
+        network.answer(endpoint, RequestCode.GET_TOPIC_CONFIG, answer)
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, FOUR)
+    for exist_ok, expected in ((False, is_new), (True, if_missing)):
+        network.asked.clear()
+        made = client.create_topic(FOUR, exist_ok=exist_ok)
+        asked = [one for one in network.asked if one[1] == RequestCode.UPDATE_AND_CREATE_TOPIC]
+        assert [endpoint for endpoint, _, _ in asked] == expected
+        for _, _, header in asked:
+            assert decode_header(words.UpdateTopicRequest, header).must_be_new
+        assert made.keys() == {"broker-a", "broker-b"}
+        if exist_ok:
+            assert list(made.values()).count(EIGHT) == (at_a is EIGHT)
+
+
+def test_masters_may_have_different_settings_of_a_topic(network, client):
+    network.answer(B, RequestCode.UPDATE_AND_CREATE_TOPIC, FOUR)
+    assert client.put_topic({"broker-b": FOUR}) == {"broker-b": FOUR}
+    with pytest.raises(NoRoute, match="'broker-x'; there are broker-a, broker-b"):
+        client.put_topic({"broker-x": FOUR})
+
+
+def test_whoever_was_only_asked_has_no_change(network, client):
+    network.answer(A, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([FOUR]))
+    with pytest.raises(
+        EndpointUnreachable, match=r"^broker broker-b: no connection to \S+ in time$"
+    ):
+        client.create_topic("t")
 
 
 def test_it_waits_until_the_name_servers_announce_the_topic(network, client):
