@@ -2,7 +2,7 @@
 
 A row without a command has a reason in the table. One that cannot be run like this, as the cluster
 here has no keys, names the test that shows it. All others are run as they stand there, but for the
-names in ``JOBS``; what is not listed there must succeed and tell something.
+names in ``JOBS``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MESSAGES = 2 * QUEUES
 SHOWN = {
     "startMonitoring": "test_monitor.py::test_messages_that_wait_for_nobody_are_an_alarm",
     "queryMsgTraceById": "test_trace.py::test_blocking_clients_are_traced",
-    "updateAclConfig": "test_secure.py::test_the_list_is_the_same_everywhere",
-    "deleteAclConfig": "test_secure.py::test_a_user_sends_what_it_may",
-    "clusterAclConfigVersion": "test_secure.py::test_the_list_is_the_same_everywhere",
+    "updateAclConfig": "test_secure.py::test_what_mqadmin_does_with_access_lists",
+    "deleteAclConfig": "test_secure.py::test_what_mqadmin_does_with_access_lists",
+    "clusterAclConfigVersion": "test_secure.py::test_what_mqadmin_does_with_access_lists",
 }
-"""Jobs that need another cluster than this one, and the tests that show them."""
+"""Jobs that need another cluster than this one, and the tests that show them: table and JSON."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -145,6 +145,10 @@ JOBS = {
     "sendMsgStatus": Job(
         "50 messages, 0 failed",
         lambda found: {one["status"] for one in found} == {"SEND_OK"} and len(found) == 50,
+    ),
+    "deleteExpiredCommitLog": Job(
+        "0 segments of 0 bytes would go",
+        lambda found: (found[0]["dry_run"], found[0]["segments"]) == (True, []),
     ),
     "queryMsgById": Job(
         "0-0", lambda found: found[0]["messages"][0]["body"] == "0-0", {"ID": "offset id"}
@@ -289,7 +293,7 @@ def test_the_job_is_done_by_the_command_of_the_table(scene, run, name, command, 
         file, _, test = SHOWN[name].partition("::")
         assert f"def {test}" in (Path(__file__).parent / file).read_text()
         return
-    job = JOBS.get(name, Job("", lambda found: found))
+    job = JOBS[name]
     for mode in ("text", "json"):
         if job.before:
             run(job.before.format(mode=mode))
@@ -297,7 +301,6 @@ def test_the_job_is_done_by_the_command_of_the_table(scene, run, name, command, 
         out = run(line if mode == "text" else f"{line} --json")
         if mode == "text":
             assert job.text in out
-            assert out.strip()
         else:
             assert job.told([json.loads(each) for each in out.splitlines()]), out
         if job.after:

@@ -27,14 +27,19 @@ def test_messages_that_wait_for_nobody_are_an_alarm_until_they_are_read(mqmesh_c
     assert read() == [b"read"]
     producer.send(Message(topic, b"unread"))
 
+    namesrv = f"namesrv_addr={json.dumps([mqmesh_cluster.namesrv_addr])}"
+
     def mine() -> list[str]:
-        namesrv = json.dumps([mqmesh_cluster.namesrv_addr])
-        done = run_command("monitor", "--once", "--json", "--set", f"namesrv_addr={namesrv}")
+        done = run_command("monitor", "--once", "--json", "--set", namesrv)
         alarms = json.loads("".join(done.out))
         assert done.code == bool(alarms)
         return [one["alarm"] for one in alarms if one["labels"].get("consumer_group") == group]
 
     assert mine() == ["group-without-members"]
+    head, *rows = run_command("monitor", "--once", "--set", namesrv).out
+    assert head.split()[:3] == ["SINCE", "SEVERITY", "ALARM"]
+    (row,) = (row for row in rows if group in row)
+    assert row.split()[1:3] == ["warning", "group-without-members"]
     assert read() == [b"unread"]
     assert mine() == []
 

@@ -184,6 +184,45 @@ def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_pa
     assert "edit again" in err[-1]
 
 
+def test_what_mqadmin_does_with_access_lists_is_told_to_people_and_programs(run, tmp_path):
+    """updateAclConfig, deleteAclConfig, clusterAclConfigVersion."""
+    edited = tmp_path / "acl.toml"
+    for options in ((), ("--json",)):
+        assert run("user", "add", "gone", "-o", str(tmp_path / f"{len(options)}.toml"))[0] == 0
+        edited.write_text("\n".join(run("acl", "show")[1]))
+        code, applied, _ = run("acl", "apply", str(edited), *options)
+        assert code == 0
+        code, deleted, _ = run("user", "delete", "gone", *options)
+        assert code == 0
+        code, states, _ = run("acl", "status", *options)
+        assert code == 0
+        code, users, _ = run("user", "list", *options)
+        assert code == 0
+        if options:
+            applied, deleted, states, users = (
+                json.loads(one) for (one,) in (applied, deleted, states, users)
+            )
+            version = applied["version"]
+            assert applied == {
+                "done": f"the access list is version {version}",
+                "version": version,
+                "failed": [],
+            }
+            assert deleted == {"done": "user gone is deleted", "version": version + 1, "failed": []}
+            assert {one["version"] for one in states} == {version + 1}
+            names = {one["name"] for one in users}
+        else:
+            (line,) = applied
+            version = int(line.removeprefix("the access list is version "))
+            assert deleted == ["user gone is deleted"]
+            assert states[0].split() == ["ADDRESS", "VERSION", "DIGEST", "PROBLEM"]
+            assert {row.split()[1] for row in states[1:]} == {str(version + 1)}
+            names = {row.split()[0] for row in users[1:]}
+        assert "client" in names
+        assert "gone" not in names
+    assert run("user", "delete", "gone")[0] == 2
+
+
 def test_a_broker_that_was_down_takes_the_newer_list_of_a_name_server(tmp_path):
     folder, own = tmp_path / "c", tmp_path / "broker" / "access_list.toml"
     config = load_cluster(None, [f"data_dir={folder}", "security.enable=true"])

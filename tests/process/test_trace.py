@@ -106,6 +106,9 @@ def test_blocking_clients_are_traced(cluster, capsys):
 
     assert main.main(["--namesrv", address, "trace", "show", sent.message_id]) == 0
     assert "shop" in capsys.readouterr().out
+    assert main.main(["--namesrv", address, "trace", "show", sent.message_id, "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["message_id"], one["spans"][0]["group"]) == (sent.message_id, "shop")
     assert main.main(["--namesrv", address, "trace", "by-key", topic, "4711", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert one["message_id"] == sent.message_id
