@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
+from datetime import datetime, timedelta
 
 import pytest
+from harness.patience import until
 
+from mqmesh.cli import main
 from mqmesh.message import Message
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
@@ -76,3 +80,44 @@ def test_a_group_that_slept_goes_on_at_the_minimum_and_says_so(cluster, tmp_path
     assert found == list(range(found[0], found[0] + 10))
     assert found[0] > 10
     assert f"offset 3 is gone; going on at {found[0]}" in caplog.text
+
+
+def test_a_pass_that_an_administrator_asks_for_says_what_goes_and_what_consumers_lose(
+    tmp_path, capsys
+):
+    later = datetime.now() + timedelta(hours=12)
+    settings = SETTINGS | {"storage.delete_when": f"{later.hour:02d}"}
+
+    with ProcessCluster(tmp_path, broker_settings=settings) as cluster:
+        with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+            for number in range(40):
+                producer.send(Message("kept", b"%06d" % number + BODY))
+        segments = sorted(tmp_path.rglob("commitlog/0*"))
+        long_ago = time.time() - 100 * 3600
+        for segment in segments[:2]:
+            os.utime(segment, (long_ago, long_ago))
+
+        def clean(*options):
+            arguments = ["broker", "clean", "broker-a", *options]
+            assert main.main([*arguments, "--namesrv", cluster.namesrv_addr]) == 0
+            return capsys.readouterr().out
+
+        # A segment is looked at once it is full, and its checkpoint written.
+        until(lambda: len(json.loads(clean("--dry-run", "--json"))["segments"]) == 2)
+        planned = json.loads(clean("--dry-run", "--json"))
+        assert [one["size"] for one in planned["segments"]] == [131_072] * 2
+        (lost,) = (one for one in planned["topics"] if one["topic"] == "kept")
+        assert (lost["queues"], lost["min_before"]) == (1, 0)
+        assert lost["messages"] == lost["min_after"] > 0
+        head, heads, row, *_ = clean("--dry-run").splitlines()  # and the broker's own topic
+        assert head.startswith("2 segments of 262,144 bytes would go: older than 72 h")
+        assert heads.split()[:3] == ["TOPIC", "QUEUES", "MESSAGES"]
+        assert row.split() == ["kept", "1", *map(str, (lost["messages"], 0, lost["min_after"]))]
+        assert all(segment.exists() for segment in segments[:2]), "nothing was done"
+
+        done = json.loads(clean("--json"))
+        assert (done["dry_run"], done["topics"]) == (False, planned["topics"])
+        assert [segment.exists() for segment in segments[:3]] == [False, False, True]
+        with consumer_of(cluster) as consumer:
+            consumer.subscribe("kept")
+            assert numbers(poll(consumer, 1)) == [lost["min_after"]]
