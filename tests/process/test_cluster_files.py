@@ -15,6 +15,13 @@ from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import Perm
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
+from mqmesh.sdk.admin.cluster_plan import (
+    BrokerSetup,
+    ClusterSetup,
+    GroupSetup,
+    TopicSetup,
+    write_setup,
+)
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
@@ -83,6 +90,30 @@ def test_an_export_makes_an_empty_cluster_the_same(cluster, empty, run, tmp_path
     assert (code, again["done"], again["steps"]) == (0, 0, [])
     assert main.main(["cluster", "import", str(first), "--namesrv", empty.namesrv_addr]) == 0
     assert "0 to create" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_topics_are_carried_over_byte_for_byte(run, tmp_path):
+    made, first, second = (tmp_path / name for name in ("made.json", "first.json", "second.json"))
+    topics = {
+        f"topic-{number:05d}": TopicSetup(number % 7 + 1, number % 7 + 1, 6, number % 2 == 0)
+        for number in range(10_000)
+    }
+    groups = {f"group-{number:03d}": GroupSetup(True, False, number, True) for number in range(100)}
+    setup = ClusterSetup(brokers={"broker-a": BrokerSetup(topics, groups)}, kv={"shop": {"k": "ö"}})
+    made.write_bytes(write_setup(setup))
+    for folder, source, target in (("one", made, first), ("two", first, second)):
+        (tmp_path / folder).mkdir()
+        with ProcessCluster(tmp_path / folder) as cluster:
+            code, told, _ = run(cluster, "cluster", "import", str(source), "--yes")
+            assert (code, told["done"]) == (0, 10_000 + 100 + 1)
+            assert run(cluster, "cluster", "export", str(target))[0] == 0
+    lines = [
+        [line for line in path.read_bytes().splitlines(keepends=True) if b"exported_at" not in line]
+        for path in (first, second)
+    ]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) > 60_000
 
 
 def test_what_loses_messages_is_a_conflict_until_it_is_forced(cluster, run, tmp_path):
