@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -221,6 +222,19 @@ def test_what_mqadmin_does_with_access_lists_is_told_to_people_and_programs(run,
         assert "client" in names
         assert "gone" not in names
     assert run("user", "delete", "gone")[0] == 2
+
+
+def test_an_export_has_the_access_list_and_no_secret(cluster, run, tmp_path):
+    path = tmp_path / "cluster.json"
+    assert run("cluster", "export", str(path))[0] == 0
+    text = path.read_text(encoding="utf-8")
+    access_list = tomllib.loads(json.loads(text)["access_list"])
+    assert "client" in {one["name"] for one in access_list["user"]}
+    files = [one for one in cluster[1].glob("*.toml") if one.name != "access_list.toml"]
+    assert len(files) > 2
+    assert not [one for one in files if load_credentials(one).secret_key in text]
+    code, out, _ = run("cluster", "import", str(path), "--dry-run", "--json")
+    assert (code, json.loads(out[0])["steps"]) == (0, [])
 
 
 def test_a_broker_that_was_down_takes_the_newer_list_of_a_name_server(tmp_path):
