@@ -39,7 +39,7 @@ from mqmesh.sdk.admin.cluster_plan import (
     TopicSetup,
     make_plan,
 )
-from mqmesh.sdk.admin.group_admin import GroupAdmin, QueueLag
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
 
 
@@ -127,16 +127,12 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         topics = {one.topic for found in self.topic_configs().values() for one in found}
         sums = _sums_by_labels(self.runtime_info().values())
         backlogs: dict[tuple[str, str], int] = {}
-        masters = self._masters()
-        for broker_name, groups in self.groups().items():
-            for one in groups:
-                if not one.topics:
-                    continue
-                group, is_known = one.config.group, one.message_model != MessageModel.BROADCASTING
-                for progress, lag_ms in self._stats(masters[broker_name], group, "")[0]:
-                    pair = progress.topic, group
-                    lag = QueueLag(broker_name, progress, lag_ms, is_known).lag
-                    backlogs[pair] = backlogs.get(pair, 0) + lag
+        for progress in self.all_progress().values():
+            for group in progress.groups:
+                is_known = group.message_model != MessageModel.BROADCASTING
+                for one in group.topics:
+                    pair = one.topic, group.group
+                    backlogs[pair] = backlogs.get(pair, 0) + (one.lag if is_known else 0)
         read = {topic for topic, _ in backlogs}
         pairs = [*backlogs, *((topic, "") for topic in topics - read)]
         return [
