@@ -34,8 +34,8 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
     with AdminClient(namesrv) as admin:
         groups = {one.broker_name: one for one in admin.cluster().brokers}
         if name not in groups:
-            known = ", ".join(sorted(groups)) or "there are none"
-            tell_error(f"the name servers know no broker {name!r} ({known})")
+            known = ", ".join(sorted(groups)) or "none"
+            tell_error(f"no broker group {name!r}; there are {known}")
             return ExitCode.FAILED
         figures = admin.runtime_info(name)[name]
     group = groups[name]

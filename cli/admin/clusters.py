@@ -25,6 +25,8 @@ _LAZY: Final = {
     "import": ("admin.cluster_files", "import_cluster"),
     "probe": ("admin.probe", "probe_cluster"),
 }
+_check = click.option("--check", is_flag=True, help="Exit code 1 when one does not answer.")
+
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16
 
@@ -44,12 +46,16 @@ def cluster() -> None:
 
 @cluster.command("list")
 @click.option("--more", is_flag=True, help="Also rates, totals, disk and oldest message.")
+@_check
 @namesrv_option
 @json_option
-def list_cluster(more: bool, namesrv: str, as_json: bool) -> int:
-    """List name servers and brokers, asking each how it is.
+def list_cluster(more: bool, check: bool, namesrv: str, as_json: bool) -> int:
+    """List name servers and brokers, asking each how it is; one that does not answer is down.
 
-    Exit code 1 when one does not answer.
+    \b
+    Examples:
+      mqmesh cluster list --more
+      mqmesh cluster list --check > /dev/null || echo "something is down"
     """
     with AdminClient(namesrv) as admin:
         groups = admin.cluster().brokers
@@ -98,7 +104,7 @@ def list_cluster(more: bool, namesrv: str, as_json: bool) -> int:
                 for row in rows
             ],
         )
-    return ExitCode.OK if all(infos) else ExitCode.FAILED
+    return ExitCode.FAILED if check and not all(infos) else ExitCode.OK
 
 
 _LOADS: Final = {
@@ -158,12 +164,13 @@ def _print_more(rows: Iterable[dict[str, Any]]) -> None:
 
 
 @cluster.command("report")
+@_check
 @namesrv_option
 @json_option
-def report(namesrv: str, as_json: bool) -> int:
+def report(check: bool, namesrv: str, as_json: bool) -> int:
     """Tell per broker what it did in 24 hours, what it holds, and who its clients are.
 
-    With --json, for reports that are kept. Exit code 1 when a broker does not answer.
+    With --json, for reports that are kept.
 
     \b
     Examples:
@@ -192,7 +199,8 @@ def report(namesrv: str, as_json: bool) -> int:
                 for row in rows
             ],
         )
-    return ExitCode.OK if all("version" in row for row in rows) else ExitCode.FAILED
+    is_whole = all("version" in row for row in rows)
+    return ExitCode.FAILED if check and not is_whole else ExitCode.OK
 
 
 _REPORTED: Final = (

@@ -142,6 +142,8 @@ def consume(
     now_ms = SystemClock().wall_ms()
     options = _start_position(where, now_ms)
     end_ms = None if until is None else _until_ms(until, now_ms)
+    if end_ms is not None and end_ms < options.get("consume_timestamp_ms", 0):
+        raise ConfigError(f"--until {until} is before --from {where}")
     _warn_if_missing(topic, namesrv)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
     counts: Counter[str] = Counter()

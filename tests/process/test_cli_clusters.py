@@ -94,7 +94,7 @@ def test_a_broker_is_shown(run, cluster, capsys):
     assert "schedule_service" in capsys.readouterr().out
     code, out, err = run("broker", "show", "broker-x")
     assert (code, out) == (1, [])
-    assert "broker-a, broker-b" in err[0]["error"]
+    assert err[0]["error"] == "no broker group 'broker-x'; there are broker-a, broker-b"
 
 
 def test_a_topic_on_one_broker_only(run, topic):
@@ -185,7 +185,9 @@ def test_producers_leave_a_broker_that_is_drained(run, cluster, topic):
         code, _, _ = run("broker", "undrain", "broker-b")
     assert code == 0
     assert perms() == {"broker-a": "rw", "broker-b": "rw"}
-    assert run("broker", "drain", "broker-x")[0] == 1
+    code, _, (err,) = run("broker", "drain", "broker-x")
+    assert code == 1
+    assert "no broker group 'broker-x'; there are broker-a, broker-b" in err["error"]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +304,8 @@ def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic, capsys):
     code, _, err = run(*first, "--broker", "broker-x")
     assert (code, "broker-a, broker-b" in err[-1]["error"]) == (2, True)
     assert run(*first, "--queue", "7")[0] == 2
+    backward = ("consume", topic, "--from", "1h", "--until", "2h")
+    assert run(*backward)[::2] == (2, [{"error": "--until 2h is before --from 1h"}])
     assert run(*first, "--queue", "1", "--group", "g")[0] == 2
 
 

@@ -221,8 +221,10 @@ class RouteTable:
         group = self._groups.get(name)
         drained = name in self._drained
         if group is None and not drained:
+            known = ", ".join(sorted(self._groups)) or "none"
             raise BrokerError(
-                f"broker {name[:255]!r} is not registered here", code=ResponseCode.QUERY_NOT_FOUND
+                f"no broker group {name[:255]!r}; there are {known}",
+                code=ResponseCode.QUERY_NOT_FOUND,
             )
         topics = group.indexed if group is not None else {}
         response = WipeWritePermResponse(len(topics))
