@@ -20,7 +20,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listen(
-    role: str, listen_host: str, advertised_host: str, *, allow_insecure_bind: bool
+    role: str,
+    listen_host: str,
+    advertised_host: str,
+    *,
+    allow_insecure_bind: bool,
+    advice: str = "turn security on (security.enable)",
 ) -> None:
     """Refuses to be reachable by strangers, and to announce an address that is none.
 
@@ -29,6 +34,7 @@ def check_listen(
         listen_host: Address to listen at.
         advertised_host: Host that others are told, "" for ``listen_host``.
         allow_insecure_bind: The administrator takes the risk, or security is on.
+        advice: What makes it safe.
 
     Raises:
         ConfigError: Names the setting and what to write instead.
@@ -36,8 +42,8 @@ def check_listen(
     if not allow_insecure_bind and not is_loopback(listen_host):
         raise ConfigError(
             f"listen_host = {listen_host!r} can be reached from other machines, and this {role} "
-            "neither encrypts nor asks who a client is; listen at 127.0.0.1, turn security on "
-            "(security.enable), or set allow_insecure_bind = true where everybody may do everything"
+            f"neither encrypts nor asks who a client is; listen at 127.0.0.1, {advice}, or set "
+            "allow_insecure_bind = true where everybody may do everything"
         )
     if listen_host in WILDCARDS and not advertised_host:
         raise ConfigError(

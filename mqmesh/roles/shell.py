@@ -215,10 +215,16 @@ class RoleShell:
             self.server.tick(self._clock.monotonic_ms())
 
 
+def _cpu_ms() -> int:
+    took = os.times()
+    return round((took.user + took.system) * 1_000)
+
+
 _PROCESS_FIGURES: Final[tuple[Measured[RoleShell], ...]] = (
     text("state", "starting, recovering, running, stopping", lambda shell: shell.state),
     gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms, unit="ms"),
     gauge("pid", "process id", lambda shell: os.getpid()),
+    counter("cpu_ms_total", "processor time of all threads", lambda shell: _cpu_ms(), unit="ms"),
     gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes(), unit="bytes"),
     gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes(), unit="bytes"),
     counter(

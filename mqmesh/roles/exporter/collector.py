@@ -26,7 +26,7 @@ from mqmesh.roles.exporter.names import (
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
 from mqmesh.sdk.admin.group_admin import GroupAdmin
-from mqmesh.sdk.client.options import client_transport
+from mqmesh.sdk.client.options import client_transport, find_credentials
 
 NO_CLUSTER: Final = "DefaultCluster"
 """What processes that know no name of their cluster are said to belong to."""
@@ -58,6 +58,9 @@ class Collector:
             restricted to a broker group unless that is empty.
         known: Brokers by endpoint, and when name servers knew them last, wall clock; kept up to
             date, so that who keeps it misses those that are gone already.
+
+    Raises:
+        ConfigError: The file of credentials cannot be used.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Collector:
         connect: Callable[[str, str], GroupAdmin] | None = None,
         known: dict[str, tuple[Node, int]] | None = None,
     ) -> None:
+        if connect is None:
+            find_credentials(config.credentials)  # or no look would ever go well
         self._config = config
         self._clock = clock
         self._connect = connect or self._connect_by_zmq

@@ -72,4 +72,5 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.listen_host,
             self.listen_host,
             allow_insecure_bind=self.allow_insecure_bind,
+            advice="with a proxy in front of it that does",
         )

@@ -34,7 +34,7 @@ class Monitor:
         collector: Asks the cluster; of the settings by default.
 
     Raises:
-        ConfigError: The state file is none.
+        ConfigError: The state file is none, or the file of credentials cannot be used.
     """
 
     def __init__(

@@ -38,6 +38,9 @@ class ExporterServer:
         config: Settings.
         clock: Source of time.
         collector: Asks the cluster; of the settings by default.
+
+    Raises:
+        ConfigError: The file of credentials cannot be used.
     """
 
     def __init__(

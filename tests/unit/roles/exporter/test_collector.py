@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqmesh.errors import RequestTimeout
+from mqmesh.errors import ConfigError, RequestTimeout
 from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample, Readings
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.groups import GroupTopics
@@ -106,6 +106,11 @@ def test_who_does_not_answer_is_down_and_hides_nobody(world):
     up = told(collector, "mqmesh_up")
     assert up["namesrv", "ns:1"] == up["broker", "broker-a-r1"] == 0
     assert up["broker", "broker-a-r2"] == 1, "brokers are known from before"
+
+
+def test_keys_that_cannot_be_read_are_told_at_once():
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        Collector(ExporterConfig(credentials="nowhere.toml"), ManualClock())
 
 
 def test_without_any_answer_there_is_a_page(world):
