@@ -2,8 +2,8 @@
 
 A client is given hooks when it is made, and calls them in that order. Without any it does nothing
 for them. A hook sees whole batches, so it costs little; it runs where the batch is at that time
-(the client loop, a sender's thread, a worker's), and must not block. What it raises is logged, the
-first time of each kind, and neither the batch nor any other hook suffers.
+(the client loop, a sender's thread, a worker's), and must not block. What it raises is counted, and
+logged the first time of each kind; neither the batch nor any other hook suffers.
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument, MQMeshError
+from mqmesh.figures import Measured, counter
 from mqmesh.message import Message, MessageQueue, StoredMessage, describe, format_message_id
 from mqmesh.message_checks import check_not_reserved, check_properties
 from mqmesh.protocol.messaging import SendStatus
@@ -207,11 +208,13 @@ class HookCalls:
     Attributes:
         sees_before_send: Some hook has a ``before_send``, so may change what is sent.
         sees_sends: Some hook has that, or an ``after_send``.
+        failures: Errors that hooks raised.
     """
 
     def __init__(self, hooks: Sequence[Hooks], group: str) -> None:
         self._group = group
         self._told: set[Callable[[Any], None]] = set()
+        self.failures = 0
         # Those that do something; a method may also have been put on the object.
         self._before_send = _written(hooks, "before_send")
         self._after_send = _written(hooks, "after_send")
@@ -293,6 +296,7 @@ class HookCalls:
             method(context)
         except (Exception, SystemExit):
             # Neither may end the client loop or a worker, in which it may be called.
+            self.failures += 1
             if method not in self._told:
                 self._told.add(method)
                 name = ".".join(method.__qualname__.split(".")[-2:])
@@ -327,3 +331,8 @@ def make_hook_calls(
     if len(hooks) > MAX_HOOKS:
         raise InvalidArgument(f"{len(hooks)} hooks are too many (limit {MAX_HOOKS})")
     return HookCalls([*hooks, *own], group) if hooks or own else None
+
+
+HOOK_FIGURES: Final[tuple[Measured[HookCalls], ...]] = (
+    counter("hook_failures_total", "errors that hooks raised", lambda calls: calls.failures),
+)

@@ -7,7 +7,7 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.figures import FigureBoard
 from mqmesh.message import MAX_GROUP_LENGTH
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.sdk.hooks import Hooks, make_hook_calls
+from mqmesh.sdk.hooks import HOOK_FIGURES, Hooks, make_hook_calls
 from mqmesh.sdk.tracing.message_trace import MessageTrace
 from mqmesh.sdk.tracing.sampling import Sampler
 from mqmesh.sdk.tracing.trace_dispatcher import TRACE_FIGURES, TraceDispatcher, TraceProducer
@@ -78,7 +78,9 @@ class ClientTracing:
             figures: The client's.
             at_exit: Nobody else ends this at the end of the program.
         """
-        dispatcher = self._dispatcher
+        hooks, dispatcher = self.hooks, self._dispatcher
+        if hooks is not None:
+            figures.add(HOOK_FIGURES, lambda: hooks)
         if dispatcher is not None:
             figures.add(TRACE_FIGURES, lambda: dispatcher)
             dispatcher.start(self._engine().transport, at_exit=at_exit)

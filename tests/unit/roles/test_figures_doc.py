@@ -17,6 +17,7 @@ from mqmesh.roles.indexer.queries import QUERY_FIGURES
 from mqmesh.roles.namesrv.route_table import ROUTE_FIGURES
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
 from mqmesh.sdk.consumer.consume_figures import LISTENER_FIGURES, PULL_FIGURES
+from mqmesh.sdk.hooks import HOOK_FIGURES
 from mqmesh.sdk.producer.requests import REQUEST_FIGURES
 from mqmesh.sdk.producer.sender import SEND_FIGURES
 from mqmesh.sdk.tracing.trace_dispatcher import TRACE_FIGURES
@@ -51,7 +52,8 @@ def test_the_figures_of_clients_are_documented(project_root):
     document = (project_root / "docs" / "metrics.md").read_text()
     section = document.partition("\n## Figures of clients\n")[2].partition("\n## ")[0]
     of_producers = (*SEND_FIGURES, *REQUEST_FIGURES)
-    declared = (*of_producers, *PULL_FIGURES, *LISTENER_FIGURES, *TRACE_FIGURES)
+    of_both = (*TRACE_FIGURES, *HOOK_FIGURES)
+    declared = (*of_producers, *PULL_FIGURES, *LISTENER_FIGURES, *of_both)
     assert named_in(section) == sorted(one.figure.name for one in declared)
 
 

@@ -153,7 +153,7 @@ def test_a_failed_send_has_an_error(world):
     assert (batch.status, batch.queue_offset, batch.message_ids) == (None, -1, [])
 
 
-def test_what_hooks_raise_is_told_once_and_costs_nothing(world, caplog):
+def test_what_hooks_raise_is_told_once_and_counted_and_costs_nothing(world, caplog):
     seen = Seen()
     producer = world.producer(hooks=[Broken(), seen])
     for number in range(3):
@@ -162,6 +162,7 @@ def test_what_hooks_raise_is_told_once_and_costs_nothing(world, caplog):
     check_stored(world, seen, 3, batches=3)
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert [text.partition(" ")[0] for text in told] == ["Broken.before_send", "Broken.after_send"]
+    assert producer.figures().number("hook_failures_total") == 2 * 3
 
 
 @pytest.mark.parametrize(
