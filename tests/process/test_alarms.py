@@ -354,6 +354,25 @@ def test_a_group_that_is_slow_has_nobody_gets_nowhere_or_gives_up(scene):
     watch.ends("dead-letters", **mine)
 
 
+def test_members_that_want_different_messages(scene):
+    group = {"consumer_group": "mixed"}
+    scene.producer.send(Message("colours", b"-", tag="red"))
+
+    def member(colour: str) -> PushConsumer:
+        consumer = PushConsumer("mixed", namesrv_addr=scene.addr)
+        consumer.subscribe("colours", colour, listener=lambda _: None)
+        return consumer
+
+    with member("red"), member("red"):
+        until(lambda: len(scene.admin.connections("mixed")) == 2)
+        assert scene.watch.look("mixed-subscriptions", group) == []
+        with member("blue"):
+            until(lambda: scene.admin.progress("mixed").differing == 1)
+            scene.watch.fires("mixed-subscriptions", **group)
+        until(lambda: scene.admin.progress("mixed").differing == 0)
+        scene.watch.ends("mixed-subscriptions", **group)
+
+
 def test_a_group_that_broadcasts_is_no_trouble(scene, tmp_path):
     group, seen = "news", threading.Event()
     with PushConsumer(

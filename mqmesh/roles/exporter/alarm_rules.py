@@ -299,6 +299,15 @@ RULES: Final = (
         "{value:.0f} messages wait for {consumer_group}, and nobody is there",
     ),
     AlarmRule(
+        "mixed-subscriptions",
+        "warning",
+        0,
+        60,
+        GROUP,
+        over("mqmesh_group_differing_members", GROUP),
+        "members of {consumer_group} subscribe differently from the others: messages are missed",
+    ),
+    AlarmRule(
         "dead-letters",
         "warning",
         0,

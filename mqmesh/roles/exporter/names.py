@@ -159,7 +159,7 @@ def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], fl
 
 
 def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series]:
-    """What RocketMQ 5 tells of a consumer group on one broker.
+    """What is told of a consumer group on one broker: what RocketMQ 5 tells, and who differs.
 
     Args:
         node: The broker.
@@ -183,6 +183,9 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
         metric, constants = _DEAD_LETTERS
         of_group = (group.group, dlq_topic(group.group), "false")
         yield Series(metric, (*node.labels, *constants, *of_group), group.dead_letters)
+    if group.members:
+        differing = sum(bool(one.difference) for one in group.members)
+        yield Series(_DIFFERING, (*node.labels, group.group), differing)
     kinds: dict[tuple[str, ...], int] = {}
     is_system = _word(is_system_topic(group.group))
     for member in group.members:
@@ -229,6 +232,12 @@ _DEAD_LETTERS: Final = _rocketmq(
     _COUNTER,
     "messages that became dead letters",
     ("consumer_group", "topic", "is_system"),
+)
+_DIFFERING: Final = Metric(
+    "mqmesh_group_differing_members",
+    _GAUGE,
+    "members that subscribe differently from their group",
+    (*NODE_LABELS, "consumer_group"),
 )
 _CONNECTIONS: Final = _rocketmq(
     "rocketmq_consumer_connections",

@@ -129,6 +129,9 @@ TROUBLES = {
     ),
     "group-stuck": (lambda at_s: group(1, members=1), lambda at_s: group(0, members=1)),
     "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, done=at_s)),
+    "mixed-subscriptions": gauge(
+        "mqmesh_group_differing_members", 1, 0, {"consumer_group": "billing"}
+    ),
     "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -163,6 +164,11 @@ def test_a_group_by_the_names_of_rocketmq_5():
     assert found[("rocketmq_consumer_lag_messages", *retry)] == 2
     dead = ("billing", "false", "%DLQ%billing")
     assert found[("rocketmq_send_to_dlq_messages_total", *dead)] == 3
+    assert found["mqmesh_group_differing_members", "billing"] == 0
+    other = msgspec.structs.replace(MEMBER, difference="topic orders: 'a' instead of '*'")
+    mixed = msgspec.structs.replace(BILLING, members=[MEMBER, other])
+    told = values_of(group_series(NODE, mixed, 1_000))
+    assert told["mqmesh_group_differing_members", "billing"] == 1
     kind = ("clustering", "billing", "false", "python", "zmq", "0.1")
     assert found[("rocketmq_consumer_connections", *kind)] == 1
 
