@@ -5,7 +5,7 @@ Processes are asked at the same time, over ZeroMQ. One that does not answer is t
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -25,6 +25,7 @@ from mqmesh.roles.exporter.names import (
 )
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
+from mqmesh.roles.supervisor.run_file import RoleEntry
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import client_transport, find_credentials
 
@@ -52,7 +53,7 @@ class Collector:
     Args:
         config: Settings.
         clock: Source of time.
-        others: Where processes are that name servers do not know, and their public keys.
+        others: Processes that are to be there, whether name servers know them or not.
         ask_all: Asks all of many nodes, several at the same time, like ``map``.
         connect: Makes an administration client for an endpoint ("" for the name servers),
             restricted to a broker group unless that is empty.
@@ -67,7 +68,7 @@ class Collector:
         self,
         config: ExporterConfig,
         clock: Clock,
-        others: Callable[[], Mapping[str, str]] = dict,
+        others: Callable[[], Iterable[RoleEntry]] = tuple,
         ask_all: AskAll = map,
         connect: Callable[[str, str], GroupAdmin] | None = None,
         known: dict[str, tuple[Node, int]] | None = None,
@@ -102,16 +103,13 @@ class Collector:
         clusters = {one.cluster_name for one in self._brokers}
         cluster = min(clusters, default=NO_CLUSTER)
         nodes = [Node(cluster, "namesrv", one, one) for one in names]
-        beside = self._others()
-        self._keys |= beside
-        others = dict.fromkeys((*self._config.other_addr, *beside))
-        nodes += [Node(cluster, "", one, one) for one in others]
         brokers = list(_broker_nodes(self._brokers))
+        nodes += self._nodes_beside(cluster, {one.endpoint for one in brokers})
         nodes += brokers
         self._forget_others([node.endpoint for node in nodes])
-        asked = list(self._ask_all(self._ask, nodes))
+        asked = list(_once(self._ask_all(self._ask, nodes)))
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-        asked += self._left(brokers, [one.node for one in asked], wall_ms)
+        asked += self._left([one.node for one in asked], wall_ms)
         self._tell_silent(asked)
         series: list[Series] = []
         for one in asked:
@@ -170,12 +168,22 @@ class Collector:
                     series += self._rocketmq4.group(node, group, progress.now_ms)
         return series, left_out
 
-    def _left(
-        self, brokers: Iterable[Node], answered: Iterable[Node], now_ms: int
-    ) -> Iterator[_Asked]:
+    def _nodes_beside(self, cluster: str, listed: set[str]) -> Iterator[Node]:
+        """Who is asked beside name servers and the brokers that they list."""
+        found = {one: Node(cluster, "", one, one) for one in self._config.other_addr}
+        for entry in self._others():
+            endpoint = entry.endpoint.removeprefix("tcp://")  # as name servers write it
+            self._keys[endpoint] = entry.server_key
+            if entry.role == "broker":
+                found[endpoint] = Node(cluster, "broker", entry.name, endpoint)
+            else:
+                found.setdefault(endpoint, Node(cluster, "", endpoint, endpoint))
+        yield from (node for endpoint, node in found.items() if endpoint not in listed)
+
+    def _left(self, asked: Collection[Node], now_ms: int) -> Iterator[_Asked]:
         """Brokers that name servers knew a while ago: they drop who is gone at once."""
-        there = {node.endpoint for node in brokers}
-        self._known |= {node.endpoint: (node, now_ms) for node in answered if node.broker_name}
+        there = {node.endpoint for node in asked}
+        self._known |= {node.endpoint: (node, now_ms) for node in asked if node.broker_name}
         for endpoint, (node, known_ms) in list(self._known.items()):
             if now_ms - known_ms > self._config.forget_ms:
                 del self._known[endpoint]
@@ -223,12 +231,22 @@ def _broker_nodes(brokers: Iterable[BrokerData]) -> Iterator[Node]:
             )
 
 
+def _once(asked: Iterable[_Asked]) -> Iterator[_Asked]:
+    """Leaves out brokers of a run file that name servers know by another address."""
+    answers = list(asked)
+    listed = {one.node.node_id for one in answers if one.node.broker_name}
+    for one in answers:
+        is_ours = one.node.node_type == "broker" and not one.node.broker_name
+        if not is_ours or one.node.node_id not in listed:
+            yield one
+
+
 def _named(node: Node, readings: Readings) -> Node:
     """A node by what it says of itself.
 
     A replica has its number whether it leads or not: its totals are those of its process.
     """
-    if node.node_type == "broker":
+    if node.broker_name:
         own_id = int(readings.number("broker_id"))
         name = f"{node.broker_name}-r{own_id}" if own_id else node.broker_name
         return msgspec.structs.replace(node, node_id=name)

@@ -16,7 +16,8 @@ from mqmesh.roles.exporter.alarm_notes import tell
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
-from mqmesh.roles.exporter.run_files import endpoints_beside
+from mqmesh.roles.exporter.run_files import processes_beside
+from mqmesh.roles.supervisor.run_file import RoleEntry
 
 AT_ONCE: Final = 8
 """Processes that are asked at the same time."""
@@ -55,8 +56,8 @@ class Monitor:
             rocketmq4_names=False,
         )
 
-        def others() -> dict[str, str]:
-            return endpoints_beside(config.data_dir)
+        def others() -> list[RoleEntry]:
+            return processes_beside(config.data_dir)
 
         known = self._board.state.brokers
         self._collector = collector or Collector(asked, clock, others, self._pool.map, known=known)

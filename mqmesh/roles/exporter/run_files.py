@@ -1,26 +1,23 @@
-"""Processes of a cluster that name servers do not know: its run file names them."""
+"""Processes of a cluster by its run file: name servers know brokers only, and drop a silent one."""
 
 from pathlib import Path
 from typing import Final
 
-from mqmesh.roles.supervisor.run_file import read_record
+from mqmesh.roles.supervisor.run_file import RoleEntry, read_record
 
-LISTED: Final = ("namesrv", "broker", "exporter")
-"""Roles that need no run file to be found."""
+NOT_ASKED: Final = ("namesrv", "exporter", "monitor")
+"""Roles that need no run file to be found, or watch themselves."""
 
 
-def endpoints_beside(data_dir: str) -> dict[str, str]:
-    """Endpoints of a cluster's processes by its run file, unless name servers know them.
+def processes_beside(data_dir: str) -> list[RoleEntry]:
+    """Processes of a cluster that are to be there, as its run file says.
 
     Args:
         data_dir: The cluster's data folder; "" for none.
-
-    Returns:
-        Endpoints, with the public keys that are proved there; "" where nothing is encrypted.
     """
     record = read_record(Path(data_dir)) if data_dir else None
-    return {
-        entry.endpoint: entry.server_key
+    return [
+        entry
         for entry in (() if record is None else record.roles)
-        if entry.role not in LISTED and entry.endpoint
-    }
+        if entry.endpoint and entry.role not in NOT_ASKED and entry.state != "stopped"
+    ]

@@ -18,7 +18,8 @@ from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.page import CONTENT_TYPE, Page
-from mqmesh.roles.exporter.run_files import endpoints_beside
+from mqmesh.roles.exporter.run_files import processes_beside
+from mqmesh.roles.supervisor.run_file import RoleEntry
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
@@ -50,8 +51,8 @@ class ExporterServer:
         self._clock = clock
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
 
-        def others() -> dict[str, str]:
-            return endpoints_beside(config.data_dir)
+        def others() -> list[RoleEntry]:
+            return processes_beside(config.data_dir)
 
         self._collector = collector or Collector(config, clock, others, self._pool.map)
         self._page = Page(self._collector, clock, config.min_interval_ms)

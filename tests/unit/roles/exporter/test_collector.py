@@ -13,6 +13,7 @@ from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.page import text_of
+from mqmesh.roles.supervisor.run_file import RoleEntry
 from mqmesh.sdk.admin.group_admin import AllProgress
 from mqmesh.testing.clock import ManualClock
 
@@ -20,6 +21,10 @@ from mqmesh.testing.clock import ManualClock
 def gauge(name, value):
     figure = Figure(name, FigureKind.GAUGE, "", "what it is")
     return FigureReading(figure, [FigureSample((), value)])
+
+
+def entry(endpoint):
+    return RoleEntry(role="coordinator", name="c", endpoint=endpoint)
 
 
 class World:
@@ -31,6 +36,8 @@ class World:
         addresses = {number: BrokerAddress(f"host:{number}") for number in range(3)}
         self.brokers = [BrokerData("c", "broker-a", addresses)]
         self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0, "co:2": 0}
+        self.own_ids["elsewhere:2"] = 3
+        self.beside = [entry("co:1"), entry("co:2")]
         self.groups = ["billing", "mail", "stock"]
 
     def connect(self, endpoint, broker_name):
@@ -73,8 +80,7 @@ def world() -> World:
 
 def make(world, **settings) -> Collector:
     config = ExporterConfig(namesrv_addr=["ns:1"], other_addr=["co:1"], **settings)
-    others = lambda: {"co:1": "", "co:2": ""}  # noqa: E731
-    return Collector(config, ManualClock(), others, connect=world.connect)
+    return Collector(config, ManualClock(), lambda: world.beside, connect=world.connect)
 
 
 def told(collector, name):
@@ -97,6 +103,18 @@ def test_everybody_is_asked_and_replicas_have_their_own_numbers(world):
         ("broker", "broker-a-r1"): 1,
         ("broker", "broker-a-r3"): 1,
     }
+
+
+def test_a_broker_of_the_run_file_is_down_when_name_servers_have_dropped_it(world):
+    world.beside = [
+        RoleEntry(role="broker", name="broker-a-r1", endpoint="tcp://host:1"),
+        RoleEntry(role="broker", name="broker-a-r3", endpoint="tcp://elsewhere:2"),
+        RoleEntry(role="broker", name="broker-b", endpoint="tcp://host:9"),
+    ]
+    world.gone = {"host:9"}
+    up = told(make(world), "mqmesh_up")
+    assert up["broker", "broker-b"] == 0
+    assert len([one for one in up if one[0] == "broker"]) == 4, "who is listed is asked once"
 
 
 def test_who_does_not_answer_is_down_and_hides_nobody(world):

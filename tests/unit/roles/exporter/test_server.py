@@ -13,7 +13,7 @@ import pytest
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
-from mqmesh.roles.exporter.run_files import endpoints_beside
+from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.exporter.server import MOST_CONNECTIONS, ExporterServer
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 from mqmesh.testing.clock import ManualClock
@@ -62,9 +62,12 @@ def test_processes_that_name_servers_do_not_know_are_found_by_the_run_file(tmp_p
         RoleEntry(role="broker", name="broker-a", endpoint="tcp://127.0.0.1:1"),
         RoleEntry(role="schedule", name="schedule-broker-a", endpoint="ipc:///s", server_key="k"),
         RoleEntry(role="filtersrv", name="f"),
+        RoleEntry(role="broker", name="broker-b", endpoint="tcp://127.0.0.1:2", state="stopped"),
+        RoleEntry(role="exporter", name="exporter", endpoint="tcp://127.0.0.1:3"),
     ]
     write_record(tmp_path, RunRecord(pid=1, started_ms=1, namesrv="", roles=roles))
-    assert endpoints_beside(str(tmp_path)) == {"ipc:///s": "k"}
+    assert processes_beside(str(tmp_path)) == roles[:2]
+    assert processes_beside("") == []
 
 
 def test_it_says_how_it_is_and_nothing_else(exporter):
