@@ -9,7 +9,7 @@ from mqmesh.roles.exporter.monitor import Monitor, MonitorRole
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.process import ExitCode
 
-from ..options import json_option
+from ..options import json_option, namesrv_option
 from ..render import print_json, print_table, timestamp
 from .serve import ProcessOptions, process_options
 
@@ -19,8 +19,9 @@ COLUMNS = ("SINCE", "SEVERITY", "ALARM", "WHAT IS WRONG")
 @click.command()
 @click.option("--once", is_flag=True, help="Look once; exit code 1 if there are alarms, 0 if not.")
 @process_options
+@namesrv_option
 @json_option
-def monitor(process: ProcessOptions, once: bool, as_json: bool) -> int:
+def monitor(process: ProcessOptions, once: bool, namesrv: str, as_json: bool) -> int:
     """Watch a cluster, and tell of what is wrong: in the log, to a program, to a web service.
 
     With --once it looks, prints what is wrong, and ends: for cron. What must last before it is an
@@ -28,11 +29,11 @@ def monitor(process: ProcessOptions, once: bool, as_json: bool) -> int:
 
     \b
     Examples:
-      mqmesh monitor --set namesrv_addr='["10.0.0.1:9876"]'
+      mqmesh monitor --namesrv 10.0.0.1:9876
       mqmesh monitor -c conf/monitor.toml
       mqmesh monitor --once --set state_file=/var/lib/mqmesh/monitor.json
     """
-    config = process.load(MonitorConfig)
+    config = process.load(MonitorConfig, namesrv)
     if once:
         # What it prints says it all.
         notify = msgspec.structs.replace(config.notify, log=False)

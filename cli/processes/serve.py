@@ -19,12 +19,13 @@ from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
+from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.security.config import SecurityConfig
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..lazy_group import LazyGroup
-from ..options import config_options
+from ..options import config_options, namesrv_option
 
 EMBEDDED: Final = "embedded://"
 
@@ -43,13 +44,23 @@ class ProcessOptions(msgspec.Struct, frozen=True):
     log_format: LogFormat
     supervised: bool
 
-    def load(self, kind: type[_Config]) -> _Config:
+    def load(self, kind: type[_Config], namesrv: str = "") -> _Config:
         """The settings of a role.
+
+        Args:
+            kind: Of the role.
+            namesrv: Name servers that a command would ask: of a role that watches a cluster, unless
+                its settings name some.
 
         Raises:
             ConfigError: A setting is wrong.
         """
-        return load_config(kind, self.config_path, self.table, self.overrides)
+
+        def fill(data: dict[str, Any]) -> None:
+            if namesrv:
+                data.setdefault("namesrv_addr", namesrv_addresses(namesrv))
+
+        return load_config(kind, self.config_path, self.table, self.overrides, fill=fill)
 
     def serve(
         self,
@@ -294,21 +305,22 @@ def coordinator(process: ProcessOptions) -> int:
     invoke_without_command=True,
 )
 @process_options
+@namesrv_option
 @click.pass_context
-def exporter(context: click.Context, process: ProcessOptions) -> int:
+def exporter(context: click.Context, process: ProcessOptions, namesrv: str) -> int:
     """Run an exporter, from which Prometheus gets the figures of a cluster.
 
     It asks name servers and brokers when Prometheus asks it, at http://127.0.0.1:5557/metrics.
 
     \b
     Examples:
-      mqmesh exporter --set namesrv_addr='["10.0.0.1:9876"]'
+      mqmesh exporter --namesrv 10.0.0.1:9876
       mqmesh exporter -c conf/exporter.toml
       mqmesh exporter boards ./grafana
     """
     if context.invoked_subcommand is not None:
         return ExitCode.OK
-    config = process.load(ExporterConfig)
+    config = process.load(ExporterConfig, namesrv)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.exporter.server import ExporterServer

@@ -56,3 +56,14 @@ def test_a_monitor_watches_until_it_is_stopped(mqmesh_cluster, short_tmp_path):
         monitor.send_signal(signal.SIGTERM)
         assert monitor.wait() == 0
     assert b"process-down" in state.read_bytes()
+
+
+def test_a_command_that_watches_asks_the_name_servers_that_others_ask():
+    nobody = "127.0.0.1:1"
+    for arguments in ("--namesrv", nobody, "monitor"), ("monitor", "--namesrv", nobody):
+        told = run_command(*arguments, "--once", "--json")
+        (alarm,) = json.loads(told.out[0])
+        assert (alarm["alarm"], alarm["labels"]["node_id"]) == ("process-down", nobody)
+    settled = ("--set", 'namesrv_addr=["127.0.0.1:2"]', "--once", "--json")
+    (alarm,) = json.loads(run_command("monitor", "--namesrv", nobody, *settled).out[0])
+    assert alarm["labels"]["node_id"] == "127.0.0.1:2", "settings stand above it"
