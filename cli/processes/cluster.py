@@ -38,7 +38,7 @@ from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
 from ..render import LogStream, duration, print_json, print_table, state_text
-from .layout import ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
+from .layout import MONITOR, ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
 from .secure import client_file, make_security
 from .serve import open_client_transport
 
@@ -327,6 +327,8 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
         "restarts": entry.restarts,
         "exits": entry.exits,
     }
+    if entry.role == MONITOR:
+        return row | {"state": entry.state}  # nobody connects to it
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
         return row
     try:

@@ -19,6 +19,7 @@ from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -39,7 +40,8 @@ SECURITY: Final = "security"
 ACCESS_LIST: Final = "access_list.toml"
 NAMESRV: Final = "namesrv"
 EXPORTER: Final = "exporter"
-"""Users, whose keys are kept in files of their names."""
+"""Users, whose keys are kept in files of their names; the monitor has those of the exporter."""
+MONITOR: Final = "monitor"
 
 DEFAULT_CLUSTER: Final = """
 [[namesrv]]
@@ -91,6 +93,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         coordinator: Keeps the records of broker groups that elect their master; run where there is
             one (``ha.mode`` ``auto``) that uses an embedded coordinator on this port.
         exporter: Figures for Prometheus, where it is enabled; it asks the processes of this file.
+        monitor: Alarms, where it is enabled; it watches the processes of this file, and keeps what
+            it has seen below ``data_dir`` unless it says another ``state_file``.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -108,6 +112,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     coordinator: CoordinatorConfig = msgspec.field(default_factory=CoordinatorConfig)
     ha: HaConfig = msgspec.field(default_factory=HaConfig)
     exporter: ExporterConfig = msgspec.field(default_factory=ExporterConfig)
+    monitor: MonitorConfig = msgspec.field(default_factory=MonitorConfig)
     security: ClusterSecurity = ClusterSecurity()
 
     @property
@@ -370,6 +375,9 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
             yield "schedule", service.name, "", BROKER_STAGE, service
     if config.exporter.enable:
         yield "exporter", config.exporter.name, "", NAMESRV_STAGE, _exporter_of(config)
+    if config.monitor.enable:
+        # It ends with the brokers: what is stopped on purpose is no alarm.
+        yield "monitor", MONITOR, "", BROKER_STAGE, _monitor_of(config)
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -417,14 +425,25 @@ def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
 
 
 def _exporter_of(config: ClusterConfig) -> ExporterConfig:
+    return msgspec.structs.replace(config.exporter, **_watching(config, config.exporter))
+
+
+def _monitor_of(config: ClusterConfig) -> MonitorConfig:
+    state_file = config.monitor.state_file or str(config.folder.absolute() / "monitor.json")
+    watching = _watching(config, config.monitor)
+    return msgspec.structs.replace(config.monitor, state_file=state_file, **watching)
+
+
+def _watching(config: ClusterConfig, own: ExporterConfig | MonitorConfig) -> dict[str, Any]:
     """Asks all processes of this file."""
-    namesrvs, folder = config.namesrv_addr.split(";"), config.folder.absolute()
-    credentials = config.exporter.credentials
+    folder, credentials = config.folder.absolute(), own.credentials
     if config.security.enable and not credentials:
         credentials = str(key_file(folder, EXPORTER))
-    return msgspec.structs.replace(
-        config.exporter, namesrv_addr=namesrvs, data_dir=str(folder), credentials=credentials
-    )
+    return {
+        "namesrv_addr": config.namesrv_addr.split(";"),
+        "data_dir": str(folder),
+        "credentials": credentials,
+    }
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:

@@ -40,7 +40,8 @@ def make_security(config: ClusterConfig) -> None:
     trusted = namesrv.namesrv_server_key
     client = _keys(config.folder, CLIENT, trusted, config.namesrv_addr)
     users = [_user(namesrv, UserRole.SERVICE), _user(client, UserRole.ADMIN)]
-    if config.exporter.enable and not config.exporter.credentials:
+    watching = (config.exporter, config.monitor)
+    if any(one.enable and not one.credentials for one in watching):
         watcher = _keys(config.folder, EXPORTER, trusted, config.namesrv_addr)
         users.append(_user(watcher, UserRole.VIEW))
     brokers = {

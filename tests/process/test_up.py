@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+from urllib.request import urlopen
 
 import pytest
 from harness.commands import (
@@ -329,6 +331,40 @@ def test_a_role_alone_refuses_a_taken_port(role, short_tmp_path):
     assert (refused.code, refused.out) == (2, [])
     assert sum(line.startswith("error: ") for line in refused.err) == 1
     assert not any("Traceback" in line for line in refused.err)
+
+
+def test_an_exporter_and_a_monitor_watch_all_processes_of_a_cluster(up):
+    cluster = up(
+        "--secure",
+        "--metrics",
+        *("--set", "exporter.listen_port=0"),
+        *("--set", "monitor.enable=true"),
+        *("--set", "monitor.interval_s=1"),
+        *("--set", 'monitor.rule=[{alarm = "process-down", for_s = 0}]'),
+    )
+    cluster.wait_ready()
+    code, status = cluster.status()
+    assert code == 0
+    roles = {one["name"]: one for one in status["roles"]}
+    assert list(roles) == [*NAMES, "exporter", "monitor"]
+    assert {one["state"] for one in roles.values()} == {"running"}
+    with urlopen(roles["exporter"]["endpoint"]) as answer:
+        told = re.findall(
+            r'^mqmesh_up\{.*node_type="(\w+)".*\} (\S+)$', answer.read().decode(), re.M
+        )
+    assert sorted(told) == [(role, "1.0") for role in ("broker", "namesrv", "namesrv", "schedule")]
+
+    pid = roles["schedule-broker-a"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        line = r"process-down \(critical\): schedule schedule-broker-a does not answer"
+        cluster.command.expect(line, anywhere=True)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    cluster.command.expect("process-down is over: schedule schedule-broker-a")
+    assert (cluster.folder / "monitor.json").exists()
+    cluster.command.send_signal(signal.SIGTERM)
+    assert cluster.command.wait() == 0
 
 
 def test_a_filter_server_is_started_beside_the_broker_and_healed(up):

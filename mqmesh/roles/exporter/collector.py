@@ -31,6 +31,8 @@ from mqmesh.sdk.client.options import client_transport, find_credentials
 
 NO_CLUSTER: Final = "DefaultCluster"
 """What processes that know no name of their cluster are said to belong to."""
+UNKNOWN: Final = "process"
+"""Type of one that has never said what it is."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ class Collector:
         self._brokers: list[BrokerData] = []
         self._known = {} if known is None else known
         self._silent: set[str] = set()
+        # Who does not answer has the names that it told before.
+        self._told: dict[str, Node] = {}
         self._keys = dict(config.server_keys)
         self._others = others
         self._ask_all = ask_all
@@ -148,11 +152,13 @@ class Collector:
             if not node.node_type:
                 info = client.ping(node.endpoint)
                 node = msgspec.structs.replace(node, node_type=info.role, node_id=info.name)
-            node = _named(node, readings)
+            node = self._told[node.endpoint] = _named(node, readings)
             series, left_out = self._groups(client, node) if node.is_leader else ([], 0)
         except MQMeshError as error:
             _log.debug("%s at %s does not answer: %s", node.node_type, node.endpoint, error)
-            return _Asked(node, None, [])
+            told = self._told.get(node.endpoint, node)
+            names = {"node_type": told.node_type or UNKNOWN, "node_id": told.node_id}
+            return _Asked(msgspec.structs.replace(node, **names), None, [])
         return _Asked(node, readings, series, left_out)
 
     def _groups(self, client: GroupAdmin, node: Node) -> tuple[list[Series], int]:
@@ -207,6 +213,7 @@ class Collector:
 
     def _forget_others(self, endpoints: Iterable[str]) -> None:
         for gone in self._clients.keys() - {"", *endpoints}:
+            self._told.pop(gone, None)
             self._clients.pop(gone).close()
 
     def _tell_silent(self, asked: Iterable[_Asked]) -> None:

@@ -81,6 +81,7 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Settings of a monitor.
 
     Attributes:
+        enable: Let `mqmesh up` run a monitor.
         namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
         other_addr: Other processes to watch, ``host:port`` each: coordinators, schedule services,
             filter servers.
@@ -99,6 +100,7 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         notify: Who is told.
     """
 
+    enable: bool = False
     namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=64)] = (
         msgspec.field(default_factory=lambda: ["127.0.0.1:9876"])
     )

@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.roles.supervisor.run_file import RoleEntry, read_record
 
 NOT_ASKED: Final = ("namesrv", "exporter", "monitor")
-"""Roles that need no run file to be found, or watch themselves."""
+"""Roles that need no run file to be found, or that nobody connects to."""
 
 
 def processes_beside(data_dir: str) -> list[RoleEntry]:

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs, seats_of_replicas
+from mqmesh.cli.processes.secure import make_security
 from mqmesh.config import load_config
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.supervisor.death_notes import ReplicaSeat
+from mqmesh.security.keys import load_credentials
 
 
 @pytest.fixture
@@ -119,6 +123,26 @@ def test_each_role_gets_its_settings_in_a_file_of_its_own(tmp_path):
     assert broker.argv[7:] == ["--supervised", "--log-format", "text"]
     assert load_config(BrokerConfig, tmp_path / "run" / "a%252%7Cb.toml") == config.broker[0]
     assert load_config(NamesrvConfig, tmp_path / "run" / "namesrv-2.toml") == config.namesrv[1]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_whoever_watches_a_cluster_asks_the_processes_of_its_file(tmp_path, secure):
+    settings = [f"data_dir={tmp_path}", "exporter.enable=true", "monitor.enable=true"]
+    settings += ["monitor.interval_s=7", f"security.enable={str(secure).lower()}"]
+    config = load_cluster(None, settings)
+    if secure:
+        make_security(config)
+    specs = {spec.name: spec for spec in role_specs(config)}
+    assert {specs[name].role for name in ("exporter", "monitor")} == {"exporter", "monitor"}
+    keys = str(tmp_path / "security" / "exporter.toml") if secure else ""
+    for kind, name in ((ExporterConfig, "exporter"), (MonitorConfig, "monitor")):
+        told = load_config(kind, tmp_path / "run" / f"{name}.toml")
+        assert told.namesrv_addr == ["127.0.0.1:9876", "127.0.0.1:9877"]
+        assert (told.data_dir, told.credentials) == (str(tmp_path), keys)
+    assert told.interval_s == 7
+    assert told.state_file == str(tmp_path / "monitor.json")
+    if secure:
+        assert load_credentials(Path(keys)).user == "exporter"
 
 
 def test_brokers_are_stopped_before_name_servers(tmp_path):

@@ -126,6 +126,17 @@ def test_who_does_not_answer_is_down_and_hides_nobody(world):
     assert up["broker", "broker-a-r2"] == 1, "brokers are known from before"
 
 
+def test_who_does_not_answer_any_more_keeps_its_names(world):
+    collector = make(world)
+    world.gone = {"co:2"}
+    assert told(collector, "mqmesh_up")["process", "co:2"] == 0
+    world.gone = {"co:1", "host:0"}
+    up = told(collector, "mqmesh_up")
+    assert up["coordinator", "coordinator"] == up["broker", "broker-a-r2"] == 0
+    assert up["coordinator", "co:2"] == 1
+    assert len(up) == 6
+
+
 def test_keys_that_cannot_be_read_are_told_at_once():
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         Collector(ExporterConfig(credentials="nowhere.toml"), ManualClock())
