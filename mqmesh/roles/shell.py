@@ -16,6 +16,7 @@ from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
 from mqmesh.roles.audit_log import AUDIT_FILE, AuditLog
 from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.roles.listings import Listings
+from mqmesh.security import guard as guarding
 from mqmesh.security import quotas
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
@@ -88,6 +89,7 @@ class RoleShell:
         self.tell(_PROCESS_FIGURES, lambda: self)
         self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
         if guard is not None:
+            self.tell(guarding.FIGURES, lambda: guard)
             self.tell(quotas.FIGURES, lambda: guard.quotas)
 
     @property

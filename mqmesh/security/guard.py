@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.errors import NoPermission, TopicNotFound
+from mqmesh.figures import Measured, counter
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, Right
@@ -37,6 +38,7 @@ class Guard:
     Attributes:
         path, audited: As given.
         quotas: What users use of theirs.
+        refused_connections: How many had a key that nobody has; counted by who looks after them.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Guard:
         self.audited = audited
         self.quotas = Quotas()
         self.quotas.put(access_list.user)
+        self.refused_connections = 0
         self._today = today
         self._permissions = Permissions(access_list, today())
         self._passed: set[tuple[str, str, str, bool]] = set()
@@ -188,3 +191,13 @@ def _require(verdict: Judgement, name: str, action: str, kind: str, what: str) -
         raise NoPermission(
             f"user {name!r} may not {action} {kind} {what!r:.300} ({verdict.reason})"
         )
+
+
+FIGURES: Final[tuple[Measured[Guard], ...]] = (
+    counter(
+        "refused_connections_total",
+        "connections whose keys the access list does not know",
+        lambda guard: guard.refused_connections,
+    ),
+)
+"""Of a server with security on."""

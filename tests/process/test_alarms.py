@@ -36,7 +36,7 @@ from mqmesh import (
     TransactionListener,
     TransactionProducer,
 )
-from mqmesh.errors import BrokerNotAvailable, NoPermission
+from mqmesh.errors import AuthenticationFailed, BrokerNotAvailable, NoPermission
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision
@@ -506,9 +506,10 @@ def test_a_look_from_cron_misses_a_broker_that_name_servers_have_forgotten(scene
     assert down() == []
 
 
-def test_somebody_who_asks_for_what_is_not_his(short_tmp_path):
+def test_somebody_who_asks_for_what_is_not_his_and_somebody_without_a_key(short_tmp_path):
     keys = secured_folder(short_tmp_path)
-    nobody = credentials("nobody", load_credentials(keys / "namesrv.toml"))
+    own = load_credentials(keys / "namesrv.toml")
+    nobody = credentials("nobody", own)
     save_credentials(keys / "nobody.toml", nobody)
     put_users(keys, [user(nobody)])
     settings = {
@@ -525,6 +526,15 @@ def test_somebody_who_asks_for_what_is_not_his(short_tmp_path):
                 for _ in range(11):
                     with pytest.raises(NoPermission):
                         admin.role_info(addr)
+            watch.fires("no-permission", node_id=addr)
+            watch.ends("no-permission", node_id=addr)
+            save_credentials(keys / "unknown.toml", credentials("unknown", own))
+            for _ in range(11):
+                with (
+                    AdminClient(addr, credentials=str(keys / "unknown.toml")) as admin,
+                    pytest.raises(AuthenticationFailed),
+                ):
+                    admin.role_info(addr)
             watch.fires("no-permission", node_id=addr)
             watch.ends("no-permission", node_id=addr)
     finally:

@@ -361,8 +361,12 @@ RULES: Final = (
         10,
         0,
         NODE,
-        grew("mqmesh_refusals_total", NODE, 60, response_code="no_permission"),
-        "{node_id} refused {value:.0f} requests without permission within a minute",
+        any_of(
+            grew("mqmesh_refusals_total", NODE, 60, response_code="no_permission"),
+            grew("mqmesh_refused_connections_total", NODE, 60),
+        ),
+        "{node_id} refused {value:.0f} requests without permission, or connections without a good "
+        "key, within a minute",
     ),
     AlarmRule(
         "index-behind",

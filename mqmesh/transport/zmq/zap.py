@@ -41,10 +41,7 @@ class ZapHandler:
     Args:
         context: Theirs.
         loop: In whose thread it answers.
-        guard: Knows who may connect.
-
-    Attributes:
-        refused: Connections so far.
+        guard: Knows who may connect, and counts who may not.
     """
 
     def __init__(self, context: sockets.Context, loop: EventLoop, guard: Guard) -> None:
@@ -52,7 +49,6 @@ class ZapHandler:
         self._loop = loop
         self._socket = sockets.authenticator(context)
         self._log_at_ms = 0
-        self.refused = 0
         loop.add(self._socket, self._on_readable)
 
     def close(self) -> None:
@@ -82,11 +78,12 @@ class ZapHandler:
         return found
 
     def _note(self, why: str) -> None:
-        self.refused += 1
+        self._guard.refused_connections += 1
         now_ms = self._loop.clock.monotonic_ms()
         if now_ms >= self._log_at_ms:
             self._log_at_ms = now_ms + LOG_REFUSED_MS
-            _log.warning("a connection is refused: %s (%d so far)", why, self.refused)
+            count = self._guard.refused_connections
+            _log.warning("a connection is refused: %s (%d so far)", why, count)
 
 
 def answer(frames: Sequence[bytes], guard: Guard, own_uid: int) -> tuple[list[bytes], str]:

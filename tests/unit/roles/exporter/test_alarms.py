@@ -319,6 +319,13 @@ def test_two_codes_of_refusals_are_different_totals():
     assert names(watch.look(60, *refused(101, 9))) == [("busy", "firing")]
 
 
+def test_connections_without_a_good_key_are_an_alarm_as_requests_without_permission_are():
+    watch = Watch()
+    for at_s, total, told in ((0, 3, []), (30, 13, []), (60, 14, [("no-permission", "firing")])):
+        refused = series("mqmesh_refused_connections_total", total, node_id="a")
+        assert names(watch.look(at_s, refused)) == told
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alarm)
 def test_every_sentence_can_be_said(rule):
     labels = tuple(f"<{label}>" for label in rule.by)

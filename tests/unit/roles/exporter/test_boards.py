@@ -19,6 +19,7 @@ from mqmesh.roles.dispatch import FIGURES as COMMAND_FIGURES
 from mqmesh.roles.exporter.names import COMMITTED, own_metric
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
 from mqmesh.roles.shell import _CONNECTION_FIGURES, _PROCESS_FIGURES
+from mqmesh.security.guard import FIGURES as GUARD_FIGURES
 
 FIGURES = (
     *(one for feature in FEATURES for one in feature.figures),
@@ -31,6 +32,7 @@ FIGURES = (
     *COMMAND_FIGURES,
     *_CONNECTION_FIGURES,
     *_PROCESS_FIGURES,
+    *GUARD_FIGURES,
 )
 
 # What raises each alarm, beside labels that all have.
@@ -154,6 +156,11 @@ def test_a_group_is_stuck_while_its_offsets_stand_still(boards, tmp_path):
         series = {f"{name}{{{labels}}}": course for name, course in told.items()}
         tests.append(firing("MqmeshGroupStuck", series, "14m", is_on))
     check(boards, tests, tmp_path)
+
+
+def test_connections_without_a_good_key_are_requests_without_permission(boards, tmp_path):
+    series = {f"mqmesh_refused_connections_total{{{NODE}}}": "0+5x60"}
+    check(boards, [firing("MqmeshNoPermission", series, "14m", 1)], tmp_path)
 
 
 def firing(alarm: str, series: dict[str, str], at: str, count: int) -> dict[str, object]:
