@@ -127,6 +127,32 @@ def test_names_and_labels_are_those_of_a_real_broker_of_rocketmq(scene, traffic,
     assert {name: told.get(name) for name in golden} == golden
 
 
+def documented_names(project_root: Path) -> tuple[list[str], list[str]]:
+    """What the tables of RocketMQ's names say: patterns of what is told, and of what is not."""
+    text = (project_root / "docs" / "metrics.md").read_text()
+    section = text.partition("\n## Names\n")[2].partition("\n| absent, whatever ")[0]
+    told: list[str] = []
+    absent: list[str] = []
+    for names, remark in re.findall(r"^\| (.*`.*) \| (.*) \|$", section, re.M):
+        found = absent if remark.startswith("absent") else told
+        for name in re.findall(r"`((?:rocketmq_|…)[^`]*)`", names):
+            pattern = re.escape(name).replace("…", r"\w*")
+            found.append(
+                re.sub(r"\\{(.*)\\}", lambda one: f"({one[1].replace(',', '|')})", pattern)
+            )
+    return told, absent
+
+
+def test_all_names_of_rocketmq_that_are_told_are_documented_and_the_other_way_round(
+    scene, traffic, project_root
+):
+    told, absent = documented_names(project_root)
+    names = re.findall(r"^# TYPE (rocketmq_\w+) ", scene.page(), re.M)
+    assert [one for one in names if not any(re.fullmatch(known, one) for known in told)] == []
+    assert [one for one in told if not any(re.fullmatch(one, name) for name in names)] == []
+    assert [one for one in absent if any(re.fullmatch(one, name) for name in names)] == []
+
+
 def test_our_own_names_are_as_prometheus_wants_them(scene, traffic):
     said = promtool("check", "metrics", text=scene.page().encode())
     told = [line for line in said.splitlines()[1:] if not line.startswith("rocketmq_")]
