@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -20,9 +20,12 @@ from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, Reply, Request
 from mqmesh.refusals import Refusals
-from mqmesh.security.guard import Guard
 from mqmesh.security.keys import KeyRing
 from mqmesh.units import GIB, MIB
+
+if TYPE_CHECKING:
+    # Clients have none, and need not load the table of commands that it knows.
+    from mqmesh.security.guard import Guard
 
 TRY_AGAIN_MS: Final = 5_000
 """After ``AuthenticationFailed`` a connection is tried again so late: the access list may have
@@ -295,7 +298,7 @@ class Transport(Protocol):
     """
 
     ring: KeyRing | None
-    guard: Guard | None
+    guard: "Guard | None"
 
     @property
     def loop(self) -> Loop:

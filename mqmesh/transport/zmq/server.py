@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
@@ -31,7 +31,6 @@ from mqmesh.protocol.command import (
     peek_opaque,
 )
 from mqmesh.refusals import Refusals
-from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
@@ -43,6 +42,10 @@ from mqmesh.transport.zmq.peers import PeerTable, is_automatic
 from mqmesh.transport.zmq.relief import Relief
 from mqmesh.transport.zmq.silence import LOOK_MS, PROOF_MS, SilenceWatch
 from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    # Clients have none, and need not load the table of commands that it knows.
+    from mqmesh.security.guard import Guard
 
 IPC: Final = "ipc://"
 FRAMES_PER_TICK: Final = 256
@@ -124,7 +127,7 @@ class CommandServer:
         limits: ServerLimits | None = None,
         *,
         own: Credentials | None = None,
-        guard: Guard | None = None,
+        guard: "Guard | None" = None,
     ) -> None:
         self._loop = loop
         self._handlers = handlers
@@ -421,7 +424,7 @@ class CommandServer:
             self._bury(peer)
 
     @staticmethod
-    def _principal(guard: Guard, frame: zmq.Frame) -> Principal | None:
+    def _principal(guard: "Guard", frame: zmq.Frame) -> Principal | None:
         """Who a frame is of; None for who may not connect, or not since its handshake."""
         try:
             user_id = frame.get(_USER_ID)

@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from mqmesh.clock import Clock, SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import Command
-from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.interface import Handler, ServerLimits
 from mqmesh.transport.zmq import sockets
@@ -21,6 +21,10 @@ from mqmesh.transport.zmq.hints import HintPublisher, HintSubscriber
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.zap import ZapHandler
+
+if TYPE_CHECKING:
+    # Clients have none, and need not load the table of commands that it knows.
+    from mqmesh.security.guard import Guard
 
 _RANDOM = random.SystemRandom()
 _CLOCK = SystemClock()
@@ -42,7 +46,7 @@ class ZmqTransport:
         ConfigError: libzmq is too old, or there is a guard, and no keys.
     """
 
-    def __init__(self, ring: KeyRing | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, ring: KeyRing | None = None, guard: "Guard | None" = None) -> None:
         if guard is not None and ring is None:
             raise ConfigError("who may connect can only be told with keys")
         if ring is not None:
@@ -161,7 +165,7 @@ class ZmqTransport:
         """Ends the context; what connections have not sent yet is tried for so long."""
         self.context.destroy(linger=linger_ms)
 
-    def _protection(self) -> tuple[Credentials | None, Guard | None]:
+    def _protection(self) -> tuple[Credentials | None, "Guard | None"]:
         if self.ring is None:
             return None, None
         if self.guard is None:

@@ -7,14 +7,17 @@ servers of a context, made with it, so no server can be there before.
 import logging
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
 from zmq.utils import z85
 
-from mqmesh.security.guard import Guard
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.loop import EventLoop
+
+if TYPE_CHECKING:
+    # Clients have none, and need not load the table of commands that it knows.
+    from mqmesh.security.guard import Guard
 
 ASKED_PER_TURN: Final = 64
 MAX_FRAMES: Final = 10
@@ -44,7 +47,7 @@ class ZapHandler:
         guard: Knows who may connect, and counts who may not.
     """
 
-    def __init__(self, context: sockets.Context, loop: EventLoop, guard: Guard) -> None:
+    def __init__(self, context: sockets.Context, loop: EventLoop, guard: "Guard") -> None:
         self._guard = guard
         self._loop = loop
         self._socket = sockets.authenticator(context)
@@ -86,7 +89,7 @@ class ZapHandler:
             _log.warning("a connection is refused: %s (%d so far)", why, count)
 
 
-def answer(frames: Sequence[bytes], guard: Guard, own_uid: int) -> tuple[list[bytes], str]:
+def answer(frames: Sequence[bytes], guard: "Guard", own_uid: int) -> tuple[list[bytes], str]:
     """What ZeroMQ is told of a connection. Pure.
 
     Args:
