@@ -379,7 +379,7 @@ RULES: Final = (
     ),
     AlarmRule(
         "replica-behind",
-        "warning",
+        "critical",
         64 * MIB,
         60,
         ("node_id", "replica"),
@@ -388,7 +388,7 @@ RULES: Final = (
     ),
     AlarmRule(
         "replica-silent",
-        "warning",
+        "critical",
         10,
         60,
         ("node_id", "replica"),
