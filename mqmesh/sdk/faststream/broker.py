@@ -21,7 +21,7 @@ from faststream._internal.types import BrokerMiddleware, CustomCallable
 from faststream.specification.schema import BrokerSpec
 from faststream.specification.schema.extra import Tag, TagDict
 
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.sdk.aio.admin import AdminClient
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
@@ -245,7 +245,13 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         Args:
             messages: At least one.
             topic, headers, correlation_id, timeout_ms, fields: As for ``publish``, for all of them.
+
+        Raises:
+            InvalidArgument: There is no value.
+            MQMeshError: As for ``Producer.send_batch``.
         """
+        if not messages:
+            raise InvalidArgument("publish_batch needs at least one value to send")
         command = MQMeshPublishCommand(
             *messages,
             destination=topic,

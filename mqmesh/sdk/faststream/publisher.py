@@ -58,11 +58,13 @@ class MQMeshPublisher(PublisherUsecase):
         """As ``MQMeshBroker.publish``, to its topic; with ``batch=True`` as ``publish_batch``.
 
         Raises:
-            InvalidArgument: It has no ``batch=True``, and there is not one message.
+            InvalidArgument: There is no value, or several without ``batch=True``.
             MQMeshError: As there.
         """
-        if not messages or (len(messages) > 1 and not self.settings.batch):
-            raise InvalidArgument("a publisher sends one message; several with batch=True")
+        if not messages:
+            raise InvalidArgument("publish needs a value to send")
+        if len(messages) > 1 and not self.settings.batch:
+            raise InvalidArgument("a publisher sends one value at a time; several with batch=True")
         command = MQMeshPublishCommand(
             *messages,
             destination=self.topic,

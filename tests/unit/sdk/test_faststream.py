@@ -257,9 +257,21 @@ def test_a_publisher_of_lists_sends_one_batch_and_nothing_for_an_empty_list(brok
         assert [call.args for call in post.mock.call_args_list] == [(1,), (2,), (3,), (None,)]
         await one.publish(5, "copies")
         keep.mock.assert_called_once_with([5, 5])
-        for messages in (), (1, 2):
-            with pytest.raises(InvalidArgument, match="batch=True"):
-                await posts.publish(*messages)
+        with pytest.raises(InvalidArgument, match="several with batch=True"):
+            await posts.publish(1, 2)
+
+    with_broker(broker, run)
+
+
+def test_a_call_without_a_value_sends_nothing_and_says_so(broker):
+    bills, posts = broker.publisher("bills", batch=True), broker.publisher("posts")
+
+    async def run(one):
+        for publisher in bills, posts:
+            with pytest.raises(InvalidArgument, match="publish needs a value"):
+                await publisher.publish()
+        with pytest.raises(InvalidArgument, match="at least one value"):
+            await one.publish_batch(topic="bills")
 
     with_broker(broker, run)
 
