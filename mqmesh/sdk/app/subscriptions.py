@@ -95,12 +95,7 @@ class Subscriptions:
         """
         group, topic = check_consumer_group(subscription.group), check_topic(subscription.topic)
         as_selector(subscription.expression)
-        options = make_options(PushConsumerOptions, dict(subscription.options), "consumer option")
-        if options.consume_message_batch_max_size != 1 and not subscription.batch:
-            raise InvalidArgument(
-                "consume_message_batch_max_size must be 1 here: a handler gets one message; for "
-                "more there is PushConsumer, and for FastStream batch=True"
-            )
+        check_options(subscription.options, batch=subscription.batch)
         others = self._groups.setdefault(group, [])
         for other in others:
             if other.topic == topic:
@@ -122,6 +117,24 @@ class Subscriptions:
     def by_group(self) -> dict[str, list[TypedSubscription]]:
         """All of them; a group's have the same options."""
         return self._groups
+
+
+def check_options(options: PushConsumerKeywords, *, batch: bool) -> None:
+    """Checks the options of a group's consumer.
+
+    Args:
+        options: By name.
+        batch: The function gets lists.
+
+    Raises:
+        InvalidArgument: One is unknown or out of bounds, or wants lists without ``batch``.
+    """
+    made = make_options(PushConsumerOptions, dict(options), "consumer option")
+    if made.consume_message_batch_max_size != 1 and not batch:
+        raise InvalidArgument(
+            "consume_message_batch_max_size must be 1 here: a handler gets one message; for "
+            "more there is PushConsumer, and for FastStream batch=True"
+        )
 
 
 def _parameters_of(function: Callable[..., Any]) -> tuple[Decode, bool]:

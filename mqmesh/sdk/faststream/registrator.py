@@ -11,10 +11,17 @@ from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream._internal.parser import CodecProto
 from faststream._internal.types import CustomCallable
 
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import check_consumer_group, check_topic
 from mqmesh.sdk.app.message_maker import OwnFields
-from mqmesh.sdk.app.subscriptions import Errors
-from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
-from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.app.subscriptions import Errors, check_options
+from mqmesh.sdk.client.options import make_options
+from mqmesh.sdk.consumer.consumer_options import (
+    PullConsumerKeywords,
+    PullConsumerOptions,
+    PushConsumerKeywords,
+)
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
 from mqmesh.sdk.faststream.config import (
     MQMeshBrokerConfig,
     PublisherSettings,
@@ -58,6 +65,7 @@ _BATCH_MAX_SIZE: Final = 32
 _TITLES = Titles.__optional_keys__
 _OWN = SubscriberKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
 _FIELDS = OwnFields.__optional_keys__
+_ONLY_PULL = PullConsumerKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
 
 
 class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
@@ -89,12 +97,20 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
                 ``no_reply``, ``dependencies``, ``parser``, ``decoder``, ``codec``, ``persistent``,
                 ``title``, ``description`` and ``include_in_schema``. What fails comes again by
                 default: ``AckPolicy.NACK_ON_ERROR``.
+
+        Raises:
+            InvalidArgument: A name, the expression or an option is out of bounds.
         """
         outer = cast(MQMeshBrokerConfig, self.config)
         own: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
         consumer = {name: value for name, value in options.items() if name not in _OWN}
         if batch:
             consumer.setdefault("consume_message_batch_max_size", _BATCH_MAX_SIZE)
+        # A router's prefixes may still grow: the whole name is checked once more at the start.
+        check_topic(outer.prefix + topic)
+        check_consumer_group(group)
+        as_selector(expression)
+        _check_options(consumer, batch=batch)
         calls = CallsCollection[Delivery]()
         titles = SubscriberTitles(topic=topic, batch=batch, **_titles(own))
         settings = SubscriberSettings(
@@ -135,8 +151,14 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             options: ``tag``, ``keys``, ``sharding_key``, ``delay_level`` … of all its messages;
                 and FastStream's ``schema``, ``persistent``, ``title``, ``description`` and
                 ``include_in_schema``.
+
+        Raises:
+            InvalidArgument: The topic's name is illegal, or an option is unknown.
         """
         outer = cast(MQMeshBrokerConfig, self.config)
+        check_topic(outer.prefix + topic)
+        if unknown := options.keys() - PublisherKeywords.__optional_keys__:
+            raise InvalidArgument(f"unknown option of a publisher: {', '.join(sorted(unknown))}")
         fields = {name: value for name, value in options.items() if name in _FIELDS}
         settings = PublisherSettings(
             topic=topic,
@@ -151,6 +173,14 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         made = MQMeshPublisher(settings, PublisherPage(outer, titles))
         super().publisher(made, persistent=options.get("persistent", True))
         return made
+
+
+def _check_options(options: dict[str, Any], *, batch: bool) -> None:
+    # It is not known yet whether a function follows. Without one the options are a pull consumer's.
+    if options.keys() & _ONLY_PULL:
+        make_options(PullConsumerOptions, options, "consumer option")
+    else:
+        check_options(cast(PushConsumerKeywords, options), batch=batch)
 
 
 def _titles(options: dict[str, Any]) -> dict[str, Any]:

@@ -529,5 +529,45 @@ def test_what_was_asked_for_can_be_done_but_not_sent_back():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("topic", "options", "told"),
+    [
+        ("a b", {}, "topic"),
+        ("orders", {"group": "a b"}, "group"),
+        ("orders", {"group": "%RETRY%g"}, "reserved"),
+        ("orders", {"expression": "a ||"}, "tag"),
+        ("orders", {"consume_thread_counts": 3}, "consume_thread_counts"),
+        ("orders", {"consume_thread_count": 0}, "consume_thread_count"),
+        ("orders", {"pull_batch_size": 0}, "pull_batch_size"),
+        ("orders", {"consume_message_batch_max_size": 2}, "batch=True"),
+    ],
+)
+def test_what_no_subscriber_can_have_is_refused_before_the_start(broker, topic, options, told):
+    with pytest.raises(InvalidArgument, match=told):
+        broker.subscriber(topic, **{"group": "g", **options})
+    assert broker.subscribers == []
+
+
+def test_a_subscriber_without_a_function_may_have_options_of_pull_consumers(broker):
+    subscriber = broker.subscriber("orders", group="g", pull_batch_size=1, auto_commit=False)
+    assert subscriber.settings.options == {"pull_batch_size": 1, "auto_commit": False}
+
+
+def test_a_publishers_topic_and_options_are_checked_before_the_start(broker):
+    with pytest.raises(InvalidArgument, match="topic"):
+        broker.publisher("a b")
+    with pytest.raises(InvalidArgument, match="unknown option of a publisher: tags"):
+        broker.publisher("orders", tags="a")
+
+
+def test_names_are_checked_with_the_prefixes_of_their_router():
+    router = MQMeshRouter("eu.")
+    router.subscriber(".", group="g")  # no name of a topic, but "eu.." is one
+    with pytest.raises(InvalidArgument, match="topic"):
+        MQMeshRouter("e u.").subscriber("orders", group="g")
+    with pytest.raises(InvalidArgument, match="topic"):
+        router.publisher("x" * 127)
+
+
 def test_who_is_not_connected_has_no_answer(broker):
     assert asyncio.run(broker.ping()) is False
