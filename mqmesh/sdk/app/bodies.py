@@ -45,7 +45,8 @@ def decoder_of(kind: Any) -> Decode:
             return decode(message.body)
         except ValueError as error:  # msgspec's, pydantic's and Unicode's errors are such
             name = getattr(kind, "__name__", str(kind))
-            raise Reject(f"the body is no {name}: {error}") from error
+            # From None: where it was decoded says nothing about the body, and fills the log.
+            raise Reject(f"the body is no {name}: {error}") from None
 
     return decoded
 

@@ -14,14 +14,15 @@ from faststream._internal.broker import BrokerRouter, BrokerUsecase
 from faststream._internal.broker.router import ArgsContainer, SubscriberRoute
 from faststream._internal.constants import EMPTY
 from faststream._internal.di import FastDependsConfig
-from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
+from faststream._internal.logger import DefaultLoggerStorage, LoggerState
 from faststream._internal.logger.logging import get_broker_logger
+from faststream._internal.logger.params_storage import make_logger_storage
 from faststream._internal.parser import CodecProto
 from faststream._internal.types import BrokerMiddleware, CustomCallable
 from faststream.specification.schema import BrokerSpec
 from faststream.specification.schema.extra import Tag, TagDict
 
-from mqmesh.errors import InvalidArgument, MQMeshError
+from mqmesh.errors import InvalidArgument, MQMeshError, Reject
 from mqmesh.sdk.aio.admin import AdminClient
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
@@ -30,7 +31,7 @@ from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.faststream.config import MQMeshBrokerConfig
 from mqmesh.sdk.faststream.group_consumers import GroupConsumers
-from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage
+from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, is_of_body
 from mqmesh.sdk.faststream.publishing import MessageEncoder, MQMeshProducer, MQMeshPublishCommand
 from mqmesh.sdk.faststream.registrator import MQMeshRegistrator
 from mqmesh.sdk.hooks import Hooks
@@ -134,10 +135,12 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
             fd_config=depends,
             graceful_timeout=graceful_s,
             extra_context={"broker": self},
-            logger=make_logger_state(
-                logger=options.get("logger", EMPTY),
-                log_level=options.get("log_level", logging.INFO),
-                default_storage_cls=_LoggerStorage,  # type: ignore[type-abstract]
+            logger=_LoggerState(
+                options.get("log_level", logging.INFO),
+                make_logger_storage(
+                    options.get("logger", EMPTY),
+                    _LoggerStorage,  # type: ignore[type-abstract]
+                ),
             ),
         )
         specification = BrokerSpec(
@@ -330,6 +333,20 @@ class MQMeshRouter(MQMeshRegistrator, BrokerRouter[Delivery, MQMeshBrokerConfig]
         )
         routers = options.get("routers", ())
         super().__init__(config=config, handlers=handlers, routers=routers)
+
+
+class _LoggerState(LoggerState):
+    def log(
+        self,
+        message: str,
+        log_level: int | None = None,
+        extra: dict[str, Any] | None = None,
+        exc_info: BaseException | None = None,
+    ) -> None:
+        """One line without a trace for what is a dead letter by its body or by a ``Reject``."""
+        if isinstance(exc_info, Reject) or is_of_body(exc_info):
+            message, exc_info = " ".join(message.split()), None
+        super().log(message, log_level, extra, exc_info)
 
 
 class _LoggerStorage(DefaultLoggerStorage):

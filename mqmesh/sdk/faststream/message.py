@@ -9,6 +9,7 @@ FastStream's own facts about a message are properties of it, which filters can u
 =================  =======================================================
 """
 
+import traceback
 from typing import Any, Final
 
 from faststream.exceptions import FeatureNotSupportedException
@@ -65,7 +66,7 @@ class Delivery:
         error = self.error
         if self.decision is AckStatus.REJECTED and not isinstance(error, Reject):
             told = "the handler rejected the message" if error is None else _told(error)
-            raise Reject(told) from error
+            raise Reject(told) from (None if is_of_body(error) else error)
         if error is not None:
             raise error
         return ConsumeResult.RECONSUME_LATER
@@ -163,7 +164,7 @@ async def decode(message: StreamMessage[Any]) -> Any:
     try:
         return decode_message(message)
     except ValueError as error:  # JSON's and Unicode's errors are such
-        raise Reject(f"the body is no {message.content_type}: {error}") from error
+        raise Reject(f"the body is no {message.content_type}: {error}") from None
 
 
 # FastStream asks for this name, to know that a codec is to decode lists.
@@ -174,6 +175,20 @@ async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
         Reject: One of them is not what its ``content_type`` says.
     """
     return [await decode(await parse(Delivery(one))) for one in message.raw_message.messages]
+
+
+def is_of_body(error: BaseException | None) -> bool:
+    """True when values are not of the types that the function's parameters have.
+
+    FastDepends finds that out, by pydantic or msgspec. What handlers validate by themselves,
+    answers of other services perhaps, may be better next time.
+    """
+    if not isinstance(error, ValueError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
+    callers = [module for module in modules if module != "pydantic"]
+    return callers[-1:] == ["fast_depends"]
 
 
 def _told(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """Subscribers: functions that FastStream calls with the messages of a topic."""
 
 import asyncio
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from mqmesh.sdk.faststream.config import (
     message_payloads,
 )
 from mqmesh.sdk.faststream.group_consumers import Puller
-from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage
+from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, is_of_body
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.producer.replies import is_request
 
@@ -120,7 +119,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
             return await super().process_message(msg)
         except Exception as error:
             msg.error = error
-            is_hopeless = isinstance(error, self.settings.dead_letter_on) or _is_of_types(error)
+            is_hopeless = isinstance(error, self.settings.dead_letter_on) or is_of_body(error)
             if is_hopeless and msg.decision is not AckStatus.ACKED:
                 msg.decision = AckStatus.REJECTED
             raise
@@ -190,18 +189,6 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         delivery = Delivery(*messages)
         await self.consume(delivery)
         return delivery.result()
-
-
-def _is_of_types(error: Exception) -> bool:
-    """True when values are not of the types that the function's parameters have.
-
-    FastDepends finds that out, by pydantic or msgspec. What handlers validate by themselves,
-    answers of other services perhaps, may be better next time.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
-    callers = [module for module in modules if module != "pydantic"]
-    return isinstance(error, ValueError) and callers[-1:] == ["fast_depends"]
 
 
 class SubscriberPage(SubscriberSpecification[MQMeshBrokerConfig, SubscriberTitles]):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Annotated
 
 import pydantic
 import pytest
 from faststream import AckPolicy, BaseMiddleware, Context, FastStream, TestApp
+from faststream._internal.logger.logger_proxy import RealLoggerObject
 from faststream.exceptions import (
     AckMessage,
     FeatureNotSupportedException,
@@ -450,6 +452,37 @@ def test_it_comes_again_and_the_consumer_knows_why(broker, policy):
 def test_it_is_a_dead_letter_at_once(broker, case, told, batch):
     with pytest.raises(Reject, match=told):
         outcome(broker, **case, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("body", "traced", "told"),
+    [
+        (b'"seven"', False, "ValidationError: 1 validation error"),
+        (b"{", False, "Reject: the body is no application/json"),
+        (b"0", False, "Reject: nothing to do"),
+        (b"1", True, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_the_log_has_traces_of_the_programs_own_errors_only(broker, caplog, body, traced, told):
+    @broker.subscriber("orders", group="g", dead_letter_on=(ZeroDivisionError,))
+    async def handle(number: int) -> float:
+        if number == 0:
+            raise Reject("nothing to do")
+        return number / 0
+
+    async def run(one):
+        one.config.logger.logger = RealLoggerObject(logging.getLogger("shop"))
+        delivery = Delivery(stored(body))
+        await one.subscribers[0].consume(delivery)
+        with pytest.raises(Reject) as raised:
+            delivery.result()
+        assert (raised.value.__cause__ is not None) == traced
+
+    with_broker(broker, run)
+    (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert line.getMessage().startswith(told)
+    assert "\n" not in line.getMessage()
+    assert (line.exc_info is not None) == traced
 
 
 def test_what_a_handler_validates_by_itself_may_be_better_next_time(broker):

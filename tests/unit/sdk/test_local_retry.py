@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, Reject
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
@@ -89,6 +89,19 @@ def test_the_log_says_what_and_why(caplog, cause, level, words):
     assert "t:broker-a:0, offset 1" in record.getMessage()
     assert "and 1 more" in record.getMessage()
     assert (record.exc_info is not None) == isinstance(cause, ValueError)
+
+
+def test_a_rejected_message_has_one_line_and_no_trace_but_that_of_what_it_was_raised_from(caplog):
+    case = Case()
+    with caplog.at_level(logging.WARNING):
+        case.fail(cause=Reject("no order:\n  $.id is missing"))
+        unknown = Reject("KeyError: 7")
+        unknown.__cause__ = KeyError(7)
+        case.fail(cause=unknown)
+    plain, caused = caplog.records
+    assert "was rejected: no order: $.id is missing; " in plain.getMessage()
+    assert not plain.exc_info
+    assert caused.exc_info[1] is unknown.__cause__
 
 
 def test_broadcasting_gives_up_at_once(caplog):

@@ -286,7 +286,7 @@ def test_a_message_that_failed_too_often_becomes_a_dead_letter_and_its_queue_goe
     assert case.offsets()[-1] == 2
 
 
-def test_a_rejected_message_leaves_its_queue_at_once_whatever_the_limit(case):
+def test_a_rejected_message_leaves_its_queue_at_once_whatever_the_limit(case, caplog):
     case.failing[0] = cause = Reject("unknown customer")
     case.submit(case.queue(), 0, 2)
     case.until(lambda: case.letters)
@@ -295,6 +295,9 @@ def test_a_rejected_message_leaves_its_queue_at_once_whatever_the_limit(case):
     on_done(True)
     case.until(lambda: case.done() == 2)
     assert case.offsets() == [0, 1]
+    (line,) = [record for record in caplog.records if "dead letters" in record.getMessage()]
+    assert "was rejected: unknown customer, for the 1th time" in line.getMessage()
+    assert not line.exc_info
 
 
 def test_of_a_list_that_was_rejected_each_message_is_called_alone_and_only_the_one_leaves(case):

@@ -54,6 +54,29 @@ def why_again(answer: object) -> Cause | None:
     )
 
 
+def told_of(cause: Cause) -> str:
+    """What the log says of a failed call; the reason of a ``Reject`` in one line."""
+    if isinstance(cause, Reject):
+        return f"was rejected: {' '.join(str(cause).split())}"
+    if isinstance(cause, BaseException):
+        return "failed with an exception"
+    return "is to come again later"
+
+
+def trace_of(cause: Cause, attempt: int) -> BaseException | None:
+    """The error whose traceback the log shows; None for none.
+
+    Args:
+        cause: Why the messages come again.
+        attempt: How often they have failed before: one trace is enough, for the same failure may
+            repeat for hours.
+    """
+    if attempt or not isinstance(cause, BaseException):
+        return None
+    # A Reject is an outcome that was chosen. What it was raised from may be news.
+    return cause.__cause__ if isinstance(cause, Reject) else cause
+
+
 def is_rejected(messages: Sequence[StoredMessage], cause: Cause) -> bool:
     """True when a failed call shall not be tried again, but its only message given up."""
     return isinstance(cause, Reject) and len(messages) == 1

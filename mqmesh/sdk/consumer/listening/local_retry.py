@@ -10,7 +10,7 @@ from typing import Final
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, StateSpan
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, told_of, trace_of
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 
 RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
@@ -115,11 +115,7 @@ def report_failure(
     first = messages[0]
     what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
     where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
-    told = (
-        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
-    )
-    # One trace is enough: the same failure may repeat for hours.
-    trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
     asked = cause is ConsumeResult.RECONSUME_LATER and wanted
     level = logging.DEBUG if asked else logging.WARNING
-    _log.log(level, "%s (%s) %s; %s", what, where, told, then, exc_info=trace)
+    trace = trace_of(cause, attempt)
+    _log.log(level, "%s (%s) %s; %s", what, where, told_of(cause), then, exc_info=trace)

@@ -18,7 +18,13 @@ from mqmesh.errors import CorruptBatch, Reject
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, is_rejected
+from mqmesh.sdk.consumer.listening.consume_result import (
+    Cause,
+    ConsumeResult,
+    is_rejected,
+    told_of,
+    trace_of,
+)
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, OnBroken, Portion, QueueWork
 
 NO_LIMIT: Final = -1
@@ -221,12 +227,7 @@ class OrderlyQueue(QueueWork):
 def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent: bool) -> None:
     what = f"message {first.message_id}" + (f" and {count - 1} more" if count > 1 else "")
     where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
-    told = (
-        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
-    )
     then = "it goes to the dead letters" if spent else "its queue waits, and it is tried again"
-    # One trace is enough: the same failure may repeat for hours.
-    trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
     wanted = cause is ConsumeResult.RECONSUME_LATER and not spent
     level = logging.DEBUG if wanted else logging.WARNING
     _log.log(
@@ -234,8 +235,8 @@ def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent:
         "%s (%s) %s, for the %dth time; %s",
         what,
         where,
-        told,
+        told_of(cause),
         attempt + 1,
         then,
-        exc_info=trace,
+        exc_info=trace_of(cause, attempt),
     )
