@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+
+import prometheus_client
 import pytest
 from harness.simulated_cluster import Fault, FaultKind
 
@@ -71,3 +75,22 @@ def test_no_more_topics_than_anybody_reads_are_told_apart():
     assert counts.ended["t0", "SEND_OK"] == 3
     assert counts.ended[OTHER, "SEND_OK"] == 10
     assert counts.ended[OTHER, "MQMeshError"] == 1
+
+
+def test_the_page_that_the_documentation_makes_of_them_has_all(world, project_root, tmp_path):
+    text = (project_root / "docs/metrics.md").read_text()
+    (lines,) = [
+        block for block in re.findall("```python\n(.*?)```", text, re.DOTALL) if "REGISTRY" in block
+    ]
+    (tmp_path / "page.py").write_text(lines.partition("REGISTRY.register")[0])
+    producer = world.producer()
+    world.call(lambda: producer.send(Message("t", b"alone")))
+    made = runpy.run_path(str(tmp_path / "page.py"))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(made["ClientFigures"](producer, "shop_"))
+    page = prometheus_client.generate_latest(registry).decode()
+    assert 'shop_sends_total{status="SEND_OK",topic="t"} 1.0' in page
+    assert 'shop_send_latency_ms_bucket{le="+Inf"} 1.0' in page
+    assert "shop_send_latency_ms_count 1.0" in page
+    told = {reading.figure.name for reading in producer.figures()}
+    assert told == {name for name in told if f"# HELP shop_{name} " in page}
