@@ -232,7 +232,7 @@ def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent:
     level = logging.DEBUG if wanted else logging.WARNING
     _log.log(
         level,
-        "%s (%s) %s, for the %dth time; %s",
+        "%s (%s) %s; after try %d %s",
         what,
         where,
         told_of(cause),
