@@ -1,11 +1,14 @@
 """`mqmesh up`, `mqmesh status`, `mqmesh down`: a whole cluster on this machine."""
 
+import ssl
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Final
-from urllib.request import urlopen
+from urllib.parse import SplitResult, urlsplit
 
 import click
 import msgspec
@@ -342,15 +345,13 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
 
 
 def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
-    """What a process says of itself; an exporter says it by HTTP.
+    """What a process says of itself; an exporter says it by HTTP, encrypted or not.
 
     Raises:
         MQMeshError, OSError, MsgspecError: It does not, or no sense.
     """
-    if endpoint.startswith("http://"):
-        where = endpoint.removesuffix("/metrics") + "/healthz"
-        with urlopen(where, timeout=PING_TIMEOUT_MS / 1_000) as answer:
-            told = msgspec.json.decode(answer.read(MAX_HEALTH_BYTES), type=dict[str, Any])
+    if endpoint.startswith(("http://", "https://")):
+        told = msgspec.json.decode(_health(urlsplit(endpoint)), type=dict[str, Any])
         return msgspec.convert([told.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
     keys = {endpoint: server_key} if server_key else {}
     with AdminClient(
@@ -359,3 +360,25 @@ def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
         transport=client_transport(None, server_keys=keys),
     ) as admin:
         return admin.ping(endpoint)
+
+
+def _health(page: SplitResult) -> bytes:
+    """What an exporter on this machine says of itself, whether name servers answer it or not.
+
+    Raises:
+        OSError: It does not.
+    """
+    host, port, timeout_s = page.hostname or "", page.port, PING_TIMEOUT_MS / 1_000
+    connection = HTTPConnection(host, port, timeout=timeout_s)
+    if page.scheme == "https":
+        # Which process it is shows by its number; its certificate may be for another name.
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    with closing(connection):
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().read(MAX_HEALTH_BYTES)
+        except HTTPException as error:
+            raise OSError(f"no answer by HTTP: {error}") from error

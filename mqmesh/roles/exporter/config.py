@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from mqmesh.config import check_names
+from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.security.keys import Key
 
@@ -21,6 +22,9 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
         allow_insecure_bind: Listen beyond this machine. Whoever reaches it reads all figures, and
             nothing else.
+        tls_cert_file: Certificate of the page, PEM, followed by those that vouch for it: the page
+            is served by https then, beyond this machine, too. "" for http. Read at the start.
+        tls_key_file: Its private key, PEM, without a passphrase.
 
         namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
         other_addr: Other processes to ask for their figures, ``host:port`` each: coordinators,
@@ -46,6 +50,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     listen_host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
     listen_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 5_557
     allow_insecure_bind: bool = False
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
 
     namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=64)] = (
         msgspec.field(default_factory=lambda: ["127.0.0.1:9876"])
@@ -67,10 +73,13 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ConfigError: Names the field and what to write instead.
         """
         check_names(self, "name")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            there, missing = ("tls_cert_file", "tls_key_file")[:: 1 if self.tls_cert_file else -1]
+            raise ConfigError(f"{there} needs {missing}, too")
         check_listen(
             "exporter",
             self.listen_host,
             self.listen_host,
-            allow_insecure_bind=self.allow_insecure_bind,
-            advice="with a proxy in front of it that does",
+            allow_insecure_bind=self.allow_insecure_bind or bool(self.tls_cert_file),
+            advice="set tls_cert_file and tls_key_file",
         )

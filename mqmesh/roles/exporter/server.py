@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+import ssl
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from mqmesh.clock import Clock
+from mqmesh.errors import ConfigError
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.collector import Collector
@@ -41,7 +44,7 @@ class ExporterServer:
         collector: Asks the cluster; of the settings by default.
 
     Raises:
-        ConfigError: The file of credentials cannot be used.
+        ConfigError: The file of credentials, or one of TLS, cannot be used.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ExporterServer:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._tls = _tls_of(config)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
 
         def others() -> list[RoleEntry]:
@@ -70,10 +74,13 @@ class ExporterServer:
         """
         host = bindable(self._config.listen_host).strip("[]")
         http = self._http = _HttpServer(
-            (host, self._config.listen_port), partial(_Answering, self._page, self._info)
+            (host, self._config.listen_port),
+            partial(_Answering, self._page, self._info),
+            self._tls,
         )
         threading.Thread(target=http.serve_forever, name="http", daemon=True).start()
-        return f"http://{bindable(self._config.listen_host)}:{http.server_address[1]}/metrics"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{bindable(self._config.listen_host)}:{http.server_address[1]}/metrics"
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
@@ -96,8 +103,9 @@ class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MOST_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: Any, tls: ssl.SSLContext | None) -> None:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
@@ -109,15 +117,25 @@ class _HttpServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """See ``ThreadingMixIn``."""
+        """See ``ThreadingMixIn``; the handshake is made here, where it holds up nobody else."""
         try:
+            if self._tls is not None:
+                request.settimeout(CONNECTION_S)
+                request = self._tls.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
+        except OSError as error:
+            # It is closed already. Whoever does not speak TLS, or not ours, is no news.
+            _log.debug("no TLS with %s: %s", client_address, error)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that is gone is none of our business; all else is a bug."""
-        _log.exception("a request from %s failed", client_address)
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _log.debug("%s is gone: %s", client_address, error)
+        else:
+            _log.exception("a request from %s failed", client_address)
 
 
 class _Answering(BaseHTTPRequestHandler):
@@ -155,3 +173,27 @@ class _Answering(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are no news."""
         _log.debug(format, *arguments)
+
+
+def _tls_of(config: ExporterConfig) -> ssl.SSLContext | None:
+    """What encrypts; None without a certificate."""
+    if not config.tls_cert_file:
+        return None
+    for name in ("tls_cert_file", "tls_key_file"):
+        path = getattr(config, name)
+        try:
+            with open(path, "rb"):
+                pass  # ssl does not say which file it cannot read
+        except OSError as error:
+            raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # With no password a key that needs one is an error; ssl would ask the terminal for it.
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file, password="")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tls_cert_file {config.tls_cert_file} and tls_key_file {config.tls_key_file} are no "
+            f"certificate and its key, both PEM and the key without a passphrase: {error}"
+        ) from error
+    return context

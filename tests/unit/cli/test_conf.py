@@ -11,6 +11,7 @@ from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.config import key_names, load_config, read_toml
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.coordinator.config import CoordinatorConfig
+from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
@@ -19,6 +20,7 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 ROLES = [
     ("broker.toml", BrokerConfig),
     ("coordinator.toml", CoordinatorConfig),
+    ("exporter.toml", ExporterConfig),
     ("filtersrv.toml", FiltersrvConfig),
     ("monitor.toml", MonitorConfig),
     ("namesrv.toml", NamesrvConfig),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+import subprocess
 from contextlib import ExitStack
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
+from mqmesh.cli.processes.cluster import _ping
+from mqmesh.errors import ConfigError
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
@@ -41,8 +45,32 @@ def exporter():
     server.stop()
 
 
-def get(url):
-    with urlopen(url, timeout=10) as answer:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Settings with a certificate for 127.0.0.1 that vouches for itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = f"req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -keyout {key}"
+    command += f" -out {cert} -days 2 -subj /CN=exporter -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
+    return {"tls_cert_file": str(cert), "tls_key_file": str(key)}
+
+
+@pytest.fixture
+def encrypted(certificate):
+    config = ExporterConfig(listen_port=0, listen_host="0.0.0.0", **certificate)
+    server = ExporterServer(config, ManualClock(), Counting())
+    yield server.start().replace("0.0.0.0", "127.0.0.1")
+    server.stop()
+
+
+def port_of(url):
+    return int(url.rpartition(":")[2].partition("/")[0])
+
+
+def get(url, cafile=None):
+    context = ssl.create_default_context(cafile=cafile)
+    with urlopen(url, timeout=10, context=context) as answer:
         return answer.headers["Content-Type"], answer.read()
 
 
@@ -81,7 +109,7 @@ def test_it_says_how_it_is_and_nothing_else(exporter):
 
 def test_connections_that_say_nothing_do_not_pile_up(exporter):
     url, _ = exporter
-    port = int(url.rpartition(":")[2].partition("/")[0])
+    port = port_of(url)
     with ExitStack() as stack:
         for _ in range(MOST_CONNECTIONS):
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -90,3 +118,58 @@ def test_connections_that_say_nothing_do_not_pile_up(exporter):
         assert extra.recv(1) == b"", "one too many"
         one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert one.makefile("rb").readline().startswith(b"HTTP/1.0 200")
+
+
+def test_with_a_certificate_the_page_comes_by_https(encrypted, certificate):
+    assert encrypted.startswith("https://")
+    assert b"\nasked 1.0\n" in get(encrypted, certificate["tls_cert_file"])[1]
+    with pytest.raises(OSError):
+        get(encrypted.replace("https", "http"))
+
+
+def test_a_client_without_a_word_of_tls_holds_up_nobody(encrypted, certificate):
+    with socket.create_connection(("127.0.0.1", port_of(encrypted))):
+        assert b"asked" in get(encrypted, certificate["tls_cert_file"])[1]
+
+
+def test_tls_before_1_2_is_refused(encrypted, certificate):
+    old = ssl.create_default_context(cafile=certificate["tls_cert_file"])
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")  # or it would not even try
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with (
+        socket.create_connection(("127.0.0.1", port_of(encrypted))) as plain,
+        pytest.raises(ssl.SSLError, match=r"(?i)alert.protocol.version"),
+    ):
+        old.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@pytest.mark.parametrize("fixture", ["exporter", "encrypted"])
+def test_status_asks_it_with_tls_and_without(fixture, request):
+    made = request.getfixturevalue(fixture)
+    info = _ping("", made if isinstance(made, str) else made[0], "")
+    assert (info.role, info.state) == ("exporter", "running")
+
+
+def test_a_certificate_needs_a_key_and_allows_to_listen_elsewhere():
+    with pytest.raises(ConfigError, match="tls_cert_file needs tls_key_file, too"):
+        ExporterConfig(tls_cert_file="c")
+    with pytest.raises(ConfigError, match="tls_key_file needs tls_cert_file, too"):
+        ExporterConfig(tls_key_file="k")
+    with pytest.raises(ConfigError, match="set tls_cert_file and tls_key_file"):
+        ExporterConfig(listen_host="0.0.0.0")
+
+
+def test_files_that_are_no_certificate_and_key_are_told_at_the_start(certificate, tmp_path):
+    def start(**settings):
+        ExporterServer(ExporterConfig(**(certificate | settings)), ManualClock(), Counting())
+
+    with pytest.raises(ConfigError, match=r"tls_key_file .*nowhere: No such file"):
+        start(tls_key_file=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"tls_cert_file .* are no certificate and its key"):
+        start(tls_key_file=certificate["tls_cert_file"])
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run([*command, "-in", certificate["tls_key_file"]], check=True, capture_output=True)
+    with pytest.raises(ConfigError, match="without a passphrase"):
+        start(tls_key_file=str(locked))
