@@ -353,6 +353,8 @@ def test_an_exporter_and_a_monitor_watch_all_processes_of_a_cluster(up):
             r'^mqmesh_up\{.*node_type="(\w+)".*\} (\S+)$', answer.read().decode(), re.M
         )
     assert sorted(told) == [(role, "1.0") for role in ("broker", "namesrv", "namesrv", "schedule")]
+    with urlopen(roles["exporter"]["endpoint"].replace("/metrics", "/healthz")) as answer:
+        assert json.load(answer)["namesrv_answers"] is True
 
     pid = roles["schedule-broker-a"]["pid"]
     os.kill(pid, signal.SIGSTOP)

@@ -6,7 +6,8 @@ import socket
 import ssl
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.collector import Collector
@@ -23,6 +24,8 @@ from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.page import CONTENT_TYPE, Page
 from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.supervisor.run_file import RoleEntry
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.options import client_transport
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
@@ -31,6 +34,10 @@ MOST_CONNECTIONS: Final = 16
 """At a time; more are closed at once."""
 CONNECTION_S: Final = 10
 """Who says nothing for so long is closed."""
+LATELY_MS: Final = 5_000
+"""A name server that answered so long ago counts as one that answers."""
+HEALTH_WAIT_MS: Final = 500
+"""That a question for health waits for name servers: `mqmesh status` waits for a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +49,18 @@ class ExporterServer:
         config: Settings.
         clock: Source of time.
         collector: Asks the cluster; of the settings by default.
+        ask_names: Raises MQMeshError if no name server answers; of the settings by default.
 
     Raises:
         ConfigError: The file of credentials, or one of TLS, cannot be used.
     """
 
     def __init__(
-        self, config: ExporterConfig, clock: Clock, collector: Collector | None = None
+        self,
+        config: ExporterConfig,
+        clock: Clock,
+        collector: Collector | None = None,
+        ask_names: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -60,6 +72,9 @@ class ExporterServer:
 
         self._collector = collector or Collector(config, clock, others, self._pool.map)
         self._page = Page(self._collector, clock, config.min_interval_ms)
+        self._admin: AdminClient | None = None
+        wait_ms = min(config.timeout_ms, HEALTH_WAIT_MS)
+        self._names = NamesrvHealth(ask_names or self._ask_names, clock, wait_ms)
         self._started_ms = clock.monotonic_ms()
         self._http: _HttpServer | None = None
 
@@ -75,7 +90,7 @@ class ExporterServer:
         host = bindable(self._config.listen_host).strip("[]")
         http = self._http = _HttpServer(
             (host, self._config.listen_port),
-            partial(_Answering, self._page, self._info),
+            partial(_Answering, self._page, self._health),
             self._tls,
         )
         threading.Thread(target=http.serve_forever, name="http", daemon=True).start()
@@ -89,12 +104,77 @@ class ExporterServer:
             self._http.server_close()
             self._http = None
         self._pool.shutdown()
+        self._names.close()
         self._collector.close()
+        if self._admin is not None:
+            self._admin.close()
 
-    def _info(self) -> bytes:
+    def _ask_names(self) -> None:
+        if self._admin is None:
+            config = self._config
+            self._admin = AdminClient(
+                config.namesrv_addr,
+                timeout_ms=config.timeout_ms,
+                transport=client_transport(None, config.credentials),
+            )
+        self._admin.cluster()
+
+    def _health(self) -> tuple[HTTPStatus, bytes]:
+        """Without a name server there is nothing to tell; but the process itself runs."""
+        answers = self._names.answers()
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         info = RoleInfo("exporter", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
-        return msgspec.json.encode(msgspec.structs.asdict(info))
+        told = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
+        status = HTTPStatus.OK if answers else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, msgspec.json.encode(told)
+
+
+class NamesrvHealth:
+    """Whether a name server answers; threads may ask at the same time.
+
+    Args:
+        ask: Asks them; raises MQMeshError if none answers. Called by one thread at a time.
+        clock: Source of time.
+        wait_ms: How long who wants to know waits for an answer; the question itself goes on.
+    """
+
+    def __init__(self, ask: Callable[[], None], clock: Clock, wait_ms: int) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._wait_s = wait_ms / 1_000
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="health")
+        self._asking: Future[None] | None = None
+        self._heard_ms: int | None = None
+
+    def close(self) -> None:
+        """Ends, once the question that is under way has ended."""
+        self._pool.shutdown()
+
+    def answers(self) -> bool:
+        """True if one has answered within ``LATELY_MS``, or does so now."""
+        if self._is_fresh():
+            return True
+        with self._lock:
+            if self._asking is None or self._asking.done():
+                self._asking = self._pool.submit(self._look)
+            asking = self._asking
+        wait([asking], self._wait_s)
+        if asking.done():
+            asking.result()  # a bug in there is one here
+        return self._is_fresh()
+
+    def _is_fresh(self) -> bool:
+        heard_ms = self._heard_ms
+        return heard_ms is not None and self._clock.monotonic_ms() - heard_ms <= LATELY_MS
+
+    def _look(self) -> None:
+        try:
+            self._ask()
+        except MQMeshError as error:
+            _log.debug("no name server answers: %s", error)
+        else:
+            self._heard_ms = self._clock.monotonic_ms()
 
 
 class _HttpServer(ThreadingHTTPServer):
@@ -145,23 +225,26 @@ class _Answering(BaseHTTPRequestHandler):
     server_version = f"mqmesh/{VERSION}"
     sys_version = ""
 
-    def __init__(self, page: Page, info: Any, *arguments: Any) -> None:
+    def __init__(
+        self, page: Page, health: Callable[[], tuple[HTTPStatus, bytes]], *arguments: Any
+    ) -> None:
         self._page = page
-        self._info = info
+        self._health = health
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
         """Answers a request."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            self._answer(CONTENT_TYPE, self._page.text())
+            self._answer(HTTPStatus.OK, CONTENT_TYPE, self._page.text())
         elif path == "/healthz":
-            self._answer("application/json", self._info())
+            status, body = self._health()
+            self._answer(status, "application/json", body)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _answer(self, kind: str, body: bytes) -> None:
-        self.send_response(HTTPStatus.OK)
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

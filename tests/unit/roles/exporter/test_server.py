@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 from contextlib import ExitStack
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -13,12 +14,17 @@ from urllib.request import urlopen
 import pytest
 
 from mqmesh.cli.processes.cluster import _ping
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, RequestTimeout
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
 from mqmesh.roles.exporter.run_files import processes_beside
-from mqmesh.roles.exporter.server import MOST_CONNECTIONS, ExporterServer
+from mqmesh.roles.exporter.server import (
+    LATELY_MS,
+    MOST_CONNECTIONS,
+    ExporterServer,
+    NamesrvHealth,
+)
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 from mqmesh.testing.clock import ManualClock
 
@@ -37,10 +43,29 @@ class Counting:
         pass
 
 
+class Names:
+    """Name servers that answer, or do not."""
+
+    def __init__(self):
+        self.asked = 0
+        self.is_gone = False
+
+    def ask(self):
+        self.asked += 1
+        if self.is_gone:
+            raise RequestTimeout("no answer")
+
+
 @pytest.fixture
-def exporter():
+def names():
+    return Names()
+
+
+@pytest.fixture
+def exporter(names):
     clock = ManualClock()
-    server = ExporterServer(ExporterConfig(listen_port=0, min_interval_ms=1_000), clock, Counting())
+    config = ExporterConfig(listen_port=0, min_interval_ms=1_000)
+    server = ExporterServer(config, clock, Counting(), names.ask)
     yield server.start(), clock
     server.stop()
 
@@ -57,9 +82,9 @@ def certificate(tmp_path_factory):
 
 
 @pytest.fixture
-def encrypted(certificate):
+def encrypted(certificate, names):
     config = ExporterConfig(listen_port=0, listen_host="0.0.0.0", **certificate)
-    server = ExporterServer(config, ManualClock(), Counting())
+    server = ExporterServer(config, ManualClock(), Counting(), names.ask)
     yield server.start().replace("0.0.0.0", "127.0.0.1")
     server.stop()
 
@@ -103,6 +128,7 @@ def test_it_says_how_it_is_and_nothing_else(exporter):
     root = url.removesuffix("/metrics")
     info = json.loads(get(f"{root}/healthz")[1])
     assert (info["role"], info["state"]) == ("exporter", "running")
+    assert info["namesrv_answers"] is True
     with pytest.raises(HTTPError, match="404"):
         get(f"{root}/../etc/passwd")
 
@@ -145,10 +171,12 @@ def test_tls_before_1_2_is_refused(encrypted, certificate):
 
 
 @pytest.mark.parametrize("fixture", ["exporter", "encrypted"])
-def test_status_asks_it_with_tls_and_without(fixture, request):
+def test_status_asks_it_with_tls_and_without(fixture, names, request):
     made = request.getfixturevalue(fixture)
-    info = _ping("", made if isinstance(made, str) else made[0], "")
-    assert (info.role, info.state) == ("exporter", "running")
+    url = made if isinstance(made, str) else made[0]
+    names.is_gone = True
+    info = _ping("", url, "")
+    assert (info.role, info.state) == ("exporter", "running"), "it lives, whoever else does not"
 
 
 def test_a_certificate_needs_a_key_and_allows_to_listen_elsewhere():
@@ -173,3 +201,36 @@ def test_files_that_are_no_certificate_and_key_are_told_at_the_start(certificate
     subprocess.run([*command, "-in", certificate["tls_key_file"]], check=True, capture_output=True)
     with pytest.raises(ConfigError, match="without a passphrase"):
         start(tls_key_file=str(locked))
+
+
+def test_without_a_name_server_it_is_not_healthy(exporter, names):
+    url, clock = exporter
+    where = url.replace("/metrics", "/healthz")
+    assert json.loads(get(where)[1])["namesrv_answers"] is True
+    names.is_gone = True
+    clock.advance(LATELY_MS)
+    assert json.loads(get(where)[1])["namesrv_answers"] is True, "one answered lately"
+    assert names.asked == 1
+    clock.advance(1)
+    with pytest.raises(HTTPError, match="503") as refused:
+        get(where)
+    told = json.loads(refused.value.read())
+    assert (told["state"], told["namesrv_answers"]) == ("running", False)
+
+
+def test_a_name_server_that_hangs_holds_a_question_for_health_up_for_a_while_only():
+    answer, asked = threading.Event(), []
+
+    def ask():
+        asked.append(1)
+        assert answer.wait(10)
+
+    health = NamesrvHealth(ask, ManualClock(), wait_ms=1)
+    try:
+        assert not health.answers()
+        assert not health.answers()
+    finally:
+        answer.set()
+        health.close()
+    assert health.answers(), "the late answer counts"
+    assert len(asked) == 1, "one question at a time"
