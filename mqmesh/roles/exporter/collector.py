@@ -16,6 +16,7 @@ from mqmesh.figures import FigureKind, Readings
 from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.globs import Globs
 from mqmesh.roles.exporter.names import (
     NODE_LABELS,
     Node,
@@ -80,6 +81,7 @@ class Collector:
         self._config = config
         self._clock = clock
         self._connect = connect or self._connect_by_zmq
+        self._globs = Globs(config.topic_regex, config.group_regex)
         self._rates = Rates()
         self._rocketmq4 = RocketMQ4Names(self._rates, DayTotals())
         # One client for each process, since a client is of one thread at a time.
@@ -120,7 +122,7 @@ class Collector:
             series += self._series(one, now_ms, wall_ms)
         self._rates.end_round()
         series += _exporter_series(cluster, asked, now_ms - began_ms)
-        return Families(series)
+        return Families(self._globs.kept(series))
 
     def _series(self, asked: _Asked, now_ms: int, wall_ms: int) -> Iterator[Series]:
         node, readings = asked.node, asked.readings
@@ -166,8 +168,9 @@ class Collector:
         series: list[Series] = []
         left_out = 0
         for progress in client.all_progress().values():
-            told = progress.groups[: self._config.max_groups]
-            left_out += len(progress.groups) - len(told)
+            wanted = [one for one in progress.groups if self._globs.takes_group(one.group)]
+            told = wanted[: self._config.max_groups]
+            left_out += len(wanted) - len(told)
             for group in told:
                 series += group_series(node, group, progress.now_ms)
                 if self._config.rocketmq4_names:

@@ -42,6 +42,9 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             86,400,000 ms; then it counts as taken away.
         max_groups: Consumer groups of each broker whose progress is told, 0 to 100,000;
             ``mqmesh_exporter_groups_left_out`` says how many are not.
+        topic_regex: Tell these topics only, up to 255 characters: a glob in spite of its name,
+            where ``*`` stands for any characters, all others for themselves. "" for all.
+        group_regex: The same of consumer groups, and with each its retry topic and dead letters.
         rocketmq4_names: Tell the names of RocketMQ 4's exporter, too: its boards show them.
     """
 
@@ -64,6 +67,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_interval_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 1_000
     forget_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
     max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 10_000
+    topic_regex: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    group_regex: Annotated[str, msgspec.Meta(max_length=255)] = ""
     rocketmq4_names: bool = True
 
     def __post_init__(self) -> None:

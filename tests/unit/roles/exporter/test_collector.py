@@ -156,6 +156,15 @@ def test_groups_beyond_the_limit_are_counted(world):
     assert b'group="stock"' not in text
 
 
+def test_groups_that_are_not_told_do_not_count_towards_the_limit(world):
+    collector = make(world, max_groups=1, group_regex="*oc*")
+    (left_out,) = told(collector, "mqmesh_exporter_groups_left_out").values()
+    assert left_out == 0
+    text = text_of(collector.collect())
+    assert b'group="stock"' in text
+    assert b"billing" not in text
+
+
 def test_the_names_of_rocketmq_4_can_be_left_out(world):
     assert b"rocketmq_broker_tps" in text_of(make(world).collect())
     assert b"rocketmq_broker_tps" not in text_of(make(world, rocketmq4_names=False).collect())
