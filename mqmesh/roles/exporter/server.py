@@ -1,5 +1,6 @@
 """The exporter's process: a page for Prometheus by HTTP, made when somebody asks for it."""
 
+import errno
 import logging
 import os
 import socket
@@ -85,14 +86,21 @@ class ExporterServer:
             Where the page is.
 
         Raises:
-            OSError: The port is taken.
+            ConfigError: It cannot listen there: the port is taken, or the address is of another
+                machine.
         """
-        host = bindable(self._config.listen_host).strip("[]")
-        http = self._http = _HttpServer(
-            (host, self._config.listen_port),
-            partial(_Answering, self._page, self._health),
-            self._tls,
-        )
+        host, port = bindable(self._config.listen_host).strip("[]"), self._config.listen_port
+        answering = partial(_Answering, self._page, self._health)
+        try:
+            http = self._http = _HttpServer((host, port), answering, self._tls)
+        except OSError as error:
+            setting = "listen_port" if error.errno == errno.EADDRINUSE else "listen_host"
+            if error.errno == errno.EACCES:
+                setting = "listen_port"  # below 1,024
+            raise ConfigError(
+                f"cannot listen at {bindable(host)}:{port}: {error.strerror or error}; "
+                f"set {setting} to another"
+            ) from error
         threading.Thread(target=http.serve_forever, name="http", daemon=True).start()
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{bindable(self._config.listen_host)}:{http.server_address[1]}/metrics"
@@ -212,14 +220,14 @@ class _HttpServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that is gone is none of our business; all else is a bug."""
         error = sys.exc_info()[1]
-        if isinstance(error, OSError):
+        if isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
             _log.debug("%s is gone: %s", client_address, error)
         else:
             _log.exception("a request from %s failed", client_address)
 
 
 class _Answering(BaseHTTPRequestHandler):
-    """GET /metrics, GET /healthz; nothing else."""
+    """GET and HEAD of /metrics and /healthz; nothing else."""
 
     timeout = CONNECTION_S
     server_version = f"mqmesh/{VERSION}"
@@ -243,15 +251,26 @@ class _Answering(BaseHTTPRequestHandler):
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
+    def do_HEAD(self) -> None:
+        """As GET, without the body."""
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        """Refuses: nothing can be changed here."""
+        text = f"{self.command} is not possible here: GET /metrics or /healthz.\n"
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", text.encode())
+
+    do_CONNECT = do_DELETE = do_OPTIONS = do_PATCH = do_PUT = do_TRACE = do_POST
+
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        try:
+        if self.command != "HEAD":
             self.wfile.write(body)
-        except OSError as error:
-            _log.debug("nobody takes the page any more: %s", error)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are no news."""

@@ -7,7 +7,8 @@ import socket
 import ssl
 import subprocess
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -234,3 +235,53 @@ def test_a_name_server_that_hangs_holds_a_question_for_health_up_for_a_while_onl
         health.close()
     assert health.answers(), "the late answer counts"
     assert len(asked) == 1, "one question at a time"
+
+
+def ask(url, method, path):
+    """Status, headers and body."""
+    with closing(HTTPConnection("127.0.0.1", port_of(url), timeout=10)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/elsewhere"])
+def test_head_says_what_get_would_and_sends_no_body(exporter, path):
+    url, _ = exporter
+    status, headers, body = ask(url, "GET", path)
+    assert int(headers["Content-Length"]) == len(body) > 0
+    assert ask(url, "HEAD", path)[0] == status
+    assert ask(url, "HEAD", path)[1]["Content-Type"] == headers["Content-Type"]
+    assert ask(url, "HEAD", path)[2] == b""
+
+
+@pytest.mark.parametrize(
+    "method", ["CONNECT", "DELETE", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"]
+)
+def test_nothing_can_be_changed(exporter, method):
+    status, headers, body = ask(exporter[0], method, "/metrics")
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert body.decode() == f"{method} is not possible here: GET /metrics or /healthz.\n"
+
+
+def test_a_port_that_is_taken_is_named_with_the_setting(exporter):
+    port = port_of(exporter[0])
+    server = ExporterServer(ExporterConfig(listen_port=port), ManualClock(), Counting())
+    try:
+        with pytest.raises(ConfigError) as refused:
+            server.start()
+    finally:
+        server.stop()
+    assert str(refused.value) == (
+        f"cannot listen at 127.0.0.1:{port}: Address already in use; set listen_port to another"
+    )
+
+
+def test_an_address_of_another_machine_is_named_with_the_setting():
+    config = ExporterConfig(listen_host="192.0.2.1", allow_insecure_bind=True)
+    server = ExporterServer(config, ManualClock(), Counting())
+    try:
+        with pytest.raises(ConfigError, match=r"192\.0\.2\.1:5557: .*; set listen_host to another"):
+            server.start()
+    finally:
+        server.stop()
