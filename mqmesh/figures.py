@@ -366,21 +366,31 @@ class Readings:
             raise KeyError(f"{name} has labels: {', '.join(reading.figure.labels)}")
         return reading.samples[0].value
 
-    def number(self, name: str, *labels: str) -> float:
+    def number(self, name: str, *labels: str, default: float | None = None) -> float:
         """A number.
 
         Args:
             name: Of a figure.
             labels: Values of its labels, in their order.
+            default: In place of a figure that is not there; processes of other roles, stores and
+                versions have others. None to raise.
 
         Returns:
-            Its value; 0 if there is no such figure, or none with these labels.
+            Its value; 0 if nothing with these labels has been counted yet.
 
         Raises:
+            KeyError: There is no such figure, or it has more labels, or fewer.
             TypeError: It is a text, or a distribution.
         """
         reading = self._readings.get(name)
-        for sample in reading.samples if reading is not None else ():
+        if reading is None:
+            if default is not None:
+                return default
+            raise KeyError(f"there is no figure {name!r}")
+        if len(labels) != len(reading.figure.labels):
+            wanted = ", ".join(reading.figure.labels) or "none"
+            raise KeyError(f"{name} has other labels than {labels}; it has {wanted}")
+        for sample in reading.samples:
             if sample.labels == labels:
                 if isinstance(sample.value, str | Distribution):
                     raise TypeError(f"{name} is no number: {sample.value!r}")

@@ -129,7 +129,7 @@ def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
             readings = admin.role_info(endpoint)
     except MQMeshError:
         return {}
-    return {key: readings.number(figure) for key, figure in _LOADS.items()}
+    return {key: readings.number(figure, default=0) for key, figure in _LOADS.items()}
 
 
 def _print_more(rows: Iterable[dict[str, Any]]) -> None:
@@ -223,7 +223,7 @@ def _report_on(namesrv: str, name: str) -> dict[str, Any]:
     except (MQMeshError, KeyError):
         return row
     versions = Counter(f"{one.language} {one.version}".strip() for one in clients)
-    figures = {one: readings.number(one) for one in _REPORTED}
+    figures = {one: readings.number(one, default=0) for one in _REPORTED}
     return row | {"version": version, "clients": dict(sorted(versions.items())), **figures}
 
 

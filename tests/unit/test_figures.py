@@ -209,7 +209,14 @@ def test_readings_are_asked_by_name():
     assert (len(told), "state" in told, "else" in told) == (2, True, False)
     assert told["state"] == "on"
     assert [told.number("refusals", code) for code in ("busy", "full")] == [2, 0]
-    assert told.number("else") == 0
+    with pytest.raises(KeyError, match="there is no figure 'else'"):
+        told.number("else")
+    assert told.number("else", default=3) == 3
+    for labels in (), ("busy", "full"):
+        with pytest.raises(KeyError, match="refusals has other labels than .*; it has code"):
+            told.number("refusals", *labels)
+    with pytest.raises(KeyError, match="state has other labels than .*; it has none"):
+        told.number("state", "busy")
     with pytest.raises(KeyError, match="refusals has labels: code"):
         told["refusals"]
     with pytest.raises(TypeError, match="state is no number: 'on'"):

@@ -257,7 +257,7 @@ def _named(node: Node, readings: Readings) -> Node:
     A replica has its number whether it leads or not: its totals are those of its process.
     """
     if node.broker_name:
-        own_id = int(readings.number("broker_id"))
+        own_id = int(readings.number("broker_id", default=0))
         name = f"{node.broker_name}-r{own_id}" if own_id else node.broker_name
         return msgspec.structs.replace(node, node_id=name)
     return node

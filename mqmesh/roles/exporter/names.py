@@ -128,7 +128,7 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
         metric, constants = _rocketmq(name, kind, help, tuple(labels))
         yield Series(metric, (*node.labels, *constants, *labels.values()), value)
 
-    drained = readings.number("wiped_write_perm")
+    drained = readings.number("wiped_write_perm", default=0)
     yield from tell("rocketmq_broker_permission", _GAUGE, "4 read, 2 write", 4 if drained else 6)
     waits = {
         "pull": "held_pulls",
@@ -137,12 +137,12 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
     }
     for processor, name in waits.items():
         help = "requests that wait"
-        value = readings.number(name)
+        value = readings.number(name, default=0)
         yield from tell("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
-    age_ms = waits_ms(readings.number("store_oldest_timestamp"), wall_ms)
+    age_ms = waits_ms(readings.number("store_oldest_timestamp", default=0), wall_ms)
     kept = "rocketmq_storage_message_reserve_time_milliseconds"
     yield from tell(kept, _GAUGE, "age of the oldest message", age_ms)
-    pending = readings.number("half_messages_pending")
+    pending = readings.number("half_messages_pending", default=0)
     yield from tell("rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC)
     for (decision, topic), value in numbers(readings, "half_messages_ended_total"):
         name = f"rocketmq_{decision}_messages_total"

@@ -79,7 +79,7 @@ class RocketMQ4Names:
             ("rocketmq_broker_tps", "put_messages_per_s"),
             ("rocketmq_broker_qps", "get_messages_per_s"),
         ):
-            yield _series(name, "messages a second", readings.number(figure), labels)
+            yield _series(name, "messages a second", readings.number(figure, default=0), labels)
 
     def _topics(self, node: Node, readings: Readings, now_ms: int) -> Iterator[Series]:
         for name, figure in (
@@ -101,7 +101,7 @@ class RocketMQ4Names:
                 yield _series(name, "handed out a second", rate, labels)
 
     def _runtime(self, node: Node, readings: Readings, wall_ms: int) -> Iterator[Series]:
-        boot_ms = wall_ms - readings.number("uptime_ms")
+        boot_ms = wall_ms - readings.number("uptime_ms", default=0)
         values = (node.cluster, node.endpoint, node.endpoint, node.broker_name)
         labels = dict(
             zip(_RUNTIME_LABELS, (*values, str(int(boot_ms / 1_000)), "mqmesh"), strict=True)
@@ -110,16 +110,16 @@ class RocketMQ4Names:
         def tell(name: str, value: float) -> Series:
             return _series(f"rocketmq_brokeruntime_{name}", "of a broker", value, labels)
 
-        low = readings.number("store_min_commitlog_offset")
-        high = readings.number("store_max_commitlog_offset")
-        put = readings.number("put_messages_total")
-        put_bytes = readings.number("put_bytes_total")
-        got = readings.number("get_messages_total")
+        low = readings.number("store_min_commitlog_offset", default=0)
+        high = readings.number("store_max_commitlog_offset", default=0)
+        put = readings.number("put_messages_total", default=0)
+        put_bytes = readings.number("put_bytes_total", default=0)
+        got = readings.number("get_messages_total", default=0)
         put_today, put_yesterday = self._mornings(node, "put", put, wall_ms)
         got_today, got_yesterday = self._mornings(node, "get", got, wall_ms)
-        used = readings.number("store_disk_used_percent") / 100
-        put_rate = readings.number("put_messages_per_s")
-        get_rate = readings.number("get_messages_per_s")
+        used = readings.number("store_disk_used_percent", default=0) / 100
+        put_rate = readings.number("put_messages_per_s", default=0)
+        get_rate = readings.number("get_messages_per_s", default=0)
         yield from (
             tell("msg_put_total_today_now", put),
             tell("msg_puttotal_todaymorning", put_today),
@@ -128,15 +128,19 @@ class RocketMQ4Names:
             tell("msg_gettotal_todaymorning", got_today),
             tell("msg_gettotal_yesterdaymorning", got_yesterday),
             tell("commitlog_minoffset", low),
-            tell("earliest_message_timestamp", readings.number("store_oldest_timestamp")),
+            tell(
+                "earliest_message_timestamp", readings.number("store_oldest_timestamp", default=0)
+            ),
             tell("commitlog_maxoffset", high),
             tell("commitlog_disk_ratio", used),
             tell("consumequeue_disk_ratio", used),
-            tell("dispatch_behind_bytes", readings.number("index_lag_bytes")),
-            tell("remain_howmanydata_toflush", readings.number("store_flush_behind_bytes")),
+            tell("dispatch_behind_bytes", readings.number("index_lag_bytes", default=0)),
+            tell(
+                "remain_howmanydata_toflush", readings.number("store_flush_behind_bytes", default=0)
+            ),
             tell("put_message_size_total", put_bytes),
             tell("put_message_average_size", put_bytes / max(put, 1)),
-            tell("putmessage_times_total", readings.number("put_batches_total")),
+            tell("putmessage_times_total", readings.number("put_batches_total", default=0)),
             tell("put_tps10", put_rate),
             tell("getfound_tps10", get_rate),
             tell("gettotal_tps10", get_rate),
