@@ -145,8 +145,9 @@ def wait_at_rest(cluster: Cluster) -> None:
 
 
 def _is_indexed(figures: Readings, *, at_rest: bool) -> bool:
-    return not figures.number("index_lag_bytes") and (
-        not at_rest or bool(figures.number("index_at_rest"))
+    # A broker whose index is off has neither figure.
+    return not figures.number("index_lag_bytes", default=0) and (
+        not at_rest or bool(figures.number("index_at_rest", default=0))
     )
 
 

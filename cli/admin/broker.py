@@ -182,7 +182,10 @@ def queue(
             for one in found.entries
         ],
     )
-    click.echo(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
+    if found.min_queue_offset == found.max_queue_offset:
+        click.echo(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
+    else:
+        click.echo(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
 
 
 @click.command()

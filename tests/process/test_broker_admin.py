@@ -225,6 +225,9 @@ def test_entries_of_a_queue_are_shown(run, table, cluster, topic):
     assert lines[-1] == f"the queue has 0 to {count}"
     assert run("broker", "queue", name, "no-such-topic", "0")[0] == 1
     assert run("broker", "queue", name, topic, "0", "--count", "1001")[0] == 2
+    code, found, (err,) = run("broker", "queue", name, topic, "99")
+    assert (code, found) == (1, [])
+    assert f"queue 99 of topic '{topic}' does not exist: read_queue_nums = " in err["error"]
 
 
 def test_a_pass_of_retention_is_made_now(run, table, cluster):

@@ -213,9 +213,9 @@ def test_readings_are_asked_by_name():
         told.number("else")
     assert told.number("else", default=3) == 3
     for labels in (), ("busy", "full"):
-        with pytest.raises(KeyError, match="refusals has other labels than .*; it has code"):
+        with pytest.raises(KeyError, match=r"refusals has other labels than .*; it has code"):
             told.number("refusals", *labels)
-    with pytest.raises(KeyError, match="state has other labels than .*; it has none"):
+    with pytest.raises(KeyError, match=r"state has other labels than .*; it has none"):
         told.number("state", "busy")
     with pytest.raises(KeyError, match="refusals has labels: code"):
         told["refusals"]

@@ -122,6 +122,7 @@ class BrokerAdmin(AdminClient):
         Raises:
             NoRoute: No master of that group is known.
             TopicNotFound: It has no such topic.
+            MessageIllegal: The topic has no such queue.
             UnsupportedCommand: Its store has no consume queues.
             TransportError: A name server or the broker does not answer.
         """

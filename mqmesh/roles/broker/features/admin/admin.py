@@ -5,7 +5,7 @@ import msgspec
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
-from mqmesh.errors import UnsupportedCommand
+from mqmesh.errors import MessageIllegal, UnsupportedCommand
 from mqmesh.protocol.admin import (
     CleanRequest,
     GetTopicConfigRequest,
@@ -91,12 +91,20 @@ def query_consume_queue(
 
     Raises:
         UnsupportedCommand: The store has no consume queues.
+        TopicNotFound: There is no such topic.
+        MessageIllegal: It has no such queue, nor had one that still holds messages.
     """
     store = context.store
     if not isinstance(store, InspectableStore):
         raise UnsupportedCommand(_only_commitlog(context, "consume queues"))
-    context.topics.require(query.topic)
+    topic = context.topics.require(query.topic)
     low, high = store.queue_bounds(query.topic, query.queue_id)
+    if query.queue_id >= topic.queue_count and not high:
+        # A topic that was made smaller keeps what its queues hold.
+        raise MessageIllegal(
+            f"queue {query.queue_id} of topic {query.topic!r} does not exist: "
+            f"read_queue_nums = {topic.config.read_queue_nums}"
+        )
     entries = store.inspector.entries(query.topic, query.queue_id, query.queue_offset, query.count)
     found = [QueueEntry(*msgspec.structs.astuple(one)) for one in entries]
     return reply_with(QueueEntries(low, high, found))
