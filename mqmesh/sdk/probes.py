@@ -64,7 +64,10 @@ class ProbeClient(AdminClient):
             if self._broker_name in ("", queue.broker_name)
         ]
         if not queues:
-            raise NoRoute(f"topic {topic!r} has no queue that may be written to")
+            raise NoRoute(
+                routes.why_not_writable(topic)
+                or f"topic {topic!r} has no queue that may be written to"
+            )
         with closing(self._producer()) as producer:
             producer.start()
             for queue in itertools.islice(itertools.cycle(queues), count):

@@ -97,8 +97,8 @@ class PublishRoutes:
         """A topic's lanes; waits for its route if need be.
 
         Raises:
-            NoRoute: No broker is known that would take messages of the topic; at once in the
-                client loop, which cannot wait.
+            NoRoute: No broker is known that would take messages of the topic; at once where
+                nobody may write to it, and in the client loop, which cannot wait.
         """
         lanes = self.topics.get(topic)
         if lanes is not None:
@@ -259,6 +259,9 @@ class PublishRoutes:
                 return self._pattern_queues(topic, deadline_ms), error
             return (), error
         queues = self._engine.routes.publish_queues(topic)
+        forbidden = self._engine.routes.why_not_writable(topic)
+        if forbidden:
+            raise NoRoute(forbidden)  # the route was asked for just now; time changes nothing
         return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")
 
     def _pattern_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:

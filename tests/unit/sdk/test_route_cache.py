@@ -168,3 +168,17 @@ def test_without_a_master_the_lowest_follower_stands_in_unless_one_is_elected(id
     wanted = None if found is None else BrokerAddress(f"h:{found}")
     assert routes.address("a", stand_in=True) == wanted
     assert routes.address("a") == (wanted if found == 0 else None)
+
+
+def test_why_nobody_may_write_is_said_only_while_that_does_not_pass() -> None:
+    here = [broker("a", 0), broker("b", 0)]
+    shut = cache_of(QueueData("a", 1, 1, READ), QueueData("b", 1, 1, 0), brokers=here)
+    assert shut.why_not_writable("t") == (
+        "topic 't' may not be written to, its permission is r; `mqmesh topic update t --perm rw` "
+        "allows it, or `mqmesh broker undrain` if a, b was drained"
+    )
+    waiting = cache_of(QueueData("a", 1, 1, READ), brokers=[broker("a", 1)])
+    some = cache_of(QueueData("a", 1, 1, READ), QueueData("b", 1, 1, BOTH), brokers=here)
+    none = cache_of(QueueData("a", 1, 0, BOTH), brokers=here)
+    assert [one.why_not_writable("t") for one in (waiting, some, none)] == ["", "", ""]
+    assert shut.why_not_writable("unknown") == ""
