@@ -131,7 +131,7 @@ class Guard:
             _require(permissions.topic(name, action, topic), name, action.value, "topic", topic)
         elif right is Right.NONE and not _may_know(permissions, name, topic):
             # As if it were not there: names do not leak.
-            raise TopicNotFound(f"topic {topic!r} does not exist, or is not for user {name!r}")
+            raise TopicNotFound(f"no topic {topic!r}, or it is not for user {name!r}")
         self._pass(asked)
 
     def check_creation(self, principal: Principal, topic: str) -> None:

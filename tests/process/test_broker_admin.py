@@ -223,7 +223,8 @@ def test_entries_of_a_queue_are_shown(run, table, cluster, topic):
     lines = table("broker", "queue", name, topic, "0")
     assert len(lines) == 1 + count + 1
     assert lines[-1] == f"the queue has 0 to {count}"
-    assert run("broker", "queue", name, "no-such-topic", "0")[0] == 1
+    code, _, (err,) = run("broker", "queue", name, "no-such-topic", "0")
+    assert (code, err["error"]) == (1, f"broker {name}: no topic 'no-such-topic'")
     assert run("broker", "queue", name, topic, "0", "--count", "1001")[0] == 2
     code, found, (err,) = run("broker", "queue", name, topic, "99")
     assert (code, found) == (1, [])

@@ -164,7 +164,7 @@ def test_many_lines_for_nobody_fail_within_one_timeout(capsys, stdin):
     assert watch.seconds < 5
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "error: gave up, further messages were not sent"
-    assert "no route for topic 'nowhere'" in captured.err
+    assert "no route for topic 'nowhere' from 127.0.0.1:1: " in captured.err
     assert "1 failed" in captured.out
 
 

@@ -27,7 +27,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.figures import Measured, gauge
-from mqmesh.message import check_group, check_topic
+from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, check_group, check_topic
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import (
     BrokerAddress,
@@ -246,7 +246,7 @@ class RouteTable:
         """
         entries = self._index.get(topic)
         if not entries:
-            raise TopicNotFound(f"topic {topic[:255]!r} has no route")
+            raise TopicNotFound(f"no topic {topic[:255]!r}{self._advice(topic)}")
         queues = []
         brokers = []
         # Sorted, because producers of one key must see the queues in one order everywhere.
@@ -287,6 +287,14 @@ class RouteTable:
         return [one for one in kept if one.topics]
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _advice(self, topic: str) -> str:
+        """What to do about a topic that nobody carries."""
+        if not self._groups:
+            return ": no broker runs that this name server knows of"
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return ""  # nobody makes them by hand
+        return f" on a broker that runs; `mqmesh topic create {topic[:255]}` makes it"
 
     def _check(
         self,

@@ -196,7 +196,7 @@ class AdminClient:
 
         found = self._each(self._masters(), ask)
         if topic and not any(found.values()):
-            raise TopicNotFound(f"no broker has a topic {topic!r}")
+            raise TopicNotFound(f"no topic {topic!r} on a broker that runs")
         return {name: configs for name, configs in found.items() if configs or not topic}
 
     def topic_stats(self, topic: str) -> dict[str, TopicStats]:
@@ -341,7 +341,7 @@ class AdminClient:
         carriers = {queue.broker_name for queue in self.route(topic).queues}
         masters = {name: where for name, where in self._masters().items() if name in carriers}
         if self._broker_name and not masters:
-            raise TopicNotFound(f"broker {self._broker_name} has no topic {topic!r}")
+            raise TopicNotFound(f"no topic {topic!r} on broker {self._broker_name}")
 
         def delete(endpoint: str) -> None:
             try:

@@ -127,9 +127,13 @@ class BrokerAdmin(AdminClient):
             TransportError: A name server or the broker does not answer.
         """
         header = encode_header(QueueEntriesRequest(check_topic(topic), queue_id, start, count))
-        endpoint = self._master_of(broker_name, self._masters())
-        answer = self._request(endpoint, RequestCode.QUERY_CONSUME_QUEUE, header)
-        return decode_header(QueueEntries, answer.header)
+        master = {broker_name: self._master_of(broker_name, self._masters())}
+
+        def ask(endpoint: str) -> QueueEntries:
+            answer = self._request(endpoint, RequestCode.QUERY_CONSUME_QUEUE, header)
+            return decode_header(QueueEntries, answer.header)
+
+        return self._each(master, ask)[broker_name]
 
     def clean(self, broker_name: str, *, dry_run: bool = False) -> CleanResult:
         """Has the master of a broker group remove now what is old, whatever the hour is.

@@ -226,7 +226,7 @@ class GroupAdmin(AdminClient):
 
         by_broker = self._each(self._masters(), ask)
         if group and not any(by_broker.values()):
-            raise GroupNotFound(f"no broker knows a consumer group {group!r}")
+            raise GroupNotFound(f"no consumer group {group!r} on a broker that runs")
         return {name: found for name, found in by_broker.items() if found}
 
     def connections(self, group: str) -> list[ConsumerConnection]:
@@ -295,7 +295,7 @@ class GroupAdmin(AdminClient):
 
         answers = self._each(self._masters(), ask)
         if topic and all(answer is None for answer in answers.values()):
-            raise TopicNotFound(f"no broker has a topic {topic!r}")
+            raise TopicNotFound(f"no topic {topic!r} on a broker that runs")
         model = next((one.message_model for one in summaries if one.message_model), "")
         is_known = model != MessageModel.BROADCASTING
         queues = [

@@ -221,7 +221,9 @@ class ClientEngine:
             return self.call(ask, timeout_ms)
         except AuthenticationFailed:
             raise  # the topic has nothing to do with it
-        except (TopicNotFound, TransportError) as error:
+        except TopicNotFound as error:
+            raise NoRoute(f"{error} (asked: {self.options.namesrv_addr})") from error
+        except TransportError as error:
             raise NoRoute(
                 f"no route for topic {topic!r} from {self.options.namesrv_addr}: {error}"
             ) from error

@@ -121,7 +121,7 @@ class PatientClient(QueryClient):
             try:
                 return self.writable_queues(topic)
             except TopicNotFound as error:
-                raise NoRoute(f"{error}; does it exist?") from error
+                raise NoRoute(str(error)) from error
 
         return self.patiently(look, f"topic {topic!r}")
 

@@ -162,7 +162,7 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others():
 
 def test_a_topic_that_name_servers_have_forgotten_is_passed_over():
     def forgotten(topic):
-        raise TopicNotFound(f"topic {topic!r} has no route")
+        raise TopicNotFound(f"no topic {topic!r}")
 
     cluster = Cluster({})
     cluster.readable_queues = forgotten

@@ -95,10 +95,16 @@ def queues(table, topic):
 
 def test_a_topic_without_brokers_is_not_found():
     table = make_table()
-    with pytest.raises(TopicNotFound):
+    with pytest.raises(TopicNotFound, match="no topic 't': no broker runs that this name server"):
         table.route("t", HINTS)
     assert table.brokers() == []
     assert table.topics() == []
+    Broker(table).register()
+    advice = "no topic 'u' on a broker that runs; `mqmesh topic create u` makes it"
+    with pytest.raises(TopicNotFound, match=advice):
+        table.route("u", HINTS)
+    with pytest.raises(TopicNotFound, match=r"no topic '%RETRY%g'$"):
+        table.route("%RETRY%g", HINTS)
 
 
 def test_a_registered_broker_is_in_the_route_of_its_topics_and_announced():

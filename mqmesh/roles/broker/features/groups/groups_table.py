@@ -190,6 +190,6 @@ def _is_tool(group: str) -> bool:
 
 def _not_found(group: str) -> GroupNotFound:
     return GroupNotFound(
-        f"consumer group {group[:300]!r} does not exist on this broker; create it with "
+        f"no consumer group {group[:300]!r}; create it with "
         f"`mqmesh group create` (auto_create_subscription_group is off, or it was never used)"
     )

@@ -120,7 +120,7 @@ def _target(
         return retry_topic(wanted.group), RETRY_QUEUE
     topic = context.topics.get(message.topic)
     if topic is None:
-        raise TopicNotFound(f"topic {message.topic!r} does not exist on this broker any more")
+        raise TopicNotFound(f"no topic {message.topic!r} any more")
     if not topic.writable_queues:
         context.topics.require_writable(message.topic, 0)
     # The number of its queues may have changed; messages of a key stay together all the same.

@@ -213,7 +213,7 @@ def _create(context: BrokerContext, request: Request, name: str, queue_id: int) 
     config = context.config
     if not config.auto_create_topic_enable:
         raise TopicNotFound(
-            f"topic {name[:300]!r} does not exist, and this broker does not create topics by "
+            f"no topic {name[:300]!r}, and this broker does not create topics by "
             "itself (auto_create_topic_enable)"
         )
     now_ms = context.clock.monotonic_ms()

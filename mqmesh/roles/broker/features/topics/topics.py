@@ -121,7 +121,7 @@ class TopicTable:
         """
         topic = self._topics.get(name)
         if topic is None:
-            raise TopicNotFound(f"topic {name[:300]!r} does not exist on this broker")
+            raise TopicNotFound(f"no topic {name[:300]!r}")
         return topic
 
     def configs(self) -> list[TopicConfig]:
@@ -247,7 +247,7 @@ class TopicTable:
             )
         old = self._topics.get(name)
         if must_exist and old is None:
-            raise TopicNotFound(f"topic {name!r} does not exist on this broker")
+            raise TopicNotFound(f"no topic {name!r}")
         if must_be_new and old is not None:
             raise InvalidArgument(f"topic {name!r} exists already")
         if old is not None and old.config == config:
