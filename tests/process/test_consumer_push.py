@@ -574,6 +574,17 @@ def test_starting_without_a_cluster_goes_on_by_itself(short_tmp_path, names):
             got.wait_for(bodies(10))
 
 
+def test_a_start_without_name_servers_says_which_and_why(names, caplog):
+    topic, group = names
+    # One request to a name server lasts a second, then its failure is known.
+    consumer = PushConsumer(group, namesrv_addr="127.0.0.1:1", start_timeout_ms=2_000)
+    consumer.subscribe(topic, listener=Collector())
+    with consumer:
+        pass
+    assert "not all queues are known after 2000 ms" in caplog.text
+    assert f"(no route of {topic} from 127.0.0.1:1: no connection to tcp://" in caplog.text
+
+
 def test_misuse_is_told_at_once(cluster):
     with pytest.raises(InvalidArgument, match="reserved"):
         PushConsumer("%RETRY%g")

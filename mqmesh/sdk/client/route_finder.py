@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError
+from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -31,6 +31,9 @@ class RouteFinder:
         on_changed: Told a topic whose route is another one now, before whoever asked for it.
         lost: Which brokers cannot be reached.
         closed: True when nobody is asked any more.
+
+    Attributes:
+        problem: Why the last question got no answer; None if it got one. Any thread may read it.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class RouteFinder:
         self._asking: dict[str, list[OnRoute]] = {}
         self._ask_again: set[str] = set()
         self._missing_planned = False
+        self.problem: MQMeshError | None = None
 
     def start(self) -> None:
         """Connects to a name server; from any thread, once, before the client loop begins."""
@@ -162,6 +166,8 @@ class RouteFinder:
                     learn_keys(self._transport.ring, group.addresses.values())
             except RemoteProtocolError as error:
                 outcome = error
+        is_answer = isinstance(outcome, TopicRoute | TopicNotFound)
+        self.problem = None if is_answer else outcome  # type: ignore[assignment]
         if isinstance(outcome, TopicRoute) and self._routes.update(outcome):
             self._on_changed(topic)
         for on_done in asking:

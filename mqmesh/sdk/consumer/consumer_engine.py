@@ -15,7 +15,7 @@ from mqmesh.errors import (
     StaleGeneration,
     TopicNotFound,
 )
-from mqmesh.message import MessageQueue
+from mqmesh.message import RETRY_PREFIX, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.groups import ConsumerOffsetReset
@@ -172,9 +172,10 @@ class ConsumerEngine(Generic[S]):
         self.client.post(self._begin)
         if not self.settled.wait(self.options.start_timeout_ms / 1_000):
             _log.warning(
-                "group %s: not all queues are known after %d ms; going on in the background",
+                "group %s: not all queues are known after %d ms (%s); going on in the background",
                 self.group,
                 self.options.start_timeout_ms,
+                self._why_unsettled(),
             )
             self.client.post(self._settle)
         if self._refused is not None:
@@ -648,6 +649,20 @@ class ConsumerEngine(Generic[S]):
         self._unsettled.discard(topic)
         if not self._unsettled and self.positions.started_at_ms:
             self._settle()
+
+    def _why_unsettled(self) -> str:
+        """What the start waits for; from other threads."""
+        waiting = sorted(self._unsettled.copy())
+        # The group's retry topic is nothing that its user named.
+        topics = [one for one in waiting if not one.startswith(RETRY_PREFIX)] or waiting
+        unknown = [topic for topic in topics if self.client.routes.route(topic) is None]
+        if not unknown:
+            return f"no broker has told yet where to begin in {', '.join(topics)}"
+        problem = self.client.finder.problem
+        return (
+            f"no route of {', '.join(unknown)} from {self.client.options.namesrv_addr}: "
+            f"{problem or 'no answer yet'}"
+        )
 
     def _settle(self) -> None:
         self.positions.settled = True
