@@ -407,7 +407,8 @@ def parse_message_id(text: str) -> tuple[int, int]:
         InvalidArgument: It is not 32 hex digits.
     """
     if not isinstance(text, str) or re.fullmatch(r"[0-9A-Fa-f]{32}", text) is None:
-        raise InvalidArgument(f"message id {describe(text)} is not 32 hex digits")
+        shown = repr(text)[:64] if isinstance(text, str) else describe(text)
+        raise InvalidArgument(f"message id {shown} is not 32 hex digits")
     return int(text[:16], 16), int(text[16:], 16)
 
 

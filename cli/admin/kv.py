@@ -2,9 +2,10 @@
 
 import click
 
+from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
 
-from ..notes import tell_warning
+from ..notes import tell_error, tell_warning
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table
 
@@ -56,11 +57,15 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
 @click.argument("key")
 @namesrv_option
 @json_option
-def delete(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
-    """Remove KEY of NAMESPACE from every name server."""
+def delete(namespace: str, key: str, namesrv: str, as_json: bool) -> int:
+    """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it."""
     with NamesrvAdmin(namesrv) as admin:
+        if not admin.has_kv(namespace, key):
+            tell_error(f"there is no key {key!r} in namespace {namespace!r}")
+            return ExitCode.FAILED
         done = admin.delete_kv(namespace, key)
     _tell(done, f"{namespace}/{key} is removed", as_json)
+    return ExitCode.OK
 
 
 @kv.command("list")

@@ -30,7 +30,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..render import counted, print_json, print_table
 from ..times import parse_time
 from .shown_message import message_dict, parts_of
 
@@ -144,7 +144,7 @@ def consume(
     end_ms = None if until is None else _until_ms(until, now_ms)
     if end_ms is not None and end_ms < options.get("consume_timestamp_ms", 0):
         raise ConfigError(f"--until {until} is before --from {where}")
-    _warn_if_missing(topic, namesrv)
+    _look_for(topic, namesrv, waits=until is None)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
     counts: Counter[str] = Counter()
     if count_by is not None:
@@ -160,7 +160,9 @@ def consume(
         consumer.subscribe(topic, selector)
         with consumer:
             queues = _choose(consumer, topic, queue_ids, broker)
-            tell_note(f"consuming {topic} from {len(queues)} queues; Ctrl-C ends")
+            is_endless = until is None and most is None and timeout is None
+            word = "Ctrl-C ends" if is_endless else "Ctrl-C ends it sooner"
+            tell_note(f"consuming {topic} from {counted(len(queues), 'queue')}; {word}")
             ends = None if end_ms is None else _ends(consumer, queues, end_ms)
             only = frozenset(queues) if queue_ids or broker else None
             reading = Reading(consumer, show, most, timeout, ends, only)
@@ -314,11 +316,13 @@ def _ends(
     return {queue: consumer.offset_of_time(queue, end_ms) for queue in queues}
 
 
-def _warn_if_missing(topic: str, namesrv: str) -> None:
+def _look_for(topic: str, namesrv: str, *, waits: bool) -> None:
     with AdminClient(namesrv) as admin:
         try:
             admin.route(topic)
         except TopicNotFound:
+            if not waits:
+                raise  # what has no end now has none to read up to
             tell_note(f"no broker serves topic {topic} now; waiting for one")
 
 

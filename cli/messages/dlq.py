@@ -178,14 +178,13 @@ def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -
       mqmesh dlq export billing - --reason timeout
     """
     count = 0
-    with (
-        DeadLetterClient(namesrv) as client,
-        click.open_file(str(file), "wb", atomic=str(file) != "-") as out,
-        _progress("exporting") as on_progress,
-    ):
-        for letter in client.scan(group, _filter(**chosen), on_progress=on_progress):
-            out.write(msgspec.json.encode(as_dict(letter)) + b"\n")
-            count += letter.count
+    with DeadLetterClient(namesrv) as client, _progress("exporting") as on_progress:
+        # What is wrong with the group is told before there is a file.
+        letters = client.scan(group, _filter(**chosen), on_progress=on_progress)
+        with click.open_file(str(file), "wb", atomic=str(file) != "-") as out:
+            for letter in letters:
+                out.write(msgspec.json.encode(as_dict(letter)) + b"\n")
+                count += letter.count
     if str(file) == "-":
         return ExitCode.OK
     if as_json:

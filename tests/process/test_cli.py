@@ -130,7 +130,7 @@ def test_a_result_and_a_message_are_lines_for_people(cli, topic):
     assert out[0].startswith("SEND_OK ")
     _, out, err = cli("consume", topic, "--from", "first", "--max", "1")
     assert out[0].endswith("  new  hello")
-    assert err == [f"consuming {topic} from 4 queues; Ctrl-C ends"]
+    assert err == [f"consuming {topic} from 4 queues; Ctrl-C ends it sooner"]
 
 
 @pytest.fixture

@@ -164,6 +164,8 @@ def test_small_texts_are_kept_by_namespace(run, cluster):
     assert run("kv", "list")[1] == run("kv", "list", "shop")[1] == [{"shop": {"currency": "EUR"}}]
     assert run("kv", "delete", "shop", "currency")[0] == 0
     assert run("kv", "list")[1] == [{}]
+    gone = "there is no key 'currency' in namespace 'shop'"
+    assert run("kv", "delete", "shop", "currency") == (1, [], [{"error": gone}])
     code, _, err = run("kv", "get", "shop", "currency")
     assert (code, "does not exist" in err[0]["error"]) == (1, True)
 
@@ -307,6 +309,33 @@ def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic, capsys):
     backward = ("consume", topic, "--from", "1h", "--until", "2h")
     assert run(*backward)[::2] == (2, [{"error": "--until 2h is before --from 1h"}])
     assert run(*first, "--queue", "1", "--group", "g")[0] == 2
+
+
+def test_a_mistyped_name_is_an_error_and_no_empty_answer(run, tmp_path):
+    file = tmp_path / "letters.jsonl"
+    nobody = "no consumer group 'nobody' on a broker that runs"
+    for arguments in (
+        ("dlq", "list", "nobody"),
+        ("dlq", "resend", "nobody", "--all"),
+        ("dlq", "purge", "nobody", "--yes"),
+        ("dlq", "export", "nobody", str(file)),
+    ):
+        assert run(*arguments) == (1, [], [{"error": nobody}])
+    assert not file.exists()
+    nope = "no topic 'nope' on a broker that runs; `mqmesh topic create nope` makes it"
+    for arguments in (
+        ("consume", "nope", "--until", "end"),
+        ("trace", "by-key", "nope", "4711"),
+        ("topic", "stats", "nope"),
+    ):
+        assert run(*arguments) == (1, [], [{"error": nope}])
+    code, found, (err,) = run("group", "connections", "nope", "--producers")
+    assert (code, found) == (1, [])
+    assert err["error"] == "no producer of a group 'nope' is connected"
+    code, found, (err,) = run("trace", "show", "zz")
+    assert (code, found, "'zz': must be 32 hex digits" in err["error"]) == (2, [], True)
+    code, found, (err,) = run("query", "by-id", "xyz")
+    assert (code, err["error"]) == (2, "message id 'xyz' is not 32 hex digits")
 
 
 def test_messages_are_sent_to_a_queue_of_ones_choice(run, topic):

@@ -9,7 +9,13 @@ import msgspec
 
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
-from mqmesh.errors import CorruptBatch, NoRoute, RemoteProtocolError, TopicNotFound
+from mqmesh.errors import (
+    CorruptBatch,
+    GroupNotFound,
+    NoRoute,
+    RemoteProtocolError,
+    TopicNotFound,
+)
 from mqmesh.message import (
     DLQ_PREFIX,
     PROPERTY_LAST_FAILURE,
@@ -21,6 +27,7 @@ from mqmesh.message import (
 from mqmesh.protocol.admin import QueueStats, TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.groups import GetGroupsRequest, GroupSummaries
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.retries import (
     ResendRequest,
@@ -212,14 +219,25 @@ class DeadLetterClient(QueryClient):
             on_progress: Told how far it is.
 
         Raises:
-            InvalidArgument: The group's name, or the filter's topic, is illegal.
+            InvalidArgument: The group's name, or the filter's topic, is illegal; at once, as all
+                that can be said before the first dead letter is read.
+            GroupNotFound: No broker knows the group, and it has left no dead letters.
             TransportError, BrokerError: A name server or broker does not answer.
         """
         wanted = wanted or DeadLetterFilter()
         topic = dlq_topic(check_group(group))
         if wanted.topic is not None:
             check_topic(wanted.topic)
-        ends = self._ends(topic)
+        return self._scan(group, topic, wanted, self._ends(group), on_progress)
+
+    def _scan(
+        self,
+        group: str,
+        topic: str,
+        wanted: DeadLetterFilter,
+        ends: dict[str, tuple[int, int]],
+        on_progress: OnProgress | None,
+    ) -> Iterator[DeadLetter]:
         total = sum(end - start for start, end in ends.values())
         done = 0
         for broker_name, (start, end) in ends.items():
@@ -287,10 +305,11 @@ class DeadLetterClient(QueryClient):
 
         Raises:
             InvalidArgument: The group's name is illegal.
+            GroupNotFound: As for ``scan``.
             BrokerError, TransportError: As for ``delete_topic``; repeating the call is safe.
         """
         topic = dlq_topic(check_group(group))
-        count = sum(end - start for start, end in self._ends(topic).values())
+        count = sum(end - start for start, end in self._ends(group).values())
         try:
             self.delete_topic(topic)
         except TopicNotFound:
@@ -299,11 +318,12 @@ class DeadLetterClient(QueryClient):
 
     # ---- Helpers ---------------------------------------------------------------------
 
-    def _ends(self, topic: str) -> dict[str, tuple[int, int]]:
+    def _ends(self, group: str) -> dict[str, tuple[int, int]]:
         """Where the dead-letter queue of each broker begins and ends."""
         try:
-            stats = self.topic_stats(topic)
+            stats = self.topic_stats(dlq_topic(group))
         except TopicNotFound:
+            self._require_group(group)
             return {}
         return {
             name: (queue.min_queue_offset, queue.max_queue_offset)
@@ -311,6 +331,17 @@ class DeadLetterClient(QueryClient):
             for queue in one.queues
             if queue.queue_id == QUEUE_ID
         }
+
+    def _require_group(self, group: str) -> None:
+        header = encode_header(GetGroupsRequest(group))
+
+        def ask(endpoint: str) -> bool:
+            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+            answer = self._request(endpoint, code, header)
+            return bool(decode_header(GroupSummaries, answer.header).groups)
+
+        if not any(self._each(self._masters(), ask).values()):
+            raise GroupNotFound(f"no consumer group {group!r} on a broker that runs")
 
     def _host_of(self, broker_name: str) -> str:
         if broker_name not in self._hosts:

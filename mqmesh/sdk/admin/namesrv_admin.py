@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mqmesh.errors import MQMeshError, TransportError
+from mqmesh.errors import BrokerError, MQMeshError, TransportError
 from mqmesh.protocol.admin import (
     ConfigChange,
     ConfigChanges,
@@ -13,7 +13,7 @@ from mqmesh.protocol.admin import (
     ConfigEntry,
     GetConfigRequest,
 )
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.route import (
     KvRequest,
@@ -93,6 +93,30 @@ class NamesrvAdmin(AdminClient):
         """
         request = KvRequest(namespace, key)
         return self._ask_namesrv(RequestCode.GET_KV_CONFIG, request, KvResponse).pairs[key]
+
+    def has_kv(self, namespace: str, key: str) -> bool:
+        """Whether a name server that answers has a key.
+
+        Raises:
+            BrokerError: An argument is out of bounds.
+            TransportError: No name server answers.
+        """
+        header, code = encode_header(KvRequest(namespace, key)), RequestCode.GET_KV_CONFIG
+        has_answered = False
+        for address in self._namesrvs:
+            try:
+                self._request(endpoint_of(address), code, header, NAMESRV_TIMEOUT_MS)
+            except TransportError:
+                continue
+            except BrokerError as error:
+                if error.code != ResponseCode.QUERY_NOT_FOUND:
+                    raise
+                has_answered = True
+            else:
+                return True
+        if not has_answered:
+            raise TransportError(f"no name server answers ({'; '.join(self._namesrvs)})")
+        return False
 
     def delete_kv(self, namespace: str, key: str) -> NamesrvChange:
         """Removes a key; one that is not there is no error.

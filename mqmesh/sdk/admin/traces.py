@@ -1,11 +1,13 @@
 """Who sent a message, who consumed it, when, how long, with what result: from the message trace."""
 
 import enum
+import re
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
-from mqmesh.errors import TopicNotFound
+from mqmesh.errors import InvalidArgument, TopicNotFound
 from mqmesh.message import TRACE_TOPIC, StoredMessage, check_topic
 from mqmesh.protocol.queries import MAX_QUERY_MESSAGES
 from mqmesh.sdk.admin.queries import QueryResult
@@ -19,6 +21,8 @@ from mqmesh.sdk.tracing.trace_records import (
 )
 
 _NOTHING = "null"
+_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32,80}")
+"""RocketMQ's are of more than one length."""
 
 
 class SpanKind(enum.StrEnum):
@@ -109,6 +113,13 @@ class TraceClient(TrackClient):
             InvalidArgument: That cannot be a message id, or a topic.
             TransportError, BrokerError: No broker could answer.
         """
+        if not _MESSAGE_ID.fullmatch(message_id):
+            raise InvalidArgument(
+                f"message id {message_id[:80]!r}: must be 32 hex digits, or 32 to 80 of RocketMQ's"
+            )
+        return self._trace(message_id, trace_topic)
+
+    def _trace(self, message_id: str, trace_topic: str) -> MessageSpans:
         message_id = message_id.upper()
         found = self._with_key(trace_topic, message_id, MAX_QUERY_MESSAGES)
         records, strange = _records(found.messages)
@@ -133,6 +144,7 @@ class TraceClient(TrackClient):
 
         Raises:
             InvalidArgument: An illegal topic, key or number.
+            TopicNotFound: Nobody knows the topic, and there is no trace of such a message either.
             TransportError, BrokerError: No broker could answer.
         """
         check_topic(topic)
@@ -142,8 +154,10 @@ class TraceClient(TrackClient):
         for record, _ in _records(traced.messages)[0]:
             if record.topic == topic and f" {key} " in f" {record.keys} ":
                 ids.setdefault(record.message_id, record.time_ms)  # type: ignore[arg-type]
+        if not ids:
+            self.route(topic)
         newest = sorted(ids, key=lambda one: ids[one])[-max_count:]
-        return [self.trace(one, trace_topic=trace_topic) for one in newest]
+        return [self._trace(one, trace_topic) for one in newest]
 
     def _with_key(self, topic: str, key: str, max_count: int) -> QueryResult:
         try:
