@@ -107,6 +107,11 @@ def duration(ms: int) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600} h"
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """So many of something: ``1 member``, ``2,000 members``; ``many`` where an s is not enough."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def rate(per_second: float) -> str:
     """So many a second: whole numbers from 10 on."""
     return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"

@@ -13,12 +13,13 @@ from mqmesh.logs import one_line
 from mqmesh.message import check_consumer_group, retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData, MessageModel
+from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 
-from ..notes import tell_warning
+from ..notes import tell_error, tell_warning
 from ..options import broker_option, json_option, namesrv_option
-from ..render import duration, print_json, print_table, rate, timestamp
+from ..render import counted, duration, print_json, print_table, rate, timestamp
 from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
 
@@ -115,8 +116,8 @@ def show_group(name: str, namesrv: str, as_json: bool) -> None:
     _show_settings(row)
     lag = "unknown" if row["lag"] is None else f"{row['lag']:,}"
     click.echo(
-        f"{row['members']:,} members, {(row['message_model'] or 'none').lower()}; lag "
-        f"{lag}, {row['retrying']:,} due for a retry, {row['dead']:,} dead letters; "
+        f"{counted(row['members'], 'member')}, {(row['message_model'] or 'none').lower()}; lag "
+        f"{lag}, {row['retrying']:,} due for a retry, {counted(row['dead'], 'dead letter')}; "
         f"topics: {', '.join(row['topics']) or '-'}"
     )
 
@@ -302,13 +303,13 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
         ],
     )
     waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
-    lag = f"lag {found.lag:,} messages{waiting}; {found.in_flight:,} in flight"
+    lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
     if found.broadcasts:
         lag = "lag unknown"
     click.echo(
         f"{lag}; "
         f"{rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
-        f"{found.dead:,} dead letters; {found.members:,} members"
+        f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
     )
     _warn(found.members, found.differing, found.message_model)
 
@@ -318,7 +319,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
 @click.option("--producers", is_flag=True, help="Of the producer group of that name.")
 @namesrv_option
 @json_option
-def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> None:
+def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> int:
     """Show the members of a group, and who subscribes differently from the others.
 
     All members must subscribe to the same topics with the same expressions, or messages are
@@ -331,14 +332,13 @@ def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> None
     """
     with GroupAdmin(namesrv) as admin:
         if producers:
-            _show_producers(admin, name, as_json)
-            return
+            return _show_producers(admin, name, as_json)
         members = admin.connections(name)
         if not members:
             admin.groups(name)  # a group that is not there at all is an error
     if as_json:
         print_json({"group": name, "members": [_member_dict(one) for one in members]})
-        return
+        return ExitCode.OK
     print_table(
         ("MEMBER", "STATE", "LAST WORD", "VERSION", "MODEL", "SUBSCRIPTIONS"),
         [
@@ -356,13 +356,18 @@ def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> None
     for one in members:
         if one.difference:
             _tell(f"{one.client_id} subscribes differently from the group: {one.difference}")
+    return ExitCode.OK
 
 
-def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> None:
+def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> int:
     found = admin.producer_connections(name)
+    if not found:
+        # Nothing is kept of a producer group but its members.
+        tell_error(f"no producer of a group {name!r} is connected")
+        return ExitCode.FAILED
     if as_json:
         print_json({"group": name, "members": [msgspec.structs.asdict(one) for one in found]})
-        return
+        return ExitCode.OK
     print_table(
         ("MEMBER", "STATE", "LAST WORD", "VERSION"),
         [
@@ -370,6 +375,7 @@ def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> None:
             for one in found
         ],
     )
+    return ExitCode.OK
 
 
 def _changes(
@@ -407,7 +413,11 @@ def _show_settings(found: dict[str, Any]) -> None:
             f"group {found['group']} on {row['broker_name']}: "
             f"{'may' if row['consume_enable'] else 'may not'} consume, "
             f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
-            + ("retries as each consumer says" if times == BY_CONSUMER else f"{times} retries")
+            + (
+                "retries as each consumer says"
+                if times == BY_CONSUMER
+                else counted(times, "retry", "retries")
+            )
             + (
                 ""
                 if row["notify_consumer_ids_changed_enable"]
