@@ -63,7 +63,8 @@ def load_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}; mend or remove it") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{path}: {reason}; mend or remove it") from error
 
 
 def save_contexts(contexts: Contexts) -> None:

@@ -152,8 +152,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
-    except (MQMeshError, OSError) as error:
+    except MQMeshError as error:
         tell(str(error))
+        return ExitCode.FAILED
+    except OSError as error:
+        tell(_without_number(error))
         return ExitCode.FAILED
     except Exception as error:
         if options.debug:
@@ -167,6 +170,12 @@ def _wants_json(options: Options, arguments: Sequence[str] | None) -> bool:
     # An error may come before the option is read, or be about what stands before it.
     said = list(sys.argv[1:] if arguments is None else arguments)
     return options.as_json or "--json" in (said[: said.index("--")] if "--" in said else said)
+
+
+def _without_number(error: OSError) -> str:
+    """What an operating system says, and of which file, but not its number for it."""
+    what = error.strerror or str(error)
+    return what if error.filename is None else f"{os.fsdecode(error.filename)}: {what}"
 
 
 def _usage(error: click.ClickException) -> str:

@@ -112,6 +112,11 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def shortened(text: str, width: int) -> str:
+    """A text of at most so many characters; ``…`` stands for what was cut off."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def rate(per_second: float) -> str:
     """So many a second: whole numbers from 10 on."""
     return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"

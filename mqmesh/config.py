@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -387,9 +387,9 @@ def _describe(kind: inspect.Type) -> str:
             text += " characters" if kind.min_length or kind.max_length else ""
             return text + (f" of the form {kind.pattern}" if kind.pattern else "")
         case inspect.EnumType():
-            return "one of " + ", ".join(str(member.value) for member in kind.cls)
+            return _one_of(member.value for member in kind.cls)
         case inspect.LiteralType():
-            return "one of " + ", ".join(map(str, kind.values))
+            return _one_of(kind.values)
         case inspect.ListType():
             items = " or ".join(map(_describe, _alternatives(kind.item_type)))
             return f"a list{_bounds(kind.min_length, None, kind.max_length, None)} of {items}"
@@ -397,6 +397,10 @@ def _describe(kind: inspect.Type) -> str:
             return "left out"
         case _:
             return "a table"
+
+
+def _one_of(values: Iterable[Any]) -> str:
+    return "one of " + ", ".join(str(value) or "'' (nothing)" for value in values)
 
 
 def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> str:

@@ -333,7 +333,8 @@ def apply(file: Path, dry_run: bool, namesrv: str, as_json: bool) -> int:
         with file.open("rb") as opened:
             text = opened.read(MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{file}: the access list cannot be read: {reason}") from error
     edited = read_access_list(text, str(file), _today())
     if dry_run:
         said = f"{file} could be applied: {len(edited.user)} users"

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, timestamp
+from ..render import duration, print_json, print_table, shortened, timestamp
 from .query import LABEL_WIDTH, body_lines, fields_of, time_option
 from .shown_message import message_dict
 
@@ -46,6 +47,9 @@ AGES: Final = (
     ("older", MAX_TIMESTAMP_MS),
 )
 """Steps of ages, and up to how many ms each goes."""
+
+_MODULE: Final = re.compile(r"\A(?:\w+\.)+(?=\w+: )")
+"""In front of the class of an exception; in a table what it says matters more."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -405,11 +409,11 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         message.message_id,
         message.topic,
         message.tag or "-",
-        one_line(", ".join(message.keys))[:REASON_WIDTH] or "-",
+        shortened(one_line(", ".join(message.keys)), REASON_WIDTH) or "-",
         timestamp(message.store_timestamp),
         str(message.reconsume_times),
         resent,
-        one_line(letter.reason)[:REASON_WIDTH],
+        shortened(one_line(_MODULE.sub("", letter.reason)), REASON_WIDTH),
     )
 
 

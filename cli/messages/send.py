@@ -30,7 +30,7 @@ from ..main import INTERRUPTED
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
 from ..render import print_json
-from .query import time_option
+from ..times import parse_time
 
 GROUP: Final = "mqmesh-cli"
 MAX_UNANSWERED: Final = 20_000
@@ -372,7 +372,13 @@ def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
             raise ConfigError(
                 f"--deliver-at {deliver_at!r}: must be a point in time; --delay takes durations"
             )
-        return time_option("--deliver-at", deliver_at, now_ms, 0)
+        try:
+            return parse_time(deliver_at, now_ms)
+        except ConfigError:
+            raise ConfigError(
+                f"--deliver-at {deliver_at!r}: must be a time like 2026-03-01T12:00Z, or ms since "
+                "1970; --delay takes durations like 30s"
+            ) from None
     if delay is None:
         return 0
     found = _DURATION.fullmatch(delay)

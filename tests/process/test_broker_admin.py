@@ -116,6 +116,8 @@ def test_what_may_not_be_set_is_refused_with_the_sentence_of_the_start(run, clus
         code, out, (err,) = run("broker", "set", "broker-a", "long_polling_max_ms=7", asked)
         assert (code, out) == (1, [])
         assert told in err["error"]
+        assert err["error"].count("broker broker-a:") == 0, "who it is was said before"
+        assert err["error"].startswith("broker broker-a, id 0: ")
     with BrokerAdmin(cluster.namesrv_addr) as admin:
         assert settings_of(admin)["long_polling_max_ms"].value == "30000"
     assert run("broker", "set", "broker-a")[0] == 2

@@ -248,7 +248,12 @@ def test_messages_are_sent_for_later(run, topic):
     code, found, _ = run("consume", topic, "--from", "first", "-n", "1", "--timeout", "30")
     assert (code, [one["body"] for one in found]) == (0, ["soon"])
     assert found[0]["deliver_at_ms"] >= now_ms
-    for wrong in (("--delay", "1"), ("--delay", "50000d"), ("--deliver-at", "1h")):
+    for wrong in (
+        ("--delay", "1"),
+        ("--delay", "50000d"),
+        ("--deliver-at", "1h"),
+        ("--deliver-at", "lunch"),
+    ):
         assert run("send", topic, "x", *wrong)[0] == 2
     assert run("send", topic, "x", "--delay", "1h", "--deliver-at", "2090-01-01")[0] == 2
 

@@ -154,6 +154,11 @@ def test_messages_are_found_by_where_they_stand(producer, query):
         query.by_offset_id(f"{one.store_host}#{one.commitlog_offset:X}#A")
     with pytest.raises(OffsetIllegal):
         query.by_offset_id(f"{one.store_host}#FFFFFF#0")
+    with pytest.raises(OffsetIllegal, match="no message begins at"):
+        query.by_offset_id(f"{one.store_host}#{one.commitlog_offset + 8:X}#0")
+    query.create_topic("empty", queues=1)
+    with pytest.raises(OffsetIllegal, match="it is empty, its next message gets 0"):
+        query.by_offset("empty", 0, 0)
     with pytest.raises(TopicNotFound):
         query.by_offset("nothing", 0, 0)
     with pytest.raises(TopicNotFound):

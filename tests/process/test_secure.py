@@ -180,6 +180,9 @@ def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_pa
     edited.write_text("\n".join(run("acl", "show")[1]))
     assert run("acl", "apply", str(edited))[0] == 0
     assert run("user", "add", "late", "-o", str(tmp_path / "late.toml"))[0] == 0
+    code, _, err = run("acl", "apply", str(tmp_path / "gone.toml"))
+    reason = "the access list cannot be read: No such file or directory"
+    assert (code, err) == (2, [f"error: {tmp_path / 'gone.toml'}: {reason}"])
     code, _, err = run("acl", "apply", str(edited))
     assert code == 1
     assert "edit again" in err[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
     peers: list[str] = []
     rooms: dict[str, int] = {}
+    mode: Literal["", "otel"] = ""
     store: Store = Store()
     more: list[Store] = []
 
@@ -141,6 +142,7 @@ def test_what_is_not_toml_is_refused(text):
             "[store]\nflush_disk_type = 'SYNC'",
             "x.toml: store.flush_disk_type = 'SYNC': must be one of ASYNC_FLUSH, SYNC_FLUSH",
         ),
+        ("mode = 'otl'", "x.toml: mode = 'otl': must be one of '' (nothing), otel"),
         ("name = ''", "x.toml: name = '': must be text of 1 to 20 characters"),
         ("name = 5", "x.toml: name = 5: must be text of 1 to 20 characters"),
         ("ratio = 1.0", "x.toml: ratio = 1.0: must be a number of more than 0 to less than 1"),
@@ -239,6 +241,7 @@ def test_every_key_is_known_by_its_dotted_name():
         "limit",
         "peers",
         "rooms",
+        "mode",
         "store.flush_disk_type",
         "store.flush_interval_ms",
         "more",

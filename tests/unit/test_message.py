@@ -410,8 +410,10 @@ def test_message_ids_are_32_digits_there_and_back() -> None:
     "text", ["", None, b"0" * 32, "0" * 31, "0" * 33, "g" * 32, "+" + "0" * 31, "٣" * 32]
 )
 def test_what_is_no_message_id_is_refused(text: Any) -> None:
-    with pytest.raises(InvalidArgument, match="32 hex digits"):
+    with pytest.raises(InvalidArgument, match="32 hex digits") as refused:
         parse_message_id(text)
+    if isinstance(text, str):
+        assert str(refused.value) == f"message id {text!r} is not 32 hex digits"
 
 
 def test_tag_hashes_never_change() -> None:

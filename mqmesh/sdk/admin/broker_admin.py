@@ -82,7 +82,8 @@ class BrokerAdmin(AdminClient):
             except MQMeshError as error:
                 before = ", ".join(str(one) for one in done)
                 said = f" (done already at id {before})" if done else ""
-                error.args = (f"broker {broker_name}, id {broker_id}: {error}{said}",)
+                what = str(error).removeprefix(f"broker {broker_name}: ")
+                error.args = (f"broker {broker_name}, id {broker_id}: {what}{said}",)
                 raise
             done[broker_id] = decode_header(ConfigChanges, answer.header).changes
         return done

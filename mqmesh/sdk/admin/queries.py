@@ -196,9 +196,11 @@ class QueryClient(AdminClient):
             for message in _decode_batch(answer.body, name, address.tcp):
                 if message.queue_offset == queue_offset:
                     return message
+        held = f"it has those from {found.min_queue_offset} and before {found.max_queue_offset}"
+        if found.min_queue_offset == found.max_queue_offset:
+            held = f"it is empty, its next message gets {found.max_queue_offset}"
         raise OffsetIllegal(
-            f"queue {queue_id} of {topic!r} on {name} has no message at {queue_offset}; it has "
-            f"those from {found.min_queue_offset} and before {found.max_queue_offset}"
+            f"queue {queue_id} of {topic!r} on {name} has no message at {queue_offset}; {held}"
         )
 
     # ---- Helpers ---------------------------------------------------------------------

@@ -15,6 +15,12 @@ from mqmesh.protocol.retries import ResendStatus
 from mqmesh.sdk.admin.dead_letters import DeadLetter
 
 INFO = BatchInfo("%DLQ%billing", 0, "broker-a", 40, 4096, 500, 1, 2, "vm:1", "h:1", 1, 2, 3)
+
+
+def with_failure(text: str) -> StoredMessage:
+    return StoredMessage("orders", b"", properties={"LAST_FAILURE": text}, batch=INFO)
+
+
 MESSAGE = StoredMessage(
     "orders",
     b"body",
@@ -70,6 +76,14 @@ def test_nothing_can_command_the_terminal(capsys):
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "orders" in shown
+
+
+def test_a_failure_is_cut_with_a_mark_and_without_its_module():
+    long = msgspec.structs.replace(LETTER, message=with_failure(f"a.b.Bad: {'x' * 90}"))
+    shown = dlq._row(long)[-1]
+    assert (shown[:6], len(shown), shown[-2:]) == ("Bad: x", dlq.REASON_WIDTH, "x…")
+    short = msgspec.structs.replace(LETTER, message=with_failure("it said a.b: no"))
+    assert dlq._row(short)[-1] == "it said a.b: no"
 
 
 def test_what_became_of_a_resend_is_told(capsys):

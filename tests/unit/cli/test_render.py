@@ -7,7 +7,15 @@ import json
 import pytest
 from rich.text import Text
 
-from mqmesh.cli.render import LogStream, duration, print_json, print_table, timestamp
+from mqmesh.cli.render import (
+    LogStream,
+    counted,
+    duration,
+    print_json,
+    print_table,
+    shortened,
+    timestamp,
+)
 from mqmesh.roles.supervisor.log_lines import LogLine
 
 LINE = LogLine("2026-01-01T12:00:00.123Z", "broker-a", "WARNING", "a.b: [red]oh[/]", "raw")
@@ -83,3 +91,13 @@ def test_columns_of_a_pipe_stand_below_one_another_whatever_is_in_them(capsys):
     assert capsys.readouterr().out == (
         "A       WIDE      N\nx       漢字  1,234\nlonger  y        -5\n"
     )
+
+
+def test_one_of_a_thing_is_no_plural():
+    shown = [counted(number, "member") for number in (0, 1, 2_000)]
+    assert shown == ["0 members", "1 member", "2,000 members"]
+    assert [counted(number, "retry", "retries") for number in (1, 2)] == ["1 retry", "2 retries"]
+
+
+def test_what_was_cut_is_marked():
+    assert [shortened("12345", width) for width in (4, 5, 6)] == ["123…", "12345", "12345"]

@@ -1,11 +1,13 @@
 """Topics, and single messages, for administrators."""
 
+import logging
+
 import msgspec
 
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
-from mqmesh.errors import MessageIllegal, UnsupportedCommand
+from mqmesh.errors import CorruptRecord, MessageIllegal, OffsetIllegal, UnsupportedCommand
 from mqmesh.protocol.admin import (
     CleanRequest,
     GetTopicConfigRequest,
@@ -27,6 +29,8 @@ from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.storage.interface import GetStatus, InspectableStore, RetainingStore
 from mqmesh.units import CommitLogOffset, TimestampMs
+
+_log = logging.getLogger(__name__)
 
 
 def update_and_create_topic(
@@ -157,8 +161,17 @@ def view_message(context: BrokerContext, request: Request, query: ViewMessageReq
 
     Raises:
         NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
+        OffsetIllegal: No batch begins there; what lies between two beginnings looks like damage.
     """
-    batch = context.store.read_at(CommitLogOffset(query.commitlog_offset))
+    offset = CommitLogOffset(query.commitlog_offset)
+    try:
+        batch = context.store.read_at(offset)
+    except CorruptRecord as error:
+        _log.info("a client asked for a batch that is none: %s", error)
+        raise OffsetIllegal(
+            f"no message begins at {offset} of the log, unless it is damaged there (`mqmesh store "
+            "verify` tells); offset ids come from messages, nobody can make them up"
+        ) from error
     topics = _topics_of(batch)
     for topic in topics:
         context.wire.permit(request, topic)

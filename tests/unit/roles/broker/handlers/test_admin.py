@@ -8,7 +8,13 @@ from harness.batches import PRODUCER_ID
 from mqmesh.batch.delayed_batch import DelayedMeta
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, check_stored, decode_messages
-from mqmesh.errors import InvalidArgument, NoPermission, OffsetOutOfRange, TopicNotFound
+from mqmesh.errors import (
+    InvalidArgument,
+    NoPermission,
+    OffsetIllegal,
+    OffsetOutOfRange,
+    TopicNotFound,
+)
 from mqmesh.figures import FigureBoard, FigureKind, Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
@@ -139,6 +145,9 @@ def test_a_single_batch_can_be_looked_at(stage):
     assert decode_messages(reply.body[0], header)[0].body == b"look"
     with pytest.raises(OffsetOutOfRange):
         stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(10**9))
+    between = outcome.commitlog_offset + 1
+    with pytest.raises(OffsetIllegal, match=f"no message begins at {between} of the log"):
+        stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(between))
 
 
 def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
