@@ -287,6 +287,11 @@ def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
         click.echo(f"{count:,} dead letters of group {group} are deleted")
 
 
+def short_reason(letter: DeadLetter) -> str:
+    """The last failure of a dead letter, for a table."""
+    return shortened(one_line(_MODULE.sub("", letter.reason)), REASON_WIDTH)
+
+
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter for programs; the names and their order are stable."""
     head = {
@@ -413,7 +418,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         timestamp(message.store_timestamp),
         str(message.reconsume_times),
         resent,
-        shortened(one_line(_MODULE.sub("", letter.reason)), REASON_WIDTH),
+        short_reason(letter),
     )
 
 

@@ -15,7 +15,7 @@ from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.sdk.client.route_cache import RouteCache, why_not_writable
 from mqmesh.sdk.producer.producer import Producer
 
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
@@ -57,7 +57,8 @@ class ProbeClient(AdminClient):
             TransportError: No name server answers.
         """
         routes = RouteCache()
-        routes.update(self.route(topic))
+        route = self.route(topic)
+        routes.update(route)
         queues = [
             queue
             for queue in routes.publish_queues(topic)
@@ -65,8 +66,7 @@ class ProbeClient(AdminClient):
         ]
         if not queues:
             raise NoRoute(
-                routes.why_not_writable(topic)
-                or f"topic {topic!r} has no queue that may be written to"
+                why_not_writable(route) or f"topic {topic!r} has no queue that may be written to"
             )
         with closing(self._producer()) as producer:
             producer.start()

@@ -100,25 +100,6 @@ class RouteCache:
         """Queues that may be written to, by broker name and queue id; () if none is known."""
         return self._publish.get(topic, ())
 
-    def why_not_writable(self, topic: str) -> str:
-        """Why nobody may write to a topic; "" where some may, or where that may pass by itself.
-
-        A broker group that waits for its master is not written to either, but only until then.
-        """
-        route = self._routes.get(topic)
-        if route is None or not route.queues or self._publish[topic]:
-            return ""
-        masters = {one.broker_name for one in route.brokers if MASTER_ID in one.addresses}
-        if any(one.perm & Perm.WRITE or one.broker_name not in masters for one in route.queues):
-            return ""
-        perm = "r" if any(one.perm & Perm.READ for one in route.queues) else "none"
-        brokers = ", ".join(sorted(one.broker_name for one in route.queues))
-        return (
-            f"topic {topic!r} may not be written to, its permission is {perm}; `mqmesh topic "
-            f"update {topic} --perm rw` allows it, or `mqmesh broker undrain` if {brokers} was "
-            "drained"
-        )
-
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues that may be read, by broker name and queue id; () if none is known."""
         return self._subscribe.get(topic, ())
@@ -174,3 +155,20 @@ class RouteCache:
             for topic, route in self._routes.items()
             if topic in topics or any(one.broker_name in brokers for one in route.queues)
         ]
+
+
+def why_not_writable(route: TopicRoute) -> str:
+    """Why nobody may write to a topic; "" where some may, or where that may pass by itself.
+
+    A broker group that waits for its master is not written to either, but only until then.
+    """
+    masters = {one.broker_name for one in route.brokers if MASTER_ID in one.addresses}
+    if any(one.perm & Perm.WRITE or one.broker_name not in masters for one in route.queues):
+        return ""
+    perm = "r" if any(one.perm & Perm.READ for one in route.queues) else "none"
+    brokers = ", ".join(sorted(one.broker_name for one in route.queues))
+    return (
+        f"topic {route.topic!r} may not be written to, its permission is {perm}; `mqmesh topic "
+        f"update {route.topic} --perm rw` allows it, or `mqmesh broker undrain` if {brokers} was "
+        "drained"
+    )

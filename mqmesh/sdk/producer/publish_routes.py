@@ -16,6 +16,7 @@ from mqmesh.errors import (
 from mqmesh.message import AUTO_CREATE_TOPIC, TRACE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
+from mqmesh.sdk.client.route_cache import why_not_writable
 from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.producer.queue_selector import QueueSelector, queue_index
@@ -262,7 +263,8 @@ class PublishRoutes:
                 return self._pattern_queues(topic, deadline_ms), error
             return (), error
         queues = self._engine.routes.publish_queues(topic)
-        forbidden = self._engine.routes.why_not_writable(topic)
+        route = self._engine.routes.route(topic)
+        forbidden = "" if queues or route is None else why_not_writable(route)
         if forbidden:
             raise NoRoute(forbidden)  # the route was asked for just now; time changes nothing
         return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")

@@ -80,10 +80,10 @@ def test_nothing_can_command_the_terminal(capsys):
 
 def test_a_failure_is_cut_with_a_mark_and_without_its_module():
     long = msgspec.structs.replace(LETTER, message=with_failure(f"a.b.Bad: {'x' * 90}"))
-    shown = dlq._row(long)[-1]
+    shown = dlq.short_reason(long)
     assert (shown[:6], len(shown), shown[-2:]) == ("Bad: x", dlq.REASON_WIDTH, "x…")
     short = msgspec.structs.replace(LETTER, message=with_failure("it said a.b: no"))
-    assert dlq._row(short)[-1] == "it said a.b: no"
+    assert dlq.short_reason(short) == "it said a.b: no"
 
 
 def test_what_became_of_a_resend_is_told(capsys):
