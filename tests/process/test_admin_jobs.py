@@ -126,7 +126,7 @@ JOBS = {
         before="group create doomed-{mode}",
     ),
     "consumerProgress": Job(
-        "members", lambda found: found[0]["group"] == "billing" and found[0]["members"] == 1
+        "1 member", lambda found: found[0]["group"] == "billing" and found[0]["members"] == 1
     ),
     "consumerStatus": Job(
         "stacks of", lambda found: found[0]["members"][0]["stacks"] and not found[0]["silent"]

@@ -485,6 +485,7 @@ def test_a_bug_that_a_process_survives(scene):
     until(lambda: scene.figure("callback_failures_total", scene.addr) > 0)
     scene.watch.fires("bug-survived", node_type="namesrv", node_id=scene.addr)
     scene.bug.unlink()
+    scene.watch.look("bug-survived", {})  # knows of all of them
     scene.watch.ends("bug-survived", node_type="namesrv")
 
 

@@ -560,7 +560,7 @@ def test_the_command_line_from_creation_to_deletion(cluster, admin, names):
     assert (done["skipped"], done["dry_run"]) == (30, False)
     assert json.loads(run("progress", f"{group}-2", "--json").out[0])["lag"] == 30
     run("delete", group, "--with-topics", "--yes")
-    assert "no broker knows" in run("progress", group, code=1).err[0]
+    assert "no consumer group" in run("progress", group, code=1).err[0]
 
 
 def test_what_failed_is_tracked_to_its_retries_and_to_the_dead_letters(cluster, admin, names):

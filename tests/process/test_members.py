@@ -16,6 +16,7 @@ from mqmesh.message import Message
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.members import MemberClient
+from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.listening import handed_over
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
@@ -49,6 +50,9 @@ def names(cluster, request):
         admin.create_topic(name, queues=2, exist_ok=True)
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         sent = [producer.send(Message(name, b"%d" % at)).message_id for at in range(4)]
+    with QueryClient(cluster.namesrv_addr) as client:
+        # The index process may have been started a moment ago.
+        until(lambda: client.by_id(sent[-1]).messages)
     return cluster.namesrv_addr, name, "g." + name[2:], sent
 
 

@@ -246,6 +246,7 @@ class NamesrvAdmin(AdminClient):
 
     put_kv = awaited(BlockingNamesrvAdmin.put_kv)
     get_kv = awaited(BlockingNamesrvAdmin.get_kv)
+    has_kv = awaited(BlockingNamesrvAdmin.has_kv)
     delete_kv = awaited(BlockingNamesrvAdmin.delete_kv)
     list_kv = awaited(BlockingNamesrvAdmin.list_kv)
     kv_namespaces = awaited(BlockingNamesrvAdmin.kv_namespaces)
