@@ -183,10 +183,7 @@ class Collector:
         for entry in self._others():
             endpoint = entry.endpoint.removeprefix("tcp://")  # as name servers write it
             self._keys[endpoint] = entry.server_key
-            if entry.role == "broker":
-                found[endpoint] = Node(cluster, "broker", entry.name, endpoint)
-            else:
-                found.setdefault(endpoint, Node(cluster, "", endpoint, endpoint))
+            found[endpoint] = Node(cluster, entry.role, entry.name, endpoint)
         yield from (node for endpoint, node in found.items() if endpoint not in listed)
 
     def _left(self, asked: Collection[Node], now_ms: int) -> Iterator[_Asked]:

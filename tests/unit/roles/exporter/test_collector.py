@@ -23,8 +23,8 @@ def gauge(name, value):
     return FigureReading(figure, [FigureSample((), value)])
 
 
-def entry(endpoint):
-    return RoleEntry(role="coordinator", name="c", endpoint=endpoint)
+def entry(endpoint, name):
+    return RoleEntry(role="coordinator", name=name, endpoint=endpoint)
 
 
 class World:
@@ -37,7 +37,7 @@ class World:
         self.brokers = [BrokerData("c", "broker-a", addresses)]
         self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0, "co:2": 0}
         self.own_ids["elsewhere:2"] = 3
-        self.beside = [entry("co:1"), entry("co:2")]
+        self.beside = [entry("co:1", "coordinator"), entry("co:2", "co:2")]
         self.groups = ["billing", "mail", "stock"]
 
     def connect(self, endpoint, broker_name):
@@ -126,15 +126,22 @@ def test_who_does_not_answer_is_down_and_hides_nobody(world):
     assert up["broker", "broker-a-r2"] == 1, "brokers are known from before"
 
 
+def test_who_never_answered_has_the_names_of_the_run_file_or_none(world):
+    world.gone = {"co:1", "co:2"}
+    up = told(make(world), "mqmesh_up")
+    assert up["coordinator", "co:2"] == 0
+    world.beside = []
+    assert told(make(world), "mqmesh_up")["process", "co:1"] == 0
+
+
 def test_who_does_not_answer_any_more_keeps_its_names(world):
+    world.beside = []
     collector = make(world)
-    world.gone = {"co:2"}
-    assert told(collector, "mqmesh_up")["process", "co:2"] == 0
+    assert told(collector, "mqmesh_up")["coordinator", "coordinator"] == 1
     world.gone = {"co:1", "host:0"}
     up = told(collector, "mqmesh_up")
     assert up["coordinator", "coordinator"] == up["broker", "broker-a-r2"] == 0
-    assert up["coordinator", "co:2"] == 1
-    assert len(up) == 6
+    assert len(up) == 5
 
 
 def test_keys_that_cannot_be_read_are_told_at_once():
