@@ -327,7 +327,7 @@ def test_a_mistyped_name_is_an_error_and_no_empty_answer(run, tmp_path):
     ):
         assert run(*arguments) == (1, [], [{"error": nobody}])
     assert not file.exists()
-    nope = "no topic 'nope' on a broker that runs; `mqmesh topic create nope` makes it"
+    nope = "no topic 'nope' on a broker that runs; `mqmesh topic create 'nope'` makes it"
     for arguments in (
         ("consume", "nope", "--until", "end"),
         ("trace", "by-key", "nope", "4711"),

@@ -85,7 +85,7 @@ class Collector:
         self._rates = Rates()
         self._rocketmq4 = RocketMQ4Names(self._rates, DayTotals())
         # One client for each process, since a client is of one thread at a time.
-        self._clients: dict[str, GroupAdmin] = {}
+        self._clients: dict[tuple[str, str], GroupAdmin] = {}
         self._brokers: list[BrokerData] = []
         self._known = {} if known is None else known
         self._silent: set[str] = set()
@@ -112,7 +112,7 @@ class Collector:
         brokers = list(_broker_nodes(self._brokers))
         nodes += self._nodes_beside(cluster, {one.endpoint for one in brokers})
         nodes += brokers
-        self._forget_others([node.endpoint for node in nodes])
+        self._forget_others(nodes)
         asked = list(_once(self._ask_all(self._ask, nodes)))
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         asked += self._left([one.node for one in asked], wall_ms)
@@ -197,9 +197,10 @@ class Collector:
                 yield _Asked(node, None, [])
 
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
-        client = self._clients.get(endpoint)
+        # A broker may be asked before name servers tell its group: then of itself alone.
+        client = self._clients.get((endpoint, broker_name))
         if client is None:
-            client = self._clients[endpoint] = self._connect(endpoint, broker_name)
+            client = self._clients[endpoint, broker_name] = self._connect(endpoint, broker_name)
         return client
 
     def _connect_by_zmq(self, endpoint: str, broker_name: str) -> GroupAdmin:
@@ -211,10 +212,12 @@ class Collector:
             transport=client_transport(None, config.credentials, self._keys),
         )
 
-    def _forget_others(self, endpoints: Iterable[str]) -> None:
-        for gone in self._clients.keys() - {"", *endpoints}:
-            self._told.pop(gone, None)
+    def _forget_others(self, nodes: Collection[Node]) -> None:
+        wanted = {(node.endpoint, node.broker_name) for node in nodes}
+        for gone in self._clients.keys() - {("", ""), *wanted}:
             self._clients.pop(gone).close()
+        for endpoint in self._told.keys() - {node.endpoint for node in nodes}:
+            del self._told[endpoint]
 
     def _tell_silent(self, asked: Iterable[_Asked]) -> None:
         silent = {one.node.endpoint for one in asked if one.readings is None}

@@ -294,7 +294,7 @@ class RouteTable:
             return ": no broker runs that this name server knows of"
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return ""  # nobody makes them by hand
-        return f" on a broker that runs; `mqmesh topic create {topic[:255]}` makes it"
+        return f" on a broker that runs; `mqmesh topic create {topic[:255]!r}` makes it"
 
     def _check(
         self,

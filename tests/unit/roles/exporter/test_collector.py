@@ -48,6 +48,7 @@ class World:
 class Client:
     def __init__(self, world, broker_name):
         self.world, self.broker_name, self.is_closed = world, broker_name, False
+        self.was_asked_for_groups = False
 
     def close(self):
         self.is_closed = True
@@ -69,6 +70,7 @@ class Client:
         return RoleInfo("coordinator", name, "0", 1, "running", 1)
 
     def all_progress(self):
+        self.was_asked_for_groups = True
         groups = [GroupTopics(name, [], dead=5) for name in self.world.groups]
         return {self.broker_name: AllProgress(groups, 1)}
 
@@ -115,6 +117,17 @@ def test_a_broker_of_the_run_file_is_down_when_name_servers_have_dropped_it(worl
     up = told(make(world), "mqmesh_up")
     assert up["broker", "broker-b"] == 0
     assert len([one for one in up if one[0] == "broker"]) == 4, "who is listed is asked once"
+
+
+def test_a_broker_that_name_servers_tell_later_is_asked_for_its_own_groups(world):
+    listed, world.brokers = world.brokers, []
+    world.beside = [RoleEntry(role="broker", name="broker-a", endpoint="tcp://host:0")]
+    collector = make(world)
+    collector.collect()
+    world.brokers = listed
+    collector.collect()
+    asked = {one.broker_name for one in world.clients if one.was_asked_for_groups}
+    assert asked == {"broker-a"}, "and not for those of all brokers"
 
 
 def test_who_does_not_answer_is_down_and_hides_nobody(world):

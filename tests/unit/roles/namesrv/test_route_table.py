@@ -100,7 +100,7 @@ def test_a_topic_without_brokers_is_not_found():
     assert table.brokers() == []
     assert table.topics() == []
     Broker(table).register()
-    advice = "no topic 'u' on a broker that runs; `mqmesh topic create u` makes it"
+    advice = "no topic 'u' on a broker that runs; `mqmesh topic create 'u'` makes it"
     with pytest.raises(TopicNotFound, match=advice):
         table.route("u", HINTS)
     with pytest.raises(TopicNotFound, match=r"no topic '%RETRY%g'$"):
