@@ -39,6 +39,11 @@ class _Reading:
         self.place = 0
 
 
+HOLD_UP_MS: Final = 30_000
+"""So long the longest turn of the event loop is told, at least."""
+_NS_PER_MS: Final = 1e6
+
+
 class RoleShell:
     """The shell of a role's server.
 
@@ -72,6 +77,7 @@ class RoleShell:
         self._clock = clock or transport.clock
         self._timers: list[Timer] = []
         self._started_ms: int | None = None
+        self._longest_before_ns = self._forget_ms = 0
         self.state = "starting"
         self.server: Server | None = None
         guard = transport.guard
@@ -96,6 +102,19 @@ class RoleShell:
     def uptime_ms(self) -> int:
         """Since it was ready, 0 before."""
         return 0 if self._started_ms is None else self._clock.monotonic_ms() - self._started_ms
+
+    def look_at_turns(self) -> float:
+        """How long the longest turn of the event loop took, ms.
+
+        It is of the last 30 to 60 s, or since somebody has looked if that is longer ago: so two who
+        look do not hide it from each other.
+        """
+        longest_ns, now_ms = self._loop.longest_turn_ns, self._clock.monotonic_ms()
+        told_ns = max(longest_ns, self._longest_before_ns)
+        if now_ms >= self._forget_ms:
+            self._forget_ms = now_ms + HOLD_UP_MS
+            self._longest_before_ns, self._loop.longest_turn_ns = longest_ns, 0
+        return told_ns / _NS_PER_MS
 
     @property
     def callback_failures(self) -> int:
@@ -229,6 +248,12 @@ _PROCESS_FIGURES: Final[tuple[Measured[RoleShell], ...]] = (
     counter("cpu_ms_total", "processor time of all threads", lambda shell: _cpu_ms(), unit="ms"),
     gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes(), unit="bytes"),
     gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes(), unit="bytes"),
+    gauge(
+        "loop_hold_up_ms",
+        "the longest turn of the event loop of late",
+        lambda shell: shell.look_at_turns(),
+        unit="ms",
+    ),
     counter(
         "callback_failures_total",
         "bugs that the event loop survived",

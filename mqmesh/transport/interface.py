@@ -70,6 +70,7 @@ class Loop(Protocol):
     """See ``mqmesh.transport.zmq.loop.EventLoop``."""
 
     callback_failures: int
+    longest_turn_ns: int
 
     @property
     def clock(self) -> Clock:

@@ -28,6 +28,7 @@ class SimulatedLoop:
     Attributes:
         clock: Of the node.
         callback_failures: Exceptions in callbacks so far; each is a bug.
+        longest_turn_ns: 0; turns take no time here.
         turn_count: Turns so far; who is idle takes few.
     """
 
@@ -35,6 +36,7 @@ class SimulatedLoop:
         self.node = node
         self.clock: Clock = node.clock
         self.callback_failures = 0
+        self.longest_turn_ns = 0
         self.failure: Exception | None = None
         self._inbox: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()

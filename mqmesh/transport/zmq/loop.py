@@ -64,6 +64,8 @@ class EventLoop:
     Attributes:
         clock: Of the timers.
         callback_failures: Exceptions so far.
+        longest_turn_ns: How long the longest turn held everybody up; whoever reads it may set it to
+            0, to hear of the next ones.
         busy_poll: How to wait, for loops that answer requests; None to sleep at once.
     """
 
@@ -71,6 +73,7 @@ class EventLoop:
         self.clock: Clock = clock or SystemClock()
         self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
+        self.longest_turn_ns = 0
         self._poll = select.epoll()
         self._sources: dict[Socket | int, _WatchedSource] = {}
         self._by_descriptor: dict[int, _WatchedSource] = {}
@@ -218,7 +221,9 @@ class EventLoop:
 
     def tick(self, wait_ms: int) -> None:
         """One turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
-        for source in self._wait(wait_ms):
+        ready = self._wait(wait_ms)
+        began_ns = self.clock.monotonic_ns()
+        for source in ready:
             # One that a handler before it removed is not called any more.
             if self._by_descriptor.get(source.descriptor) is source:
                 if source.socket is not None:
@@ -229,6 +234,9 @@ class EventLoop:
         self._run_timers()
         for callback in self._tick_end:
             self._guard(callback)
+        spent_ns = self.clock.monotonic_ns() - began_ns
+        if spent_ns > self.longest_turn_ns:
+            self.longest_turn_ns = spent_ns
 
     def _wait(self, wait_ms: int) -> list[_WatchedSource]:
         """The sources that can be served, after waiting for the first one."""

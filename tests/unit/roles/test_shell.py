@@ -20,7 +20,7 @@ from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.refusals import Refusals
 from mqmesh.roles.listings import LISTINGS
-from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.shell import HOLD_UP_MS, RoleShell
 from mqmesh.testing.clock import ManualClock
 
 
@@ -40,6 +40,7 @@ class PlannedWorld:
         self.clock = ManualClock()
         self.loop = self
         self.callback_failures = 2
+        self.longest_turn_ns = 0
         self.guard = None
         self.serve = Served
         self.timers: list[tuple[int, object, Planned]] = []
@@ -124,6 +125,16 @@ def test_every_role_tells_its_figures(shell):
     assert {name: told[name] for name in expected} == expected
     assert told.number("refusals_total", "system_busy") == 1
     assert told.number("command_requests_total", "ping") == 1
+
+
+def test_the_longest_turn_is_told_to_all_who_look_and_forgotten_in_time(shell):
+    shell.loop.longest_turn_ns = 7_000_000
+    assert [shell.look_at_turns() for _ in range(2)] == [7, 7]
+    shell.clock.advance(HOLD_UP_MS)
+    shell.loop.longest_turn_ns = 2_000_000
+    assert [shell.look_at_turns() for _ in range(2)] == [7, 2]
+    shell.clock.advance(HOLD_UP_MS)
+    assert [shell.look_at_turns() for _ in range(2)] == [2, 0]
 
 
 def test_very_many_figures_are_told_in_pages_and_anew_by_one_that_forgot_them(shell):

@@ -35,6 +35,25 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+def test_the_longest_turn_counts_work_and_no_waiting(loop, clock, pipe):
+    read, write = pipe
+
+    def work() -> None:
+        os.read(read, 1)
+        clock.advance(5)
+
+    loop.add(read, work)
+    os.write(write, b"1")
+    loop.tick(0)
+    loop.call_later(0, lambda: clock.advance(3))
+    loop.tick(0)
+    assert loop.longest_turn_ns == 5_000_000
+    loop.longest_turn_ns = 0
+    clock.advance(1_000)
+    loop.tick(0)
+    assert loop.longest_turn_ns == 0
+
+
 # ---- Timers --------------------------------------------------------------------------------
 
 
