@@ -410,6 +410,18 @@ def test_transactions_that_nobody_decides(scene):
     scene.watch.ends("half-messages-parked", **NODE)
 
 
+def test_a_transaction_that_waits_for_long(scene):
+    patient = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"}  # nobody is asked, so it is not parked
+    with TransactionProducer("pay", Undecided(), namesrv_addr=scene.addr) as producer:
+        message = Message("payments", b"?", properties=patient)
+        sent = producer.send_message_in_transaction(message)
+    scene.hosts.set("r0", clock_ms=600_000)
+    scene.watch.fires("half-messages-waiting", **NODE)
+    with TransactionAdmin(scene.addr) as admin:
+        admin.end_half_message(sent.message_id, Decision.ROLLBACK)
+    scene.watch.ends("half-messages-waiting", **NODE)
+
+
 def test_delayed_messages_that_no_service_delivers(scene):
     in_a_year_ms = time.time_ns() // 1_000_000 + 365 * 86_400_000
     scene.producer.send(Message("later", b"-", deliver_at_ms=in_a_year_ms))

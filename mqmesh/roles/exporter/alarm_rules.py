@@ -317,6 +317,16 @@ RULES: Final = (
         "{value:.0f} messages of {consumer_group} became dead letters within 10 minutes",
     ),
     AlarmRule(
+        "half-messages-waiting",
+        "warning",
+        300,
+        0,
+        NODE,
+        over("mqmesh_half_messages_oldest_seconds"),
+        "a transaction at {node_id} waits for its decision for {value:.0f} s, more than "
+        "{threshold:.0f}",
+    ),
+    AlarmRule(
         "half-messages-parked",
         "warning",
         0,

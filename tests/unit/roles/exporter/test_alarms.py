@@ -133,6 +133,7 @@ TROUBLES = {
         "mqmesh_group_differing_members", 1, 0, {"consumer_group": "billing"}
     ),
     "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
+    "half-messages-waiting": gauge("mqmesh_half_messages_oldest_seconds", 301, 300),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),
     "no-schedule-service": (

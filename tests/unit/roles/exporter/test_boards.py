@@ -55,6 +55,7 @@ TROUBLE = {
     "MqmeshGroupWithoutMembers": {"rocketmq_consumer_lag_messages": "1x60"},
     "MqmeshMixedSubscriptions": {"mqmesh_group_differing_members": "1x60"},
     "MqmeshDeadLetters": {"rocketmq_send_to_dlq_messages_total": "0+1x60"},
+    "MqmeshHalfMessagesWaiting": {"mqmesh_half_messages_oldest_seconds": "301x60"},
     "MqmeshHalfMessagesParked": {"mqmesh_half_messages_parked": "1x60"},
     "MqmeshDelaysLate": {"rocketmq_timer_dequeue_latency": "6000x60"},
     "MqmeshNoScheduleService": {

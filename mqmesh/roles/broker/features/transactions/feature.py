@@ -37,6 +37,14 @@ def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
     transactions.finish_transactions(context)
 
 
+def oldest_ms(context: BrokerContext) -> int:
+    """How long the oldest half message waits that is not parked; 0 if there is none."""
+    batches = context.transactions.table.batches.values()
+    waiting = (one.store_timestamp for one in batches if one.left > one.parked)
+    now_ms = context.clock.wall_ms()
+    return max(now_ms - next(waiting, now_ms), 0)
+
+
 TRANSACTIONS: Final = Feature(
     commands={
         RequestCode.END_TRANSACTION: transactions.end_transaction,
@@ -54,6 +62,12 @@ TRANSACTIONS: Final = Feature(
             "half messages that wait for their decision",
             lambda broker: broker.transactions.table.pending_count,
             unit="messages",
+        ),
+        gauge(
+            "half_messages_oldest_ms",
+            "how long the oldest half message has been waiting, unless it is parked",
+            oldest_ms,
+            unit="ms",
         ),
         gauge(
             "half_messages_parked",

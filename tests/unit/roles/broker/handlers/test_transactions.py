@@ -38,6 +38,7 @@ from mqmesh.protocol.transactions import (
     ViewHalfMessageRequest,
     encode_ends,
 )
+from mqmesh.roles.broker.features.transactions.feature import oldest_ms
 from mqmesh.roles.broker.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
 
@@ -133,6 +134,20 @@ def test_a_repeated_half_batch_is_stored_once_also_long_after(scene):
     for number in range(1, 400):
         scene.half(b"x", sequence=number)
     assert scene.half(b"one", sequence=0) == first
+
+
+def test_how_long_the_oldest_waits_is_told_unless_it_is_parked(scene):
+    context, table = scene.stage.context, scene.desk.table
+    assert oldest_ms(context) == 0
+    first = scene.half(b"1", seconds=600)
+    scene.stage.clock.advance(1_000)
+    second = scene.half(b"2", seconds=600)
+    scene.stage.clock.advance(500)
+    assert oldest_ms(context) == 1_500
+    table.parked(table.batches[first], [0])
+    assert oldest_ms(context) == 500
+    scene.end((second, 1, 0, 1, Decision.ROLLBACK))
+    assert oldest_ms(context) == 0
 
 
 def test_decisions_and_commits_of_a_tick_are_one_write(scene):
