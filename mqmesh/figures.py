@@ -23,11 +23,12 @@ _O = TypeVar("_O")
 _T = TypeVar("_T")
 
 MAX_LABEL_SETS: Final = 1_000
-"""Sets of labels that one figure tells apart; what is beyond them is added up as ``OTHER``."""
+"""Sets of labels that one figure tells apart, unless a board says otherwise; what is beyond them
+is added up as ``OTHER``."""
 LABEL_SETS_PER_PAGE: Final = 1_000
 """A page of a reading ends when so many were looked at, each at up to 2 µs."""
 OTHER: Final = "(other)"
-"""Stands for the labels of all sets beyond ``MAX_LABEL_SETS``; no topic has such a name."""
+"""Stands for the labels of all sets that are not told apart; no topic has such a name."""
 LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000.0)
 """RocketMQ's buckets of command latencies, with one more in front."""
 SIZE_BOUNDS_BYTES: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
@@ -306,13 +307,14 @@ class FigureBoard:
 
     def read(self) -> list[FigureReading]:
         """All figures with their values now, in the order in which they were added."""
-        return [one for page, _ in self.pages() for one in page]
+        return list(Readings(one for page, _ in self.pages() for one in page))
 
     def pages(self) -> Iterator[tuple[list[FigureReading], bool]]:
         """The same in pages, none of which takes long; values are those of when it is made.
 
         Returns:
-            Figures, and whether more follow.
+            Figures, and whether more follow. One with very many sets of labels goes on in the next
+            page.
         """
         page: list[FigureReading] = []
         looked = folded = 0
@@ -325,8 +327,10 @@ class FigureBoard:
                     seen += count
                     looked += count
                     if looked >= LABEL_SETS_PER_PAGE:
+                        if samples:
+                            page.append(FigureReading(figure, samples))
                         yield page, True
-                        page, looked = [], 0
+                        page, samples, looked = [], [], 0
                 folded += max(seen - self._most, 0)
                 page.append(FigureReading(figure, samples))
         told = "sets of labels that this reading adds up as (other)"
@@ -340,11 +344,15 @@ class Readings:
     """Figures of a process as they were told, by name.
 
     Args:
-        readings: As they came.
+        readings: As they came; one that went on in another page comes several times.
     """
 
     def __init__(self, readings: Iterable[FigureReading]) -> None:
-        self._readings = {one.figure.name: one for one in readings}
+        self._readings: dict[str, FigureReading] = {}
+        for one in readings:
+            known = self._readings.get(one.figure.name)
+            samples = [*known.samples, *one.samples] if known else one.samples
+            self._readings[one.figure.name] = FigureReading(one.figure, samples)
 
     def __iter__(self) -> Iterator[FigureReading]:
         return iter(self._readings.values())

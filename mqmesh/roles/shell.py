@@ -6,7 +6,15 @@ from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
 from mqmesh.errors import UnsupportedCommand
-from mqmesh.figures import FigureBoard, FigureReading, Measured, counter, gauge, text
+from mqmesh.figures import (
+    MAX_LABEL_SETS,
+    FigureBoard,
+    FigureReading,
+    Measured,
+    counter,
+    gauge,
+    text,
+)
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, code_of
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -53,6 +61,7 @@ class RoleShell:
         name: Of the instance.
         transport: Of the process.
         clock: Source of time, the transport's by default.
+        max_label_sets: Sets of labels that one figure tells apart.
 
     Attributes:
         state: ``starting``, ``recovering``, ``running``, ``stopping``.
@@ -69,6 +78,7 @@ class RoleShell:
         name: str,
         transport: Transport,
         clock: Clock | None = None,
+        max_label_sets: int = MAX_LABEL_SETS,
     ) -> None:
         self._word = word
         self._name = name
@@ -90,7 +100,7 @@ class RoleShell:
             self._audit_log = AuditLog(path, f"{word} {name}", self._clock, self._address_of)
             self.dispatch.audit = self._audit_log.note
         self.on_access_change: Callable[[], None] | None = None
-        self._board = FigureBoard()
+        self._board = FigureBoard(max_label_sets)
         self._readings = Listings[_Reading]()
         self.tell(_PROCESS_FIGURES, lambda: self)
         self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)

@@ -28,7 +28,7 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.figures import Readings
+from mqmesh.figures import OTHER, Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
     RoleInfo,
@@ -222,6 +222,15 @@ def test_a_local_client_may_come_by_the_unix_socket(site):
     client = site.wire.client(f"ipc://{path}")
     assert site.send(site.batch(), client=client)[0].code == 0
     assert site.pull(client=client)[1] == [b"body"]
+
+
+def test_so_many_topics_are_told_apart_as_is_said(make_site):
+    site = make_site(max_label_sets=2)
+    for number in range(5):
+        site.send(site.batch(topic=f"t{number}", bodies=(b"x",) * (number + 1)))
+    (told,) = (one for one in site.figures() if one.figure.name == "topic_put_messages_total")
+    assert [one.value for one in told.samples][:2] == [1, 2]
+    assert (told.samples[2].labels[0], told.samples[2].value) == (OTHER, 3 + 4 + 5)
 
 
 def test_a_waiting_pull_is_answered_within_50_ms_of_the_message(site):

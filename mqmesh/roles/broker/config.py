@@ -8,6 +8,7 @@ from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from mqmesh.config import check_names
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
+from mqmesh.figures import MAX_LABEL_SETS
 from mqmesh.hosts import check_listen
 from mqmesh.logs import LogLevel
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
@@ -173,6 +174,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             200 bytes of memory each.
         max_open_replies: Replies to requests that may be on their way to clients at a time, 1
             to 1,000,000; beyond it they are refused with SYSTEM_BUSY.
+        max_label_sets: Topics, or pairs of topic and consumer group, that a figure tells apart, 1
+            to 100,000; the others are added up. Each costs whoever asks, an exporter in the first
+            place.
     """
 
     cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "DefaultCluster"
@@ -238,6 +242,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_producers_per_connection: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64
     max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000
     max_open_replies: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_label_sets: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = MAX_LABEL_SETS
 
     def __post_init__(self) -> None:
         """Checks what concerns several fields, or needs more than a bound.

@@ -141,7 +141,9 @@ class BrokerServer:
         self._replication = Stats(ReplicaCounts())
         self._wake_planned = False
         self._store_failed = False
-        self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
+        self._shell = RoleShell(
+            ServedBy.BROKER, "broker", config.broker_name, transport, clock, config.max_label_sets
+        )
         self._desk = SettingsDesk(
             self._settings, self._keep_overrides, self._on_settings, self._shell
         )
