@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.syntax import walked
 
 # Where the folders of the checkout are installed.
 PACKAGES = {"mqmesh": "mqmesh", "cli": "mqmesh.cli", "spark": "mqmesh.spark"}
@@ -64,3 +65,10 @@ def modules(python_files: dict[str, str]) -> dict[str, str]:
         if rest and top in PACKAGES:
             found[f"{PACKAGES[top]}.{rest.removesuffix('.py').replace('/', '.')}"] = text
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Trees are kept while the rules of a module are applied: a third of a GiB."""
+    yield
+    walked.cache_clear()

@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Iterator
 
 import pytest
+from harness.syntax import parsed, walked
 
 # Bytes from outside must never become code or objects of any class.
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -37,7 +38,7 @@ def called_name(node: ast.AST) -> str:
 
 def unsafe_decoding(source: str) -> Iterator[int]:
     """Yield lines that turn bytes into code or objects."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -53,7 +54,7 @@ def unsafe_decoding(source: str) -> Iterator[int]:
 
 def swallowed_errors(source: str) -> Iterator[int]:
     """Yield lines that make every error vanish: a bare except, or a broad one that does nothing."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source):
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
                 yield node.lineno
@@ -80,7 +81,7 @@ def flushed_maps(source: str) -> Iterator[int]:
     """
     if "mmap" not in source:
         return
-    tree = ast.parse(source)
+    tree = parsed(source)
     uses_mmap = any(
         (isinstance(node, ast.Import) and any(alias.name == "mmap" for alias in node.names))
         or (isinstance(node, ast.ImportFrom) and node.module == "mmap")
@@ -98,7 +99,7 @@ def unfinished_work(source: str) -> Iterator[int]:
             if token.type == tokenize.COMMENT and UNFINISHED.search(token.string):
                 yield token.start[0]
     if "NotImplementedError" in source:
-        for node in ast.walk(ast.parse(source)):
+        for node in walked(source):
             if isinstance(node, ast.Name) and node.id == "NotImplementedError":
                 yield node.lineno
 
@@ -107,7 +108,7 @@ def sleeping_tests(source: str) -> Iterator[int]:
     """Yield sleeps. A test waits for the event itself; `asyncio.sleep(0)` only yields the loop."""
     if "sleep" not in source:
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             if any(alias.name == "sleep" for alias in node.names):
                 yield node.lineno
@@ -120,7 +121,7 @@ def sleeping_tests(source: str) -> Iterator[int]:
 
 def excused_tests(source: str) -> Iterator[int]:
     """Yield skips and expected failures: a test that does not run proves nothing."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source):
         if isinstance(node, ast.Attribute) and node.attr in {
             "importorskip",
             "skip",

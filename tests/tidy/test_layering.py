@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from harness.syntax import parsed, walked
 
 # From the floor up. A room imports only what stands in its row.
 MAY_IMPORT = {
@@ -255,7 +256,7 @@ def role(module: str) -> str | None:
 def imports(module: str, source: str, known: set[str]) -> Iterator[str]:
     """Yield what a module imports, down to the module: `from mqmesh.sdk import retry` included."""
     package = module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -356,7 +357,7 @@ def worldly_sdk_files(modules: dict[str, str]) -> list[str]:
     for module, source in modules.items():
         if room(module) != "sdk" or module in MAKES_ITS_OWN:
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in walked(source):
             if isinstance(node, ast.ImportFrom) and node.module in WORLDLY:
                 found.append(f"{module}:{node.lineno} imports from {node.module}")
             # Types may be named, in annotations: nothing is called there.
@@ -376,7 +377,7 @@ def impure_role_files(modules: dict[str, str]) -> list[str]:
         if module in pure and name.partition(".")[0] in IMPURE
     ]
     for module in pure:
-        for node in ast.walk(ast.parse(modules[module])):
+        for node in walked(modules[module]):
             if isinstance(node, ast.Name) and node.id == "open":
                 found.append(f"{module}:{node.lineno} opens a file")
     return found
@@ -398,7 +399,7 @@ def relative_imports(modules: dict[str, str]) -> list[str]:
     for module, source in modules.items():
         is_relative = room(module) in {"cli", "spark"}
         most = module.count(".") - 1 if is_relative else 0
-        for node in ast.walk(ast.parse(source)):
+        for node in walked(source):
             if isinstance(node, ast.ImportFrom):
                 inside = is_in(node.module or "", f"mqmesh.{room(module)}")
                 if node.level > most or (is_relative and inside):
@@ -411,7 +412,7 @@ def busy_package_files(modules: dict[str, str]) -> list[str]:
     found = []
     for module, source in modules.items():
         if module.endswith(".__init__") and module not in PUBLIC:
-            tree = ast.parse(source)
+            tree = parsed(source)
             if len(tree.body) != 1 or not ast.get_docstring(tree):
                 found.append(module)
     return found

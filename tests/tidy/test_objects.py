@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
+from harness.syntax import parsed, walked
+
 METHODS_MAX = 12
 ARGUMENTS_MAX = 8
 SCRAP_LINES = 60
@@ -58,7 +60,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def classes(modules):
     """Every class of a module's first level, by its whole name."""
     for path, source in modules.items():
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.ClassDef):
                 yield f"{path}.{node.name}", node
 
@@ -111,7 +113,7 @@ def scraps(modules):
     """Short modules that only their neighbour imports."""
     importers = defaultdict(set)
     for path, source in modules.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in walked(source):
             if isinstance(node, ast.ImportFrom) and node.module:
                 importers[node.module].add(path)
                 for alias in node.names:
@@ -157,7 +159,7 @@ def private_accesses(source):
     """Attributes that belong to somebody else, by their lines."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in walked(source)
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
+from harness.syntax import parsed, walked
 
 FUNCTION_LINES_MAX = 70
 
@@ -16,7 +17,7 @@ def long_functions(files: dict[str, str]) -> list[str]:
     """Find functions above the limit. A docstring is not counted: nobody shall save on it."""
     found = []
     for path, source in files.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in walked(source):
             if isinstance(node, Function):
                 length = _end(node) - node.lineno + 1
                 if ast.get_docstring(node):
@@ -37,7 +38,7 @@ def missing_docstrings(files: dict[str, str]) -> list[str]:
     A method that overrides one of the project's own, documented methods needs none: the
     specification stands at the interface.
     """
-    trees = {path: ast.parse(source) for path, source in files.items()}
+    trees = {path: parsed(source) for path, source in files.items()}
     documented = _documented_methods(trees)
     found = []
     for path, tree in trees.items():
@@ -116,7 +117,7 @@ def repeated_classes(files: dict[str, str]) -> list[str]:
     for path, source in files.items():
         if path.startswith("mqmesh.sdk.aio."):
             continue
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(path)
     return [f"{name}: {', '.join(paths)}" for name, paths in where.items() if len(paths) > 1]

@@ -1,0 +1,30 @@
+"""Syntax trees of sources; each is made, and walked, once."""
+
+import ast
+import functools
+import gc
+from typing import cast
+
+
+def parsed(source: str) -> ast.Module:
+    """The tree of a Python source; nobody changes it.
+
+    Raises:
+        SyntaxError: It is no Python.
+    """
+    return cast(ast.Module, walked(source)[0])
+
+
+@functools.cache
+def walked(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of the tree of a Python source, in the order of ``ast.walk``.
+
+    Raises:
+        SyntaxError: It is no Python.
+    """
+    # To look for cycles among a million nodes takes longer than to make them.
+    gc.disable()
+    try:
+        return tuple(ast.walk(ast.parse(source)))
+    finally:
+        gc.enable()
