@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import pkgutil
 import types
@@ -75,6 +76,7 @@ def values(kind: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any
     return structs(kind)
 
 
+@functools.cache
 def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     """Legal headers of one kind."""
     return st.builds(kind, *[values(field.type) for field in msgspec.structs.fields(kind)])
