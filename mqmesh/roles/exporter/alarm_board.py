@@ -5,7 +5,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from mqmesh.roles.exporter.alarm_rules import RULES, AlarmRule, History, Labels, Look, Severity
+from mqmesh.roles.exporter.alarm_rules import (
+    RULES,
+    TOPIC_RULES,
+    AlarmRule,
+    History,
+    Look,
+    Severity,
+)
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.monitor_config import RuleChange
 from mqmesh.roles.exporter.names import Node
@@ -80,7 +87,7 @@ class AlarmBoard:
     ) -> None:
         self.state = state or AlarmState()
         self._repeat_ms = repeat_s * 1_000
-        self._plans = [(rule, _plan(rule, changes)) for rule in RULES]
+        self._plans = [(rule, _plans(rule, changes)) for rule in (*RULES, *TOPIC_RULES)]
 
     def judge(self, families: Families, now_ms: int, *, at_once: bool = False) -> list[Alarm]:
         """Looks at figures.
@@ -122,12 +129,12 @@ class AlarmBoard:
     def _find(self, look: Look) -> Iterator[tuple[str, tuple[Alarm, int]]]:
         for rule, plan in self._plans:
             # Once for each threshold that some group has.
-            for threshold in dict.fromkeys(one.threshold for one in plan.values()):
+            for threshold in dict.fromkeys(one.threshold for one in plan.values() if one.enabled):
                 for labels, value in rule.find(look, threshold):
-                    one = plan.get(_group_of(rule, labels), plan[""])
+                    told = dict(zip(rule.by, labels, strict=True))
+                    one = _plan_of(plan, told.get("consumer_group", ""), told.get("topic", ""))
                     if not one.enabled or one.threshold != threshold:
                         continue
-                    told = dict(zip(rule.by, labels, strict=True))
                     summary = rule.sentence(labels, value, threshold)
                     since_ms = look.now_ms
                     found = (rule.alarm, rule.severity, told, value, threshold, summary, since_ms)
@@ -140,14 +147,19 @@ class _Plan(msgspec.Struct, frozen=True):
     enabled: bool
 
 
-def _plan(rule: AlarmRule, changes: Sequence[RuleChange]) -> dict[str, _Plan]:
-    """How a rule is judged, by consumer group; "" for all that have nothing of their own."""
-    plans = {"": _Plan(rule.threshold, rule.for_s * 1_000, enabled=True)}
+_Plans = dict[tuple[str, str], _Plan]
+"""By consumer group and topic; "" for all that have nothing of their own."""
+
+
+def _plans(rule: AlarmRule, changes: Sequence[RuleChange]) -> _Plans:
+    """How a rule is judged; one of topics only where a topic is named."""
+    is_of_topics = rule in TOPIC_RULES
+    plans = {("", ""): _Plan(rule.threshold, rule.for_s * 1_000, enabled=not is_of_topics)}
     # Those of a group begin with what holds for all, wherever it stands.
     for one in sorted(changes, key=lambda one: bool(one.group)):
-        if one.alarm == rule.alarm:
-            base = plans.get(one.group, plans[""])
-            plans[one.group] = _Plan(
+        if one.alarm == rule.alarm and bool(one.topic) == is_of_topics:
+            base = _plan_of(plans, one.group, one.topic)
+            plans[one.group, one.topic] = _Plan(
                 base.threshold if one.threshold is None else one.threshold,
                 base.for_ms if one.for_s is None else one.for_s * 1_000,
                 one.enabled,
@@ -155,5 +167,5 @@ def _plan(rule: AlarmRule, changes: Sequence[RuleChange]) -> dict[str, _Plan]:
     return plans
 
 
-def _group_of(rule: AlarmRule, labels: Labels) -> str:
-    return labels[rule.by.index("consumer_group")] if "consumer_group" in rule.by else ""
+def _plan_of(plans: _Plans, group: str, topic: str) -> _Plan:
+    return plans.get((group, topic)) or plans.get(("", topic)) or plans["", ""]

@@ -18,6 +18,7 @@ Labels = tuple[str, ...]
 NODE: Final = ("node_id",)
 PROCESS: Final = ("node_type", "node_id")
 GROUP: Final = ("consumer_group",)
+GROUP_AND_TOPIC: Final = (*GROUP, "topic")
 LONGEST_WINDOW_MS: Final = 3_600_000
 MOST_SERIES: Final = 100_000
 """Totals that are remembered; what comes beyond is not watched for growth."""
@@ -187,18 +188,21 @@ def any_of(*finds: Find) -> Find:
     return find
 
 
-def _behind(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
-    # Many messages that came a moment ago are no backlog.
-    name = "rocketmq_consumer_lag_latency_milliseconds"
-    late = {labels for labels, ms in look.families.sums(name, GROUP).items() if ms > 60_000}
-    for labels, lag in look.families.sums(LAG, GROUP).items():
-        if lag > threshold and labels in late:
-            yield labels, lag
+def _behind(by: Labels) -> Find:
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        # Many messages that came a moment ago are no backlog.
+        name = "rocketmq_consumer_lag_latency_milliseconds"
+        late = {labels for labels, ms in look.families.sums(name, by).items() if ms > 60_000}
+        for labels, lag in look.families.sums(LAG, by).items():
+            if lag > threshold and labels in late:
+                yield labels, lag
+
+    return find
 
 
-def _waiting(look: Look, threshold: float) -> dict[Labels, float]:
+def _waiting(look: Look, threshold: float, by: Labels = GROUP) -> dict[Labels, float]:
     # What waits for its retry waits on purpose.
-    lags = look.families.sums(LAG, GROUP, is_retry="false")
+    lags = look.families.sums(LAG, by, is_retry="false")
     return {labels: lag for labels, lag in lags.items() if lag > threshold}
 
 
@@ -211,11 +215,14 @@ def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
             yield labels, lag
 
 
-def _nobody(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
-    members = look.families.sums(MEMBERS, GROUP)
-    for labels, lag in _waiting(look, threshold).items():
-        if not members.get(labels):
-            yield labels, lag
+def _nobody(by: Labels) -> Find:
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        members = look.families.sums(MEMBERS, GROUP)
+        for labels, lag in _waiting(look, threshold, by).items():
+            if not members.get(labels[: len(GROUP)]):
+                yield labels, lag
+
+    return find
 
 
 def _undelivered(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
@@ -277,7 +284,7 @@ RULES: Final = (
         10_000,
         300,
         GROUP,
-        _behind,
+        _behind(GROUP),
         "{consumer_group} lacks {value:.0f} messages, more than {threshold:.0f}",
     ),
     AlarmRule(
@@ -295,7 +302,7 @@ RULES: Final = (
         0,
         600,
         GROUP,
-        _nobody,
+        _nobody(GROUP),
         "{value:.0f} messages wait for {consumer_group}, and nobody is there",
     ),
     AlarmRule(
@@ -433,6 +440,16 @@ RULES: Final = (
         "{node_type} {node_id} survived a bug; its log has the traceback",
     ),
 )
+
+TOPIC_RULES: Final = tuple(
+    msgspec.structs.replace(
+        rule, by=GROUP_AND_TOPIC, find=find(GROUP_AND_TOPIC), summary="in {topic} " + rule.summary
+    )
+    for rule in RULES
+    for alarm, find in (("group-behind", _behind), ("group-without-members", _nobody))
+    if rule.alarm == alarm
+)
+"""The same alarms, of one topic: for those who name one."""
 
 
 def _grown(seen: list[tuple[int, float]], since_ms: int) -> float | None:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from mqmesh.errors import ConfigError
-from mqmesh.roles.exporter.alarm_rules import RULES
+from mqmesh.roles.exporter.alarm_rules import RULES, TOPIC_RULES
 from mqmesh.security.keys import Key
 
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -20,6 +20,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         alarm: Its name.
         group: Only of this consumer group; "" for all.
+        topic: Of what waits in this topic, beside the alarm of all topics; "" for that one.
         threshold: In place of the default.
         for_s: In place of the default, 0 to 86,400 s.
         enabled: False for no alarm.
@@ -27,6 +28,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     alarm: str
     group: _Name = ""
+    topic: _Name = ""
     threshold: float | None = None
     for_s: _Seconds | None = None
     enabled: bool = True
@@ -35,7 +37,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Checks the name.
 
         Raises:
-            ConfigError: There is no such alarm, or it is of no group.
+            ConfigError: There is no such alarm, or it is of no group or topic.
         """
         rule = next((rule for rule in RULES if rule.alarm == self.alarm), None)
         if rule is None:
@@ -43,6 +45,11 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(f"rule.alarm {self.alarm!r} is none of {names}")
         if self.group and "consumer_group" not in rule.by:
             raise ConfigError(f"rule.group: alarm {self.alarm!r} is of no consumer group")
+        of_topics = [rule.alarm for rule in TOPIC_RULES]
+        if self.topic and self.alarm not in of_topics:
+            raise ConfigError(
+                f"rule.topic: alarm {self.alarm!r} is of no topic; {' and '.join(of_topics)} are"
+            )
 
 
 class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

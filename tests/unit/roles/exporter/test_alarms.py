@@ -13,7 +13,14 @@ from mqmesh.errors import ConfigError
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
 from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
-from mqmesh.roles.exporter.alarm_rules import LAG, LONGEST_WINDOW_MS, MEMBERS, RULES, History
+from mqmesh.roles.exporter.alarm_rules import (
+    LAG,
+    LONGEST_WINDOW_MS,
+    MEMBERS,
+    RULES,
+    TOPIC_RULES,
+    History,
+)
 from mqmesh.roles.exporter.families import Families, Metric, Series
 from mqmesh.roles.exporter.monitor import Monitor
 from mqmesh.roles.exporter.monitor_config import MonitorConfig, NotifyConfig, RuleChange
@@ -29,11 +36,11 @@ def series(name, value, /, **labels):
     return Series(metric, tuple(labels.values()), value)
 
 
-def group(lag, *, name="billing", latency_ms=90_000, members=0, done=0):
+def group(lag, *, name="billing", topic="orders", latency_ms=90_000, members=0, done=0):
     found = [
-        series(LAG, lag, consumer_group=name, is_retry="false"),
-        series(LATENCY, latency_ms, consumer_group=name),
-        series(COMMITTED, done, consumer_group=name, is_retry="false"),
+        series(LAG, lag, topic=topic, consumer_group=name, is_retry="false"),
+        series(LATENCY, latency_ms, topic=topic, consumer_group=name),
+        series(COMMITTED, done, topic=topic, consumer_group=name, is_retry="false"),
     ]
     return [*found, series(MEMBERS, members, consumer_group=name)] if members else found
 
@@ -209,6 +216,28 @@ def test_a_group_has_its_own_threshold_and_another_none():
     assert later.summary == "billing lacks 11 messages, more than 10"
 
 
+def test_a_topic_has_its_own_threshold_beside_that_of_all_topics():
+    watch = Watch(
+        RuleChange(alarm="group-behind", topic="payments", threshold=10, for_s=0),
+        RuleChange(alarm="group-behind", topic="payments", group="audit", threshold=1_000),
+        RuleChange(alarm="group-behind", topic="mail", group="billing", enabled=False),
+        RuleChange(alarm="group-without-members", topic="mail", group="audit", for_s=0),
+    )
+    found = [
+        *group(9_989, members=1),
+        *group(12, topic="payments", members=1),
+        *group(999, name="audit", topic="payments"),
+        *group(5_000, topic="mail"),
+        *group(1, name="audit", topic="mail"),
+    ]
+    behind, alone = watch.look(0, *found)
+    assert behind.labels == {"consumer_group": "billing", "topic": "payments"}
+    assert behind.summary == "in payments billing lacks 12 messages, more than 10"
+    assert alone.summary == "in mail 1 messages wait for audit, and nobody is there"
+    # All topics of a group together are judged as ever.
+    assert [one.labels for one in watch.look(300, *found)] == [{"consumer_group": "billing"}]
+
+
 def test_a_group_that_nobody_reads_for():
     watch = Watch()
     assert watch.look(0, *group(5)) == []
@@ -327,7 +356,7 @@ def test_connections_without_a_good_key_are_an_alarm_as_requests_without_permiss
         assert names(watch.look(at_s, refused)) == told
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alarm)
+@pytest.mark.parametrize("rule", [*RULES, *TOPIC_RULES], ids=lambda rule: rule.summary)
 def test_every_sentence_can_be_said(rule):
     labels = tuple(f"<{label}>" for label in rule.by)
     said = rule.sentence(labels, 0.9, rule.threshold)
@@ -349,6 +378,10 @@ def test_what_a_monitor_remembers_fits_into_a_file():
     [
         (lambda: RuleChange(alarm="group-behnd"), "is none of process-down"),
         (lambda: RuleChange(alarm="disk-full", group="a"), "is of no consumer group"),
+        (
+            lambda: RuleChange(alarm="dead-letters", topic="t"),
+            "is of no topic; group-behind and group-without-members are",
+        ),
         (lambda: NotifyConfig(webhook_url="file:///etc/passwd"), "must be http"),
         (lambda: NotifyConfig(webhook_url="http://"), "must be http"),
     ],
