@@ -74,7 +74,8 @@ build_venv() {
     fi
     say "installing mqmesh${extras:+[$extras]} into $VENV"
     rm -f "$VENV/.mqmesh-stamp"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+    # Most of what the packages hold is never loaded; what is, Python compiles then.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         --editable "$ROOT${extras:+[$extras]}" >&2 ||
         fail "pip could not install mqmesh${extras:+[$extras]}; its message stands above"
     venv_stamp "$extras" >"$VENV/.mqmesh-stamp"

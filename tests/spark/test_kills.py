@@ -81,7 +81,7 @@ def snapshot(tmp_path_factory):
         pytest.param("before the messages", marks=pytest.mark.long),
         "messages",
         pytest.param("before the keys", marks=pytest.mark.long),
-        "keys",
+        pytest.param("keys", marks=pytest.mark.long),
     ],
 )
 def test_what_a_killed_ingest_began_is_ended_once(spark, snapshot, tmp_path, point):
