@@ -575,8 +575,8 @@ def test_replicas_without_a_coordinator_and_one_that_its_new_master_never_heard(
             until(lambda: figure(gone, "ha_coordinator_up") == 0)
             watch.fires("no-failover", **node)
             group.start_coordinator()
-            until(lambda: figure(gone, "ha_coordinator_up") == 1)
-            watch.ends("no-failover", **node)
+            # A session of 2 s may be lost once more, on a machine that is busy.
+            until(lambda: figure(gone, "ha_coordinator_up") and not watch.look("no-failover", node))
 
             leads = 3 - gone
             until(lambda: group.in_sync() == [1, 2])
