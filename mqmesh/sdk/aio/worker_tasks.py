@@ -1,17 +1,22 @@
 """Tasks of an asyncio loop that take turns of a service and call coroutine listeners."""
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult, Ended
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Turn, Workers
 from mqmesh.transport.interface import Flag
 
 CALLS_BETWEEN_PAUSES: Final = 64
 """A task whose listener never really waits lets others run after so many calls."""
+GO_ON_S: Final = 1.0
+"""After this another task takes the place of one that was cancelled. An event loop that is about to
+be closed cancels all tasks, and must not get new ones."""
 
 AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult | None]]
 
@@ -96,8 +101,8 @@ class WorkerTasks(Workers):
         while (turn := self._next()) is not None:
             try:
                 await self._run(turn)
-            except BaseException:
-                self._service.give_up(turn)
+            except BaseException as error:
+                self._stop(turn, error)
                 raise
             finally:
                 with self._service.changed:
@@ -105,14 +110,15 @@ class WorkerTasks(Workers):
 
     async def _run(self, turn: Turn) -> None:
         listener, calls = turn.work.listener, turn.calls
+        task = asyncio.current_task()
         result: object
         try:
             messages = next(calls)
             while True:
                 try:
                     result = await listener(messages)  # type: ignore[misc]
-                except (Exception, asyncio.CancelledError) as error:
-                    if _is_ending(error):
+                except BaseException as error:
+                    if _is_ending(task, error):
                         raise
                     result = error
                 messages = calls.send(result)
@@ -122,12 +128,41 @@ class WorkerTasks(Workers):
         except StopIteration:
             return
 
+    def _stop(self, turn: Turn, error: BaseException) -> None:
+        """This task ends within a turn: the messages at hand fail, and another task goes on."""
+        if (
+            self._service.closed
+            or isinstance(error, GeneratorExit)
+            or inspect.getgeneratorstate(turn.calls) == inspect.GEN_CLOSED
+        ):
+            self._service.give_up(turn)
+            return
+        with suppress(StopIteration):
+            turn.calls.send(Ended(error))
+        assert self._attached is not None
+        self._attached.call_later(GO_ON_S, self._start, self._attached, 1)
+
     def _next(self) -> Turn | None:
         with self._service.changed:
             return self._service.take()
 
 
-def _is_ending(error: BaseException) -> bool:
-    """True when the task that runs is cancelled, and not only what its listener waited for."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+def _is_ending(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
+    """True when a task ends with an error of its listener; else only the listener's call failed.
+
+    It ends when it is cancelled itself, and not only what its listener waits for, and by what ends
+    the program. A coroutine that is thrown away gets a ``GeneratorExit`` that no listener raised,
+    and not within its task.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, GeneratorExit):
+        return _current_task() is not task
+    return isinstance(error, KeyboardInterrupt | SystemExit)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None  # no event loop runs

@@ -46,7 +46,7 @@ class Delivery:
         self.messages = messages
         self.is_asked_for = is_asked_for
         self.decision: AckStatus | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @property
     def message(self) -> Message:
@@ -59,7 +59,7 @@ class Delivery:
         Raises:
             Reject: The message shall be a dead letter. A list comes again message by message, and
                 then it is known which of them is meant.
-            Exception: What the handler raised; the message comes again.
+            BaseException: What the handler raised; the message comes again.
         """
         if self.decision is AckStatus.ACKED:
             return ConsumeResult.SUCCESS
@@ -191,5 +191,5 @@ def is_of_body(error: BaseException | None) -> bool:
     return callers[-1:] == ["fast_depends"]
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from faststream import PublishCommand, StreamMessage
 from faststream._internal.endpoint.publisher import PublisherProto
@@ -31,6 +31,8 @@ from mqmesh.sdk.faststream.group_consumers import Puller
 from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, is_of_body
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.producer.replies import is_request
+
+_ENDS_TASKS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 
 
 class ResultPublisher(FakePublisher):
@@ -187,7 +189,12 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
 
     async def _listen(self, messages: list[StoredMessage]) -> ConsumeResult:
         delivery = Delivery(*messages)
-        await self.consume(delivery)
+        try:
+            await self.consume(delivery)
+        except _ENDS_TASKS:
+            raise
+        except BaseException as error:  # FastStream itself handles no other than an Exception
+            delivery.error = error
         return delivery.result()
 
 

@@ -454,6 +454,36 @@ def test_it_is_a_dead_letter_at_once(broker, case, told, batch):
         outcome(broker, **case, batch=batch)
 
 
+class Stop(BaseException):
+    """No Exception, as those that a program ends its own work with."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "result"),
+    [
+        (AckPolicy.NACK_ON_ERROR, Stop),
+        (AckPolicy.MANUAL, Stop),
+        (AckPolicy.REJECT_ON_ERROR, Reject),
+        (AckPolicy.ACK, None),
+        (AckPolicy.ACK_FIRST, None),
+    ],
+)
+def test_the_policy_holds_for_every_exception_of_a_handler(broker, policy, result):
+    @broker.subscriber("orders", group="g", ack_policy=policy)
+    async def handle(number: int) -> None:
+        raise Stop
+
+    async def run(one):
+        (subscriber,) = one.subscribers
+        return await subscriber._listen([stored(b"7")])
+
+    if result is None:
+        assert with_broker(broker, run) is ConsumeResult.SUCCESS
+    else:
+        with pytest.raises(result):
+            with_broker(broker, run)
+
+
 @pytest.mark.parametrize(
     ("body", "traced", "told"),
     [

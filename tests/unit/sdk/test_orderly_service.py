@@ -12,6 +12,7 @@ import pytest
 from mqmesh.clock import SystemClock
 from mqmesh.errors import CorruptBatch, Reject
 from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.sdk.aio import worker_tasks
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
@@ -503,6 +504,48 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
         await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert seen == {"a": list(range(100)), "b": list(range(100))}
         assert service.failures == 20
+        service.close()
+        assert await asyncio.to_thread(workers.close, PATIENCE_S)
+
+    asyncio.run(run())
+
+
+class Stop(BaseException):
+    """No Exception, as those that a program ends its own work with."""
+
+
+@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+def test_a_queue_goes_on_after_a_listener_of_asyncio_ended_its_task(how, monkeypatch):
+    monkeypatch.setattr(worker_tasks, "GO_ON_S", 0)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        seen, done = [], asyncio.Event()
+
+        async def listen(messages):
+            seen.append((messages[0].queue_offset, messages[0].reconsume_times))
+            if seen[-1] == (0, 0):
+                if how == "raises":
+                    raise Stop
+                asyncio.current_task().cancel()
+                await asyncio.Event().wait()
+            if seen[-1][0] == 1:
+                done.set()
+
+        def later(delay_ms, callback):
+            loop.call_soon_threadsafe(callback)
+
+        queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always())
+        service = OrderlyService(
+            threading.Condition(), time.monotonic_ns, 10, later, lambda *args: None
+        )
+        workers = WorkerTasks(service, 8, threading.Event())
+        workers.attach(loop)
+        service.submit(queue, [FakeBatch(0, 2)], StateSpan(0, bytearray(2), 0))
+        async with asyncio.timeout(PATIENCE_S):
+            await done.wait()
+        assert seen == [(0, 0), (0, 1), (1, 0)]
+        assert service.failures == 1
         service.close()
         assert await asyncio.to_thread(workers.close, PATIENCE_S)
 

@@ -3,7 +3,7 @@
 import enum
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mqmesh.errors import Reject
 from mqmesh.message import StoredMessage
@@ -30,11 +30,21 @@ Cause = BaseException | ConsumeResult
 """Why messages come again: what the listener raised, or ``RECONSUME_LATER``."""
 
 
+class Ended(NamedTuple):
+    """The answer for a call that ended its worker: the worker asks for no further call.
+
+    Attributes:
+        error: What ended it.
+    """
+
+    error: BaseException
+
+
 def why_again(answer: object) -> Cause | None:
     """Why messages come again after a call of their listener; None when they are done.
 
     Args:
-        answer: What the listener returned, or raised.
+        answer: What the listener returned, or raised, or ``Ended``.
 
     Returns:
         An exception, or ``RECONSUME_LATER``. Whatever else was returned means success, but for a
@@ -44,6 +54,8 @@ def why_again(answer: object) -> Cause | None:
         return None
     if answer is ConsumeResult.RECONSUME_LATER or isinstance(answer, BaseException):
         return answer
+    if isinstance(answer, Ended):
+        return answer.error
     if not inspect.isawaitable(answer):
         return None
     if inspect.iscoroutine(answer):

@@ -25,7 +25,7 @@ import msgspec
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, Ended, why_again
 from mqmesh.sdk.consumer.listening.consume_work import (
     AnyListener,
     OnFailed,
@@ -42,7 +42,7 @@ _SUCCESS: Final = ConsumeResult.SUCCESS
 
 Calls = Generator[list[StoredMessage], object, None]
 """Yields what to call the listener with, a list that may be changed; is sent what it returned or
-raised."""
+raised. After ``Ended`` it yields nothing more, and other workers go on."""
 
 
 class Turn(NamedTuple):
@@ -365,6 +365,8 @@ class ConcurrentService(ConsumeService):
                     states[message.queue_offset - base] = DONE  # type: ignore[union-attr]
                 else:
                     self._fail(portion, [message], cause)  # type: ignore[list-item]
+                    if isinstance(result, Ended):
+                        return
         else:
             for messages in portion.calls:
                 assert isinstance(messages, list)
@@ -374,6 +376,8 @@ class ConcurrentService(ConsumeService):
                     span.mark(first, last, DONE)
                 else:
                     self._fail(portion, messages, cause)
+                    if isinstance(result, Ended):
+                        return
         portion.work.on_progress()
         with self.changed:
             portion.revoke()  # its memory is what the next messages need
