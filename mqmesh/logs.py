@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.failure_text import CUT
 from mqmesh.private_files import make_folder
 from mqmesh.units import MIB
 
@@ -51,8 +52,6 @@ LINE_BYTES: Final = 4_096
 
 CONTINUATION: Final = "| "
 """Begins the lines of a traceback."""
-
-CUT: Final = "… (cut)"
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _LEFT_BY_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument, MQMeshError
+from mqmesh.failure_text import error_to_log
 from mqmesh.figures import Measured, counter
 from mqmesh.message import Message, MessageQueue, StoredMessage, describe, format_message_id
 from mqmesh.message_checks import check_not_reserved, check_properties
@@ -294,13 +295,16 @@ class HookCalls:
     def _call(self, method: Callable[[Any], None], context: object) -> None:
         try:
             method(context)
-        except (Exception, SystemExit):
-            # Neither may end the client loop or a worker, in which it may be called.
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # None may end the client loop or a worker, in which it may be called.
             self.failures += 1
             if method not in self._told:
                 self._told.add(method)
                 name = ".".join(method.__qualname__.split(".")[-2:])
-                _log.exception("%s failed; its further errors are not told", name)
+                error = error_to_log()
+                _log.error("%s failed; its further errors are not told", name, exc_info=error)
 
 
 def _written(hooks: Sequence[Hooks], name: str) -> list[Callable[[Any], None]]:

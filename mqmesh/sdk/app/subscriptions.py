@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from mqmesh.errors import InvalidArgument, Reject
+from mqmesh.failure_text import text_of
 from mqmesh.message import StoredMessage, check_consumer_group, check_topic
 from mqmesh.sdk.app.bodies import Decode, decoder_of
 from mqmesh.sdk.client.options import make_options
@@ -160,4 +161,4 @@ def _parameters_of(function: Callable[..., Any]) -> tuple[Decode, bool]:
 def _rejected(error: Exception) -> Reject:
     if isinstance(error, Reject):
         return error
-    return Reject(f"{type(error).__name__}: {error}")
+    return Reject(f"{type(error).__name__}: {text_of(error)}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.errors import GroupNotFound, MQMeshError
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -115,7 +116,11 @@ class QueueAssignment:
             try:
                 mine = strategy.allocate(self._group, own_id, queues, client_ids)
             except Exception:
-                _log.exception("group %s: the allocation strategy failed", self._group)
+                _log.error(
+                    "group %s: the allocation strategy failed",
+                    self._group,
+                    exc_info=error_to_log(),
+                )
                 return
         self._timer.divided()
         self._apply(topic, mine, len(client_ids) == 1)

@@ -23,6 +23,7 @@ from faststream.specification.schema import BrokerSpec
 from faststream.specification.schema.extra import Tag, TagDict
 
 from mqmesh.errors import InvalidArgument, MQMeshError, Reject
+from mqmesh.failure_text import cut, error_to_log, one_line
 from mqmesh.sdk.aio.admin import AdminClient
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
@@ -31,7 +32,7 @@ from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.faststream.config import MQMeshBrokerConfig
 from mqmesh.sdk.faststream.group_consumers import GroupConsumers
-from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, is_of_body
+from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, dead_letter_on, is_of_body
 from mqmesh.sdk.faststream.publishing import MessageEncoder, MQMeshProducer, MQMeshPublishCommand
 from mqmesh.sdk.faststream.registrator import MQMeshRegistrator
 from mqmesh.sdk.hooks import Hooks
@@ -343,9 +344,15 @@ class _LoggerState(LoggerState):
         extra: dict[str, Any] | None = None,
         exc_info: BaseException | None = None,
     ) -> None:
-        """One line without a trace for what is a dead letter by its body or by a ``Reject``."""
-        if isinstance(exc_info, Reject) or is_of_body(exc_info):
-            message, exc_info = " ".join(message.split()), None
+        """One line without a traceback for a dead letter that is made on purpose.
+
+        These are a ``Reject``, an error of ``dead_letter_on``, and a body of the wrong type.
+        """
+        if exc_info is not None:
+            is_wanted = isinstance(exc_info, (Reject, *dead_letter_on.get()))
+            is_wanted = is_wanted or is_of_body(exc_info)
+            message = one_line(cut(message)) if is_wanted else cut(message)
+            exc_info = None if is_wanted else error_to_log(exc_info)
         super().log(message, log_level, extra, exc_info)
 
 

@@ -10,12 +10,14 @@ FastStream's own facts about a message are properties of it, which filters can u
 """
 
 import traceback
+from contextvars import ContextVar
 from typing import Any, Final
 
 from faststream.exceptions import FeatureNotSupportedException
 from faststream.message import AckStatus, StreamMessage, decode_message
 
 from mqmesh.errors import Reject
+from mqmesh.failure_text import text_of
 from mqmesh.message import PROPERTY_REPLY_TO_CLIENT, RESERVED_PROPERTIES, Message, StoredMessage
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.producer.replies import is_request
@@ -25,6 +27,11 @@ CORRELATION_ID: Final = "correlation_id"
 REPLY_TO: Final = "reply_to"
 
 _NO_HEADERS: Final = RESERVED_PROPERTIES | {CONTENT_TYPE, CORRELATION_ID, REPLY_TO}
+
+dead_letter_on: Final[ContextVar[tuple[type[Exception], ...]]] = ContextVar(
+    "dead_letter_on", default=()
+)
+"""Errors of which the handler at work makes dead letters at once."""
 
 
 class Delivery:
@@ -192,4 +199,4 @@ def is_of_body(error: BaseException | None) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"

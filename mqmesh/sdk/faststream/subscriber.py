@@ -28,7 +28,7 @@ from mqmesh.sdk.faststream.config import (
     message_payloads,
 )
 from mqmesh.sdk.faststream.group_consumers import Puller
-from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, is_of_body
+from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, dead_letter_on, is_of_body
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.producer.replies import is_request
 
@@ -117,6 +117,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
 
     async def process_message(self, msg: Delivery) -> Any:
         """Has middlewares and the function work on a message."""
+        token = dead_letter_on.set(self.settings.dead_letter_on)
         try:
             return await super().process_message(msg)
         except Exception as error:
@@ -125,6 +126,8 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
             if is_hopeless and msg.decision is not AckStatus.ACKED:
                 msg.decision = AckStatus.REJECTED
             raise
+        finally:
+            dead_letter_on.reset(token)
 
     async def get_one(self, *, timeout: float = 5) -> MQMeshMessage | None:
         """Awaits a message of a subscriber without a function; the one before it is done now.

@@ -10,6 +10,7 @@ import msgspec
 from mqmesh.batch.payload import Payload
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError, RequestTimeout
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import Message, MessageQueue, format_message_id
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.sdk.hooks import HookCalls, SendContext
@@ -179,7 +180,7 @@ class PendingBatch(msgspec.Struct, eq=False):
                 on_done(future)
             except BaseException:
                 # Whatever it is, SystemExit too, the others must be told.
-                _log.exception("a callback of a send failed")
+                _log.error("a callback of a send failed", exc_info=error_to_log())
 
 
 class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):

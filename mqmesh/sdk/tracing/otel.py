@@ -15,6 +15,7 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from mqmesh.clock import Clock
 from mqmesh.errors import Reject
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import Message, StoredMessage, describe
 from mqmesh.protocol.transactions import Decision
 from mqmesh.sdk import otel_names as names
@@ -209,7 +210,7 @@ class Otel(Telemetry):
         if batch.again:
             failed = {names.ERROR_TYPE: _LATER}
             if batch.error is not None:
-                span.record_exception(batch.error)
+                span.record_exception(error_to_log(batch.error))
                 failed = _failed(span, batch.error)
             else:
                 span.set_status(StatusCode.ERROR, "the listener wants it again")

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from mqmesh.failure_text import error_to_log
 from mqmesh.transport.interface import Loop
 
 GROW_MS: Final = 20
@@ -111,7 +112,7 @@ class ListenerPool:
                 task()
             except BaseException:
                 # Whatever it is, SystemExit too, the others must be done.
-                _log.exception("a task of %s failed", self._name)
+                _log.error("a task of %s failed", self._name, exc_info=error_to_log())
 
     def _wait(self) -> bool:
         with self._ready:

@@ -8,6 +8,7 @@ from typing import Final
 from mqmesh.batch.record_batch import check_batch, decode_messages
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.transactions import CheckTransactionState, EndOutcome
@@ -114,7 +115,11 @@ class CheckService:
         try:
             state = self._check(message)
         except Exception:
-            _log.exception("the listener failed when asked about message %s", message.message_id)
+            _log.error(
+                "the listener failed when asked about message %s",
+                message.message_id,
+                exc_info=error_to_log(),
+            )
         finally:
             with self._lock:
                 self._asking.discard(key)

@@ -9,6 +9,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, RequestTimeout
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -290,7 +291,7 @@ def _tell(item: _Item, outcome: EndOutcome | MQMeshError) -> None:
         item.on_ended(outcome)
     except Exception:
         # The others must be told, too.
-        _log.exception("a callback of a transaction failed")
+        _log.error("a callback of a transaction failed", exc_info=error_to_log())
 
 
 def _tell_all(runs: list[_Run], error: MQMeshError) -> None:

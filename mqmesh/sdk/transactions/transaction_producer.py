@@ -14,6 +14,7 @@ from mqmesh.errors import (
     MQMeshError,
     QueueFull,
 )
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import (
     TRANS_HALF_TOPIC,
     Message,
@@ -453,7 +454,11 @@ class TransactionProducer(Producer):
         try:
             state = self._listener.execute_local_transaction(message, arg)
         except Exception:
-            _log.exception("the local transaction of message %s failed", message.message_id)
+            _log.error(
+                "the local transaction of message %s failed",
+                message.message_id,
+                exc_info=error_to_log(),
+            )
             return LocalTransactionState.UNKNOWN
         return state if isinstance(state, LocalTransactionState) else LocalTransactionState.UNKNOWN
 

@@ -14,6 +14,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TransactionConflict,
 )
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import TRANS_HALF_TOPIC, BatchInfo, Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision, EndOutcome
@@ -178,7 +179,7 @@ class TransactionFuture:
                 on_done(self)
             except Exception:
                 # The others must be told.
-                _log.exception("a callback of a transaction failed")
+                _log.error("a callback of a transaction failed", exc_info=error_to_log())
         return True
 
 

@@ -485,7 +485,7 @@ def test_the_policy_holds_for_every_exception_of_a_handler(broker, policy, resul
 
 
 @pytest.mark.parametrize(
-    ("body", "traced", "told"),
+    ("body", "caused", "told"),
     [
         (b'"seven"', False, "ValidationError: 1 validation error"),
         (b"{", False, "Reject: the body is no application/json"),
@@ -493,7 +493,9 @@ def test_the_policy_holds_for_every_exception_of_a_handler(broker, policy, resul
         (b"1", True, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_the_log_has_traces_of_the_programs_own_errors_only(broker, caplog, body, traced, told):
+def test_the_log_has_one_line_of_what_is_a_dead_letter_on_purpose(
+    broker, caplog, body, caused, told
+):
     @broker.subscriber("orders", group="g", dead_letter_on=(ZeroDivisionError,))
     async def handle(number: int) -> float:
         if number == 0:
@@ -506,13 +508,28 @@ def test_the_log_has_traces_of_the_programs_own_errors_only(broker, caplog, body
         await one.subscribers[0].consume(delivery)
         with pytest.raises(Reject) as raised:
             delivery.result()
-        assert (raised.value.__cause__ is not None) == traced
+        assert (raised.value.__cause__ is not None) == caused
 
     with_broker(broker, run)
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert line.getMessage().startswith(told)
     assert "\n" not in line.getMessage()
-    assert (line.exc_info is not None) == traced
+    assert line.exc_info is None
+
+
+def test_the_log_has_a_trace_of_other_errors_and_no_more_than_a_part_of_a_long_text(broker, caplog):
+    @broker.subscriber("orders", group="g", dead_letter_on=(KeyError,))
+    async def handle(number: int) -> None:
+        raise ValueError("x" * 10_000_000)
+
+    async def run(one):
+        one.config.logger.logger = RealLoggerObject(logging.getLogger("shop"))
+        await one.subscribers[0].consume(Delivery(stored(b"1")))
+
+    with_broker(broker, run)
+    (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert line.exc_info[0].__name__ == "ValueError"
+    assert len(caplog.text) < 20_000
 
 
 def test_what_a_handler_validates_by_itself_may_be_better_next_time(broker):

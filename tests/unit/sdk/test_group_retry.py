@@ -8,7 +8,7 @@ import pytest
 
 from mqmesh.errors import CorruptBatch, Reject, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
-from mqmesh.protocol.retries import TO_DEAD_LETTERS
+from mqmesh.protocol.retries import MAX_REASON_CHARACTERS, TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
@@ -100,6 +100,28 @@ def test_a_rejected_message_is_a_dead_letter_at_once():
     (back,) = case.sent
     assert back.delay_level == TO_DEAD_LETTERS
     assert back.reason.endswith("Reject: unknown customer")
+
+
+def test_the_log_has_one_line_of_a_rejected_message_and_one_of_a_dead_letter(caplog):
+    case = Case()
+    with caplog.at_level(logging.WARNING):
+        case.fail(3, cause=Reject("unknown customer"))
+        case.sent.pop().on_done(1)
+        (line,) = caplog.messages
+        assert "it goes to the dead letters" in line
+        caplog.clear()
+        case.fail(4, cause=ValueError("bad\namount"))
+        case.sent.pop().on_done(1)
+    _, last = caplog.messages
+    assert last.endswith("is a dead letter now: ValueError: bad amount")
+
+
+def test_a_reason_is_as_long_as_a_property_may_be_and_says_that_it_was_cut():
+    case = Case()
+    case.fail(3, cause=ValueError("x" * 10_000_000))
+    reason = case.sent[0].reason
+    assert len(reason) <= MAX_REASON_CHARACTERS
+    assert reason.endswith("… (cut)")
 
 
 def test_of_several_messages_nobody_knows_which_is_rejected():

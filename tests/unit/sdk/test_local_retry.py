@@ -91,17 +91,32 @@ def test_the_log_says_what_and_why(caplog, cause, level, words):
     assert (record.exc_info is not None) == isinstance(cause, ValueError)
 
 
-def test_a_rejected_message_has_one_line_and_no_trace_but_that_of_what_it_was_raised_from(caplog):
+def test_a_rejected_message_has_one_line_and_its_trace_at_debug(caplog):
     case = Case()
+    unknown = Reject("KeyError: 7")
+    unknown.__cause__ = KeyError(7)
     with caplog.at_level(logging.WARNING):
         case.fail(cause=Reject("no order:\n  $.id is missing"))
-        unknown = Reject("KeyError: 7")
-        unknown.__cause__ = KeyError(7)
         case.fail(cause=unknown)
     plain, caused = caplog.records
     assert "was rejected: no order: $.id is missing; " in plain.getMessage()
+    assert "was rejected: KeyError: 7; " in caused.getMessage()
     assert not plain.exc_info
-    assert caused.exc_info[1] is unknown.__cause__
+    assert not caused.exc_info
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG):
+        case.fail(cause=unknown)
+    line, trace = caplog.records
+    assert not line.exc_info
+    assert (trace.levelno, trace.exc_info[1]) == (logging.DEBUG, unknown)
+
+
+@pytest.mark.parametrize("cause", [ValueError("x" * 10_000_000), Reject("x" * 10_000_000)])
+def test_a_long_text_of_an_exception_is_cut_in_the_log(caplog, cause):
+    with caplog.at_level(logging.DEBUG):
+        Case().fail(cause=cause)
+    assert len(caplog.text) < 8_000
+    assert "… (cut)" in caplog.records[0].getMessage()
 
 
 def test_broadcasting_gives_up_at_once(caplog):

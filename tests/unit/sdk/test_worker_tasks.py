@@ -179,15 +179,11 @@ def test_a_listener_that_ends_the_program_leaves_its_message_for_a_later_try():
 
 
 def test_a_worker_that_is_thrown_away_with_its_event_loop_says_nothing():
-    failed = []
+    begun, failed = asyncio.Event(), []
 
     async def listen(messages):
+        begun.set()
         await asyncio.Event().wait()
-
-    async def run():
-        workers.attach(asyncio.get_running_loop())
-        service.submit_again(work, [StoredMessage("t", b"x", queue_offset=0)], span, 0)
-        worker.send(None)
 
     work = QueueWork(listen, 1, lambda: None, lambda error: None)
     span = StateSpan(0, bytearray(1), 0)
@@ -195,9 +191,14 @@ def test_a_worker_that_is_thrown_away_with_its_event_loop_says_nothing():
         threading.Condition(), time.monotonic_ns, lambda *arguments: failed.append(1)
     )
     workers = WorkerTasks(service, 1, threading.Event())
-    worker = workers._work()
-    asyncio.run(run())
-    worker.close()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *arguments: None)  # it reports a task that did not end
+    workers.attach(loop)
+    service.submit_again(work, [StoredMessage("t", b"x", queue_offset=QueueOffset(0))], span, 0)
+    loop.run_until_complete(begun.wait())
+    (worker,) = asyncio.all_tasks(loop)
+    loop.close()
+    worker.get_coro().close()
     assert not failed
     assert span.states == bytes([OPEN])
 

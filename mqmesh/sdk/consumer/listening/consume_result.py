@@ -2,10 +2,12 @@
 
 import enum
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mqmesh.errors import Reject
+from mqmesh.failure_text import error_to_log, failure_text, one_line, text_of
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.hooks import HookCalls
 
@@ -66,27 +68,38 @@ def why_again(answer: object) -> Cause | None:
     )
 
 
-def told_of(cause: Cause) -> str:
-    """What the log says of a failed call; the reason of a ``Reject`` in one line."""
-    if isinstance(cause, Reject):
-        return f"was rejected: {' '.join(str(cause).split())}"
-    if isinstance(cause, BaseException):
-        return "failed with an exception"
-    return "is to come again later"
-
-
-def trace_of(cause: Cause, attempt: int) -> BaseException | None:
-    """The error whose traceback the log shows; None for none.
+def log_failure(
+    log: logging.Logger, level: int, what: str, cause: Cause, then: str, *, attempt: int
+) -> None:
+    """Log a failed call in one line of limited length, and at most one traceback.
 
     Args:
-        cause: Why the messages come again.
-        attempt: How often they have failed before: one trace is enough, for the same failure may
-            repeat for hours.
+        log: Of the module that decides what comes next.
+        level: Of the line.
+        what: The messages and where they stand.
+        cause: Why they come again.
+        then: What comes next.
+        attempt: How often they have failed before. A traceback follows the first failure only, for
+            the same one may repeat for hours. A ``Reject``, or an error of ``dead_letter_on``, is
+            an outcome that was chosen: its traceback is logged at DEBUG.
     """
-    if attempt or not isinstance(cause, BaseException):
-        return None
-    # A Reject is an outcome that was chosen. What it was raised from may be news.
-    return cause.__cause__ if isinstance(cause, Reject) else cause
+    trace = error_to_log(cause) if isinstance(cause, BaseException) and not attempt else None
+    if isinstance(cause, Reject):
+        log.log(level, "%s was rejected: %s; %s", what, one_line(text_of(cause)), then)
+        log.debug("%s was rejected here", what, exc_info=trace)
+    elif isinstance(cause, BaseException):
+        text = one_line(failure_text(cause))
+        log.log(level, "%s failed with an exception: %s; %s", what, text, then, exc_info=trace)
+    else:
+        log.log(level, "%s is to come again later; %s", what, then)
+
+
+def where_failed(messages: Sequence[StoredMessage]) -> str:
+    """Return which messages a failed call was given, and where the first one stands."""
+    first, others = messages[0], len(messages) - 1
+    what = f"message {first.message_id}" + (f" and {others} more" if others else "")
+    queue = f"{first.info.topic}:{first.broker_name}:{first.queue_id}"
+    return f"{what} ({queue}, offset {first.queue_offset})"
 
 
 def is_rejected(messages: Sequence[StoredMessage], cause: Cause) -> bool:

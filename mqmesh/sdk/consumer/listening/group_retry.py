@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch, MQMeshError
+from mqmesh.failure_text import failure_text, one_line
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, StateSpan
@@ -156,11 +157,13 @@ class GroupRetry:
                 return
             portion.span.mark(first.queue_offset, last.queue_offset, DONE)
             if outcome:
-                _log.warning(
+                _log.log(
+                    # Of one that was rejected the log has a line already.
+                    logging.DEBUG if delay_level == TO_DEAD_LETTERS else logging.WARNING,
                     "group %s: message %s is a dead letter now: %s",
                     self._group,
                     first.message_id,
-                    reason,
+                    one_line(reason),
                 )
             portion.work.on_progress()
 
@@ -188,15 +191,8 @@ def reason_of(cause: Cause) -> str:
     """Why a call failed, in the words that travel with the messages."""
     if cause is ConsumeResult.RECONSUME_LATER:
         return "the listener answered RECONSUME_LATER"
-    kind = type(cause)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
-    try:
-        text = str(cause)
-    except Exception:
-        return name  # a user's exception may fail even at this
-    return f"{name}: {text}".encode(errors="replace").decode() if text else name
+    assert isinstance(cause, BaseException)
+    return failure_text(cause)
 
 
 def consecutive(messages: list[StoredMessage]) -> Iterator[list[StoredMessage]]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import InvalidArgument
+from mqmesh.failure_text import failure_text
 from mqmesh.message import PROPERTY_HANDED_OVER, StoredMessage
 from mqmesh.protocol.asking import HandedOver, HandedResult
 from mqmesh.sdk.consumer.listening.consume_result import why_again
@@ -13,7 +14,6 @@ from mqmesh.sdk.consumer.listening.consume_work import AnyListener
 from mqmesh.transport.interface import Loop
 
 HAND_OVER_MS: Final = 10_000
-MAX_TEXT: Final = 4_000
 
 
 def handed_message(
@@ -67,7 +67,7 @@ class HandOver:
         if cause is None:
             self._tell(HandedResult.SUCCESS)
         elif isinstance(cause, BaseException):
-            self._tell(HandedResult.EXCEPTION, f"{type(cause).__name__}: {cause}"[:MAX_TEXT])
+            self._tell(HandedResult.EXCEPTION, failure_text(cause))
         else:
             self._tell(HandedResult.RECONSUME_LATER)
 

@@ -10,7 +10,12 @@ from typing import Final
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, StateSpan
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, told_of, trace_of
+from mqmesh.sdk.consumer.listening.consume_result import (
+    Cause,
+    ConsumeResult,
+    log_failure,
+    where_failed,
+)
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 
 RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
@@ -112,10 +117,7 @@ def report_failure(
         then: What comes next.
         wanted: A listener that asks for a later try gets one, so that is no news.
     """
-    first = messages[0]
-    what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
-    where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
+    what = where_failed(messages)
     asked = cause is ConsumeResult.RECONSUME_LATER and wanted
     level = logging.DEBUG if asked else logging.WARNING
-    trace = trace_of(cause, attempt)
-    _log.log(level, "%s (%s) %s; %s", what, where, told_of(cause), then, exc_info=trace)
+    log_failure(_log, level, what, cause, then, attempt=attempt)

@@ -22,8 +22,8 @@ from mqmesh.sdk.consumer.listening.consume_result import (
     Cause,
     ConsumeResult,
     is_rejected,
-    told_of,
-    trace_of,
+    log_failure,
+    where_failed,
 )
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, OnBroken, Portion, QueueWork
 
@@ -204,10 +204,9 @@ class OrderlyQueue(QueueWork):
     def fail(self, cause: Cause) -> Failure:
         """What was called failed."""
         assert self.current is not None
-        first = self.current[0]
         spent = 0 <= self._max_times <= max(m.reconsume_times for m in self.current)
         spent = spent or is_rejected(self.current, cause)
-        _report(first, len(self.current), self.attempt, cause, spent)
+        _report(self.current, self.attempt, cause, spent)
         self.attempt += 1
         if spent:
             return Failure.DEAD_LETTER
@@ -224,19 +223,9 @@ class OrderlyQueue(QueueWork):
         self.current = None
 
 
-def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent: bool) -> None:
-    what = f"message {first.message_id}" + (f" and {count - 1} more" if count > 1 else "")
-    where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
+def _report(messages: list[StoredMessage], attempt: int, cause: Cause, spent: bool) -> None:
     then = "it goes to the dead letters" if spent else "its queue waits, and it is tried again"
     wanted = cause is ConsumeResult.RECONSUME_LATER and not spent
     level = logging.DEBUG if wanted else logging.WARNING
-    _log.log(
-        level,
-        "%s (%s) %s; after try %d %s",
-        what,
-        where,
-        told_of(cause),
-        attempt + 1,
-        then,
-        exc_info=trace_of(cause, attempt),
-    )
+    then = f"after try {attempt + 1} {then}"
+    log_failure(_log, level, where_failed(messages), cause, then, attempt=attempt)
