@@ -117,6 +117,16 @@ def override_config(config: _T, values: Mapping[str, str], source: str) -> _T:
     return _convert(type(config), info, data, source, set())
 
 
+def text_override(key: str, value: str) -> str:
+    """An override, as ``load_config`` takes it, that gives a text field exactly this value.
+
+    Args:
+        key: Dotted name of the field.
+        value: What it is to have, such as a path; quotes and ``=`` in it stand for themselves.
+    """
+    return f"{key}={_toml_value(value)}"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file.
 
@@ -145,6 +155,22 @@ def dump_toml(config: msgspec.Struct) -> str:
     values = msgspec.to_builtins(config)
     assert isinstance(values, dict)
     return "\n".join(_toml_lines(values, "")) + "\n"
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Checks that files of settings, which are UTF-8, can hold a text.
+
+    Args:
+        what: What the text is, for the error.
+        text: A path, say, as the system gave it.
+
+    Raises:
+        ConfigError: It has bytes that are no UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: not UTF-8, so no file of settings can hold it") from None
 
 
 def check_names(config: msgspec.Struct, *fields: str) -> None:
@@ -225,6 +251,7 @@ def _apply(data: dict[str, Any], info: inspect.StructType, override: str) -> tup
     steps = [step.strip() for step in key.split(".")]
     if not equals or not all(steps):
         raise ConfigError(f"{OVERRIDE_SOURCE} {override!r}: must have the form key=value")
+    check_utf8(f"{OVERRIDE_SOURCE} {override!r}", text)
     place: list[_Step] = []
     spot: Any = data
     kind: inspect.Type | None = info

@@ -118,8 +118,8 @@ def socket_directory() -> Path:
 def socket_path(owner: Path, name: str = "sock") -> Path:
     """Where a local socket of a store stands: in its own folder, which nobody else may enter.
 
-    Where that path is too long, or its file system takes no sockets, and for who has no folder, it
-    is in ``socket_directory``.
+    Where that path is too long or not UTF-8, or its file system takes no sockets, and for who has
+    no folder, it is in ``socket_directory``.
 
     Args:
         owner: The store's directory, held by this process; or a name of somebody without one.
@@ -133,9 +133,14 @@ def socket_path(owner: Path, name: str = "sock") -> Path:
         OSError: The directory cannot be made.
     """
     own = owner.resolve() / name
-    if owner.is_dir() and len(os.fsencode(own)) <= MAX_SOCKET_PATH_BYTES and _takes_socket(own):
+    name_bytes = os.fsencode(own)
+    # Endpoints travel in messages, which are UTF-8.
+    fits = len(name_bytes) <= MAX_SOCKET_PATH_BYTES and name_bytes.decode(errors="ignore") == str(
+        own
+    )
+    if owner.is_dir() and fits and _takes_socket(own):
         return own
-    digest = hashlib.blake2b(str(own).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(name_bytes, digest_size=8).hexdigest()
     path = socket_directory() / f"{digest}.sock"
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(

@@ -11,6 +11,7 @@ from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import check_topic
 
 from .columns import register_functions
+from .jvm.jars import jar_path
 from .settings import load_settings
 from .tables import (
     INGESTS,
@@ -276,7 +277,7 @@ def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
     directory.mkdir(parents=True, exist_ok=True)
     names = []
     for entry in spark.sparkContext.getConf().get("spark.jars", "").split(","):
-        path = Path(entry.removeprefix("file://").removeprefix("file:"))
+        path = jar_path(entry)
         if path.suffix == ".jar":
             shutil.copyfile(path, directory / path.name)
             names.append(path.name)

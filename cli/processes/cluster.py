@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from mqmesh.clock import SystemClock
+from mqmesh.config import text_override
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
 from mqmesh.protocol.admin import RoleInfo
@@ -301,7 +302,7 @@ def _death_notes(config: ClusterConfig) -> DeathNotes | None:
 
 
 def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str]:
-    return [*overrides, *([f"data_dir={data_dir}"] if data_dir is not None else [])]
+    return [*overrides, *([text_override("data_dir", data_dir)] if data_dir is not None else [])]
 
 
 def _all_registered(config: ClusterConfig) -> bool:

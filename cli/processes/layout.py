@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from mqmesh.config import dump_toml, load_config, parse_config
+from mqmesh.config import check_utf8, dump_toml, load_config, parse_config
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.logs import LogFormat
@@ -151,6 +151,8 @@ def load_cluster(
         config = parse_config(ClusterConfig, text, source, overrides, prepare=_share, fill=_fill)
     else:
         config = load_config(ClusterConfig, path, None, overrides, prepare=_share, fill=_fill)
+    absolute = str(config.folder.absolute())  # the files of roles have it
+    check_utf8(f"{source}: data_dir {absolute!r}", absolute)
     names = [name for _, name, *_ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

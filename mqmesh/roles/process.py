@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, Protocol
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -30,6 +31,10 @@ PARENT_PIPE: Final = 0
 
 COLLECT_AT_START: Final = 100_000
 """Objects that a start makes from one collection of garbage to the next."""
+
+_PLAIN: Final = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
+"""What a ready line shows as it is, beside letters and digits; a ``%`` and what would split the
+line, such as a space in a path, is percent-encoded."""
 
 _READY = re.compile(r"READY role=(\S+) name=(\S+) endpoint=(\S+) pid=(\d+)\Z")
 _WRONG_SETTING: Final = frozenset(
@@ -115,13 +120,17 @@ class Ready(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         """The ready line."""
-        return f"READY role={self.role} name={self.name} endpoint={self.endpoint} pid={self.pid}"
+        endpoint = quote(self.endpoint, safe=_PLAIN, errors="surrogateescape")
+        return f"READY role={self.role} name={self.name} endpoint={endpoint} pid={self.pid}"
 
 
 def parse_ready(line: str) -> Ready | None:
     """Reads a ready line; None if it is none."""
     match = _READY.match(line)
-    return None if match is None else Ready(match[1], match[2], match[3], int(match[4]))
+    if match is None:
+        return None
+    endpoint = unquote(match[3], errors="surrogateescape")
+    return Ready(match[1], match[2], endpoint, int(match[4]))
 
 
 def run_role(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -76,9 +77,9 @@ def remember_jars(package: str, jars: list[str]) -> None:
 
     Args:
         package: Maven coordinates.
-        jars: As Spark names them: paths, perhaps with ``file:`` before.
+        jars: As Spark names them, see ``jar_path``.
     """
-    paths = ["/" + jar.removeprefix("file:").lstrip("/") for jar in jars]
+    paths = [str(jar_path(jar)) for jar in jars]
     path = _list_file(package)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,16 @@ def remember_jars(package: str, jars: list[str]) -> None:
         new.replace(path)
     except OSError as error:
         _log.info("which jars were fetched cannot be noted: %s", error)
+
+
+def jar_path(entry: str) -> Path:
+    """Returns where a jar is.
+
+    Args:
+        entry: As Spark names it: a path, or a URI with ``file:``, where a space is ``%20``.
+    """
+    path = entry.removeprefix("file:")
+    return Path("/" + (path if path == entry else unquote(path)).lstrip("/"))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Up:
 def up(short_tmp_path):
     started = []
 
-    def start(*arguments, folder=short_tmp_path / "data"):
+    def start(*arguments, folder=short_tmp_path / "the data"):
         started.append(Up(folder, *arguments))
         return started[-1]
 

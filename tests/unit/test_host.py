@@ -58,6 +58,9 @@ def test_where_that_does_not_do_the_sockets_are_in_the_temporary_directory(tempo
     monkeypatch.chdir(temporary)
     deep = temporary / ("x" * MAX_SOCKET_PATH_BYTES)
     deep.mkdir()
+    unclear = temporary / "\udcff"
+    unclear.mkdir()
+    assert socket_path(unclear).parent == socket_directory()
     paths = {socket_path(deep), socket_path(deep, "index.sock"), socket_path(Path("a"))}
     assert len(paths) == 3
     assert {path.parent for path in paths} == {socket_directory()}
@@ -76,6 +79,9 @@ def test_a_file_system_that_takes_no_sockets_is_not_used(temporary, monkeypatch)
 def test_without_any_place_for_a_socket_it_is_said_what_to_do(temporary, monkeypatch):
     deep = temporary / ("x" * MAX_SOCKET_PATH_BYTES)
     deep.mkdir()
+    unclear = temporary / "\udcff"
+    unclear.mkdir()
+    assert socket_path(unclear).parent == socket_directory()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with pytest.raises(ConfigError, match="shorter data folder or a shorter TMPDIR"):
         socket_path(Path("a"))

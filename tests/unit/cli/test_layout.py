@@ -10,7 +10,7 @@ import pytest
 
 from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs, seats_of_replicas
 from mqmesh.cli.processes.secure import make_security
-from mqmesh.config import load_config
+from mqmesh.config import load_config, text_override
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
@@ -143,6 +143,28 @@ def test_whoever_watches_a_cluster_asks_the_processes_of_its_file(tmp_path, secu
     assert told.state_file == str(tmp_path / "monitor.json")
     if secure:
         assert load_credentials(Path(keys)).user == "exporter"
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", '"x"', "true", "a=b;c,d#e", "new\nline", "50%", "\\", "\u00e4"]
+)
+def test_a_data_folder_may_have_any_name(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    config = load_cluster(None, [text_override("data_dir", name)])
+    assert config.data_dir == name
+    role_specs(config)
+    again = load_config(BrokerConfig, tmp_path / name / "run" / "broker-a.toml")
+    assert again.store_path_root_dir == str(tmp_path / name / "broker-a")
+
+
+def test_a_path_that_no_file_of_settings_can_hold_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"data_dir.*not UTF-8"):
+        load_cluster(None, [text_override("data_dir", "\udcff")])
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.chdir("\udcff")
+    with pytest.raises(ConfigError, match=r"data_dir.*\\udcff/mqmesh-data.*not UTF-8"):
+        load_cluster(None)
 
 
 def test_brokers_are_stopped_before_name_servers(tmp_path):

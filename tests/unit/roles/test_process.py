@@ -69,6 +69,16 @@ def test_a_ready_line_reads_back():
     assert parse_ready(ready.line()) == ready
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/a b/sock", "/a\nb/sock", "/50%25/sock", "/\u00e4\u2028/sock", "/\udcff/sock", "/a pid=1"],
+)
+def test_a_ready_line_has_any_path(path):
+    ready = Ready("schedule", "schedule-broker-a", f"ipc://{path}", 42)
+    assert len(ready.line().split()) == 5
+    assert parse_ready(ready.line()) == ready
+
+
 @pytest.mark.parametrize("line", ["", "READY", "READY role=a name=b endpoint=c pid=x", "x READY"])
 def test_other_lines_are_no_ready_lines(line):
     assert parse_ready(line) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from urllib.parse import quote
 
 import pytest
 
@@ -23,10 +24,11 @@ def test_a_folder_without_the_jar_of_delta_is_refused(tmp_path):
 def test_what_was_fetched_is_known_the_next_time_while_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert jars.fetched_jars(PACKAGE) == []
-    names = [str(tmp_path / name) for name in ("a.jar", "b.jar", "c.jar")]
+    names = [str(tmp_path / name) for name in ("a 1.jar", "b.jar", "c%20.jar")]
     for name in names:
         open(name, "wb").close()
-    jars.remember_jars(PACKAGE, ["file://" + names[0], "file:" + names[1], names[2]])
+    uris = [quote(name) for name in names]
+    jars.remember_jars(PACKAGE, ["file://" + uris[0], "file:" + uris[1], names[2]])
     assert jars.fetched_jars(PACKAGE) == names
     assert jars.fetched_jars(PACKAGE + ".1") == []
     tmp_path.joinpath("b.jar").unlink()
