@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin.feature import ADMIN
@@ -50,15 +52,9 @@ _READS: Final[frozenset[RequestCode]] = frozenset(
 
 
 def _reads_of(feature: Feature) -> Feature:
+    """Return a feature with its reads alone, and with all of its hooks and figures."""
     commands = {code: one for code, one in feature.commands.items() if code in _READS}
-    return Feature(
-        commands=commands,
-        turn_ended=feature.turn_ended,
-        tick=feature.tick,
-        client_gone=feature.client_gone,
-        stopping=feature.stopping,
-        figures=feature.figures,
-    )
+    return msgspec.structs.replace(feature, commands=commands)
 
 
 FOLLOWER_FEATURES: Final = (
