@@ -1,11 +1,14 @@
 """Options that several commands have, and what they come to."""
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+
+from mqmesh.errors import ConfigError
 
 from .contexts import find_namesrv
 from .credentials import use_credentials_of
@@ -51,6 +54,29 @@ broker_option: Final = click.option(
     "--broker", metavar="NAME", default="", help="Only on this broker group. [default: on all]"
 )
 """The command gets ``broker``, "" for all."""
+
+
+yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+"""The command gets ``yes``, for ``confirm``."""
+
+
+def confirm(effect: str, question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask the user before something that cannot be undone.
+
+    Args:
+        effect: What the command would do, for the error: "this deletes …".
+        question: For a person at a terminal; the answer no ends the command.
+        yes: The user said ``--yes``: nothing is asked.
+        as_json: A program reads the output, so nobody can be asked.
+
+    Raises:
+        ConfigError: Nobody can be asked, and ``--yes`` is not there.
+    """
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise ConfigError(f"{effect}; add --yes")
+    click.confirm(question, abort=True)
 
 
 def config_options(function: _F) -> _F:

@@ -29,7 +29,7 @@ from mqmesh.security.keys import MAX_SERVER_KEYS, save_credentials
 from mqmesh.security.permissions import Permissions
 
 from ..notes import tell_note
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..processes.secure import new_credentials
 from ..render import print_json, print_table
 
@@ -223,10 +223,23 @@ def expire(
 
 @user.command()
 @NAME
+@yes_option
 @namesrv_option
 @json_option
-def delete(name: str, namesrv: str, as_json: bool) -> int:
-    """Take a user from the access list; its connections end."""
+def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> int:
+    """Take a user from the access list; its connections end.
+
+    \b
+    Examples:
+      mqmesh user delete shop
+      mqmesh user delete shop --yes
+    """
+    confirm(
+        "this takes the user and its keys from the access list, and ends its connections",
+        f"Delete user {name} with its keys, and end its connections?",
+        yes=yes,
+        as_json=as_json,
+    )
     return _change(namesrv, as_json, lambda now: now.without_user(name), f"user {name} is deleted")
 
 
@@ -292,10 +305,22 @@ def rotate_key(name: str, output: Path, namesrv: str, as_json: bool) -> int:
 @user.command("remove-key")
 @NAME
 @click.argument("public_key")
+@yes_option
 @namesrv_option
 @json_option
-def remove_key(name: str, public_key: str, namesrv: str, as_json: bool) -> int:
-    """Take a key from a user; connections with it end."""
+def remove_key(name: str, public_key: str, yes: bool, namesrv: str, as_json: bool) -> int:
+    """Take a key from a user; connections with it end.
+
+    \b
+    Examples:
+      mqmesh user remove-key shop 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7' --yes
+    """
+    confirm(
+        "this ends all connections with the key, for good",
+        f"Take the key from user {name}, and end all connections with it?",
+        yes=yes,
+        as_json=as_json,
+    )
 
     def change(now: AccessList) -> AccessList:
         one = now.find(name)

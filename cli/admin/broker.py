@@ -14,7 +14,7 @@ from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
 
 from ..notes import tell_error, tell_note, tell_warning
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import duration, print_json, print_table
 from .clusters import ping_role, role_state
 
@@ -68,9 +68,10 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
 
 @click.command()
 @click.argument("name")
+@yes_option
 @namesrv_option
 @json_option
-def drain(name: str, namesrv: str, as_json: bool) -> None:
+def drain(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
     """Let producers leave the broker NAME: no route offers its queues for writing any more.
 
     Consumers go on reading it. It lasts until `mqmesh broker undrain`, over restarts, too.
@@ -78,7 +79,14 @@ def drain(name: str, namesrv: str, as_json: bool) -> None:
     \b
     Examples:
       mqmesh broker drain broker-a
+      mqmesh broker drain broker-a --yes
     """
+    confirm(
+        "this keeps producers away from the broker until `mqmesh broker undrain`",
+        f"Keep producers away from broker {name} until it is undrained?",
+        yes=yes,
+        as_json=as_json,
+    )
     with NamesrvAdmin(namesrv) as admin:
         done = admin.drain(name)
     _tell_draining(name, done, "gets nothing new", as_json)

@@ -1,6 +1,5 @@
 """`mqmesh group …`: consumer groups, their settings, their members and how far they are."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 
 from ..notes import tell_error, tell_warning
-from ..options import broker_option, json_option, namesrv_option
+from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
 from ..render import counted, duration, print_json, print_table, rate, timestamp
 from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
@@ -220,7 +219,7 @@ def update(
 @group.command()
 @click.argument("name")
 @click.option("--with-topics", is_flag=True, help="Its retry and dead letter topics, too.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @namesrv_option
 @json_option
 def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool) -> None:
@@ -234,13 +233,15 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
       mqmesh group delete billing --yes
       mqmesh group delete billing --with-topics
     """
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError("this forgets how far the group has come; add --yes")
-        what = "its offsets"
-        if with_topics:
-            what += ", and what is due for a retry or dead (not what is delayed until a retry)"
-        click.confirm(f"Delete group {name}, {what}?", abort=True)
+    what = "its offsets"
+    if with_topics:
+        what += ", and what is due for a retry or dead (not what is delayed until a retry)"
+    confirm(
+        "this forgets how far the group has come",
+        f"Delete group {name}, {what}?",
+        yes=yes,
+        as_json=as_json,
+    )
     with GroupAdmin(namesrv) as admin:
         brokers = admin.delete_group(name, remove_topics=with_topics)
     if as_json:

@@ -6,7 +6,7 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
 
 from ..notes import tell_error, tell_warning
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import print_json, print_table
 
 
@@ -55,10 +55,17 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
 @kv.command()
 @click.argument("namespace")
 @click.argument("key")
+@yes_option
 @namesrv_option
 @json_option
-def delete(namespace: str, key: str, namesrv: str, as_json: bool) -> int:
+def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> int:
     """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it."""
+    confirm(
+        "this removes the key and its value from every name server",
+        f"Remove {namespace}/{key} from every name server?",
+        yes=yes,
+        as_json=as_json,
+    )
     with NamesrvAdmin(namesrv) as admin:
         if not admin.has_kv(namespace, key):
             tell_error(f"there is no key {key!r} in namespace {namespace!r}")

@@ -1,6 +1,5 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..lazy_group import LazyGroup
 from ..notes import tell_warning
-from ..options import broker_option, json_option, namesrv_option
+from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
 from ..render import print_json, print_table, rate, timestamp
 
 PERMS: Final = {
@@ -212,16 +211,18 @@ def update(
 
 @topic.command()
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @broker_option
 @namesrv_option
 @json_option
 def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> None:
     """Delete a topic with all its messages from every broker, or from one."""
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError("this deletes all messages of the topic; add --yes")
-        click.confirm(f"Delete topic {name} and all its messages?", abort=True)
+    confirm(
+        "this deletes all messages of the topic",
+        f"Delete topic {name} and all its messages?",
+        yes=yes,
+        as_json=as_json,
+    )
     with AdminClient(namesrv, broker_name=broker) as admin:
         done = admin.delete_topic(name)
     if as_json:

@@ -30,7 +30,7 @@ from mqmesh.sdk.admin.dead_letters import (
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import duration, print_json, print_table, shortened, timestamp
 from .query import LABEL_WIDTH, body_lines, fields_of, time_option
 from .shown_message import message_dict
@@ -264,7 +264,7 @@ def resend(
 
 @dlq.command()
 @click.argument("group")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @namesrv_option
 @json_option
 def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
@@ -275,10 +275,12 @@ def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
       mqmesh dlq export billing letters.jsonl
       mqmesh dlq purge billing --yes
     """
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError("this deletes all dead letters of the group; add --yes")
-        click.confirm(f"Delete all dead letters of group {group}?", abort=True)
+    confirm(
+        "this deletes all dead letters of the group",
+        f"Delete all dead letters of group {group}?",
+        yes=yes,
+        as_json=as_json,
+    )
     with DeadLetterClient(namesrv) as client:
         count = client.purge(group)
     if as_json:

@@ -1,16 +1,14 @@
 """`mqmesh tx …`: half messages that wait for their decision."""
 
-import sys
 from typing import Any, Final
 
 import click
 
-from mqmesh.errors import ConfigError
 from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
 from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 
 from ..notes import tell_note
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import duration, print_json, print_table, timestamp
 from .query import body_lines
 from .shown_message import message_dict
@@ -119,7 +117,7 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
 
 @tx.command()
 @click.argument("message_id")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @namesrv_option
 @json_option
 def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
@@ -129,7 +127,7 @@ def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
 
 @tx.command()
 @click.argument("message_id")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @namesrv_option
 @json_option
 def rollback(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
@@ -139,10 +137,12 @@ def rollback(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
 
 def _end(message_id: str, decision: Decision, yes: bool, namesrv: str, as_json: bool) -> None:
     word = decision.name.lower()
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise ConfigError("this ends a transaction for good; add --yes")
-        click.confirm(f"End half message {message_id} by {word} for good?", abort=True)
+    confirm(
+        "this ends a transaction for good",
+        f"End half message {message_id} by {word} for good?",
+        yes=yes,
+        as_json=as_json,
+    )
     with TransactionAdmin(namesrv) as admin:
         broker_name = admin.end_half_message(message_id, decision)
     if as_json:

@@ -20,7 +20,7 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
 
 from ..notes import tell_error
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import print_json, print_table
 from ..times import parse_time
 from .archive_export import export
@@ -327,12 +327,14 @@ def compact(
     "--older-than", default="", metavar="AGE", help="As 400d; whole days go. Else: archive.toml."
 )
 @click.option("-t", "--topic", default="", help="Only of this topic.")
+@yes_option
 @_spark_options
 @json_option
 def expire(
     archive: str,
     older_than: str,
     topic: str,
+    yes: bool,
     start: _Start,
     as_json: bool,
 ) -> int:
@@ -343,13 +345,21 @@ def expire(
     \b
     Examples:
       mqmesh archive expire archive --older-than 400d
-      mqmesh archive expire archive
+      mqmesh archive expire archive --yes
     """
     if topic and not older_than:
         raise ConfigError("--topic: say how old, --older-than AGE")
     days = span_seconds(older_than) // SPAN_SECONDS["d"] if older_than else 0
     if older_than and not days:
         raise ConfigError(f"--older-than {older_than!r}: whole days go, so write 1d or more")
+    age = f"messages older than {days} days" if days else "the messages that archive.toml names"
+    which = f"{age} of topic {topic}" if topic else age
+    confirm(
+        f"this deletes {which} from the archive",
+        f"Delete {which} from archive {archive}?",
+        yes=yes,
+        as_json=as_json,
+    )
     today = datetime.now(UTC).date()
     work = archive_module("maintenance")
     with start() as spark:

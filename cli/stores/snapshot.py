@@ -17,7 +17,7 @@ from mqmesh.storage.tools.snapshot_making import OnStep, copy_snapshot, restore_
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
 from ..notes import tell_error, tell_note
-from ..options import json_option, namesrv_option
+from ..options import confirm, json_option, namesrv_option, yes_option
 from ..progress_bar import progress_bar
 from ..render import print_json, print_table, timestamp
 
@@ -196,14 +196,22 @@ def restore(path: Path, directory: Path, as_json: bool) -> int:
 
 @snapshot.command()
 @click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True)
+@yes_option
 @json_option
-def delete(paths: tuple[Path, ...], as_json: bool) -> int:
+def delete(paths: tuple[Path, ...], yes: bool, as_json: bool) -> int:
     """Remove snapshots.
 
     \b
     Examples:
       mqmesh snapshot delete mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711
     """
+    count = f"{len(paths)} snapshot{'' if len(paths) == 1 else 's'}"
+    confirm(
+        f"this removes {count} with all files",
+        f"Remove {count} with all files?",
+        yes=yes,
+        as_json=as_json,
+    )
     deleted: list[str] = []
     try:
         for path in paths:

@@ -200,7 +200,7 @@ JOBS = {
     "addWritePerm": Job(
         "broker-a",
         lambda found: found[0]["broker_name"] == "broker-a",
-        before="broker drain broker-a",
+        before="broker drain broker-a --yes",
     ),
 }
 

@@ -98,8 +98,8 @@ def run(cluster, capsys):
 def test_no_send_fails_when_a_broker_is_drained_and_it_is_back_soon(cluster, run):
     with Load(cluster.namesrv_addr) as load:
         assert load.now() == {A, B}
-        for command, expected in (("drain", {A}), ("undrain", {A, B})):
-            run("broker", command, B)
+        for command, expected in ((["drain", "--yes"], {A}), (["undrain"], {A, B})):
+            run("broker", *command, B)
             watch = Stopwatch()
             until(lambda expected=expected: load.now() == expected)
             assert watch.seconds < SOON_S

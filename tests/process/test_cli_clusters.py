@@ -162,16 +162,16 @@ def test_small_texts_are_kept_by_namespace(run, cluster):
         {"namespace": "shop", "key": "currency", "value": "EUR"}
     ]
     assert run("kv", "list")[1] == run("kv", "list", "shop")[1] == [{"shop": {"currency": "EUR"}}]
-    assert run("kv", "delete", "shop", "currency")[0] == 0
+    assert run("kv", "delete", "shop", "currency", "--yes")[0] == 0
     assert run("kv", "list")[1] == [{}]
     gone = "there is no key 'currency' in namespace 'shop'"
-    assert run("kv", "delete", "shop", "currency") == (1, [], [{"error": gone}])
+    assert run("kv", "delete", "shop", "currency", "--yes") == (1, [], [{"error": gone}])
     code, _, err = run("kv", "get", "shop", "currency")
     assert (code, "does not exist" in err[0]["error"]) == (1, True)
 
 
 def test_producers_leave_a_broker_that_is_drained(run, cluster, topic):
-    code, (done,), _ = run("broker", "drain", "broker-b")
+    code, (done,), _ = run("broker", "drain", "broker-b", "--yes")
     assert (code, done["broker_name"], done["silent_namesrvs"]) == (0, "broker-b", [])
 
     def perms():
@@ -187,7 +187,7 @@ def test_producers_leave_a_broker_that_is_drained(run, cluster, topic):
         code, _, _ = run("broker", "undrain", "broker-b")
     assert code == 0
     assert perms() == {"broker-a": "rw", "broker-b": "rw"}
-    code, _, (err,) = run("broker", "drain", "broker-x")
+    code, _, (err,) = run("broker", "drain", "broker-x", "--yes")
     assert code == 1
     assert "no broker group 'broker-x'; there are broker-a, broker-b" in err["error"]
 

@@ -196,7 +196,7 @@ def test_what_mqadmin_does_with_access_lists_is_told_to_people_and_programs(run,
         edited.write_text("\n".join(run("acl", "show")[1]))
         code, applied, _ = run("acl", "apply", str(edited), *options)
         assert code == 0
-        code, deleted, _ = run("user", "delete", "gone", *options)
+        code, deleted, _ = run("user", "delete", "gone", "--yes", *options)
         assert code == 0
         code, states, _ = run("acl", "status", *options)
         assert code == 0
@@ -224,7 +224,7 @@ def test_what_mqadmin_does_with_access_lists_is_told_to_people_and_programs(run,
             names = {row.split()[0] for row in users[1:]}
         assert "client" in names
         assert "gone" not in names
-    assert run("user", "delete", "gone")[0] == 2
+    assert run("user", "delete", "gone", "--yes")[0] == 2
 
 
 def test_an_export_has_the_access_list_and_no_secret(cluster, run, tmp_path):
