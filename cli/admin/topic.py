@@ -1,6 +1,6 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -16,9 +16,9 @@ from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..lazy_group import LazyGroup
-from ..notes import tell_warning
+from ..notes import tell_note, tell_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import print_json, print_table, rate, timestamp
+from ..render import counted, print_json, print_table, rate, timestamp
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,
@@ -157,6 +157,13 @@ def create(
     )
     with AdminClient(namesrv, broker_name=broker) as admin:
         done = admin.create_topic(config, exist_ok=if_missing)
+    is_named = order or perm != "rw" or {queues, read_queues, write_queues} != {None}
+    left = sorted(key for key, one in done.items() if one != config)
+    if left and is_named:
+        tell_warning(
+            f"topic {name} was there with other settings, and was left as it was on "
+            f"{', '.join(left)}"
+        )
     _show_configs(name, done, as_json)
 
 
@@ -167,6 +174,7 @@ def create(
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
 @click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
+@click.option("-y", "--yes", is_flag=True, help="Hide unread messages, and do not ask.")
 @broker_option
 @namesrv_option
 @json_option
@@ -177,19 +185,22 @@ def update(
     write_queues: int | None,
     perm: str | None,
     order: bool | None,
+    yes: bool,
     broker: str,
     namesrv: str,
     as_json: bool,
 ) -> None:
     """Change a topic on every broker that has it, or on one; what is not said stays.
 
-    To shrink a topic without losing messages, lower the write queues first, and the read
-    queues when the consumers have emptied the rest.
+    With fewer --queues producers leave the others at once, and consumers keep them while they
+    hold unread messages: repeat the command when they are read. --read-queues and --perm take
+    them away from consumers at once. What hides unread messages is asked first.
 
     \b
     Examples:
       mqmesh topic update orders --queues 16
-      mqmesh topic update orders --write-queues 4
+      mqmesh topic update orders --queues 2
+      mqmesh topic update orders --read-queues 2 --write-queues 2 --yes
       mqmesh topic update orders --perm r
     """
     changes: dict[str, Any] = {
@@ -202,11 +213,44 @@ def update(
     if not changes:
         raise ConfigError("nothing to change; say --queues, --perm or --order")
     with AdminClient(namesrv, broker_name=broker) as admin:
-        present = admin.topic_configs(name)
-        done = admin.put_topic(
-            {broker: msgspec.structs.replace(one, **changes) for broker, (one,) in present.items()}
-        )
+        present = {key: one for key, (one,) in admin.topic_configs(name).items()}
+        wanted = {key: msgspec.structs.replace(one, **changes) for key, one in present.items()}
+        hidden = _hidden(admin, present, wanted)
+        if read_queues is None and not yes:
+            # Queues that were not named for consumers stay theirs until these have read them.
+            for key in [key for key in hidden if wanted[key].perm & Perm.READ]:
+                kept, count = present[key].read_queue_nums, hidden.pop(key)
+                wanted[key] = msgspec.structs.replace(wanted[key], read_queue_nums=kept)
+                tell_note(
+                    f"{counted(count, 'unread message')} on {key} would be hidden: its read "
+                    f"queues stay {kept}; repeat the command when they are read, or add --yes"
+                )
+        if hidden:
+            what = f"{counted(sum(hidden.values()), 'unread message')} of topic {name}"
+            confirm(f"this hides {what}", f"Hide {what}?", yes=yes, as_json=as_json)
+        done = admin.put_topic(wanted, hide_messages=bool(hidden))
     _show_configs(name, done, as_json)
+
+
+def _hidden(
+    admin: AdminClient, present: Mapping[str, TopicConfig], wanted: Mapping[str, TopicConfig]
+) -> dict[str, int]:
+    """Return how many unread messages a change hides from consumers, by broker; none left out."""
+    first = {
+        key: one.read_queue_nums if one.perm & Perm.READ else 0
+        for key, one in wanted.items()
+        if present[key].perm & Perm.READ
+    }
+    if all(present[key].read_queue_nums <= place for key, place in first.items()):
+        return {}
+    (name,) = {one.topic for one in wanted.values()}
+    stats = admin.topic_stats(name)
+    counts = {
+        key: sum(queue.unread_messages for queue in stats[key].queues if queue.queue_id >= place)
+        for key, place in first.items()
+        if key in stats
+    }
+    return {key: count for key, count in counts.items() if count}
 
 
 @topic.command()

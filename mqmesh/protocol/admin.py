@@ -37,11 +37,13 @@ class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         config: Wanted.
         must_exist: Refuse to create.
         must_be_new: Refuse to change.
+        may_hide: Take queues away from consumers although they hold unread messages.
     """
 
     config: TopicConfig
     must_exist: bool = False
     must_be_new: bool = False
+    may_hide: bool = False
 
 
 class GetTopicConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -71,6 +73,8 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         max_queue_offset: Behind the last.
         last_update_timestamp: Store time of the last message in ms, 0 for none.
         first_timestamp: Store time of the first message in ms, 0 for none.
+        unread_messages: Messages that a group of the topic has not done, of the group that lacks
+            most; all messages where no group has an offset in the topic.
     """
 
     queue_id: int
@@ -78,6 +82,7 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     max_queue_offset: int
     last_update_timestamp: int = 0
     first_timestamp: int = 0
+    unread_messages: int = 0
 
 
 class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -13,6 +13,7 @@ import pytest
 
 from mqmesh.cli import main
 from mqmesh.message import Message, dlq_topic
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin
@@ -95,6 +96,41 @@ def test_a_broker_is_shown(run, cluster, capsys):
     code, out, err = run("broker", "show", "broker-x")
     assert (code, out) == (1, [])
     assert err[0]["error"] == "no broker group 'broker-x'; there are broker-a, broker-b"
+
+
+def test_fewer_queues_hide_no_unread_message_unasked(run, cluster, topic):
+    name = topic + "-few"
+    run("topic", "create", name, "--queues", "4", "--broker", "broker-a")
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        for _ in range(4):
+            producer.send_batch([Message(name, b"x")] * 5)
+
+    def update(*options):
+        code, out, err = run("topic", "update", name, *options)
+        queues = [(one["read_queue_nums"], one["write_queue_nums"]) for one in out[0]["brokers"]]
+        return code, queues, " ".join(str(one) for one in err)
+
+    code, queues, err = update("--queues", "2")
+    assert (code, queues) == (0, [(4, 2)])
+    assert "10 unread messages on broker-a would be hidden: its read queues stay 4" in err
+    for wanted in (["--read-queues", "2"], ["--perm", "none"]):
+        code, out, (err,) = run("topic", "update", name, *wanted)
+        assert (code, out) == (2, [])
+        hidden = 10 if "2" in wanted else 20
+        assert f"this hides {hidden} unread messages of topic {name}; add --yes" in err["error"]
+    assert update("--read-queues", "2", "--yes") == (0, [(2, 2)], "")
+    assert update("--queues", "4") == (0, [(4, 4)], "")
+    with GroupAdmin(cluster.namesrv_addr) as admin:
+        admin.create_group(GroupConfig("g-few"))
+        admin.skip_backlog("g-few", name)
+    assert update("--queues", "2") == (0, [(2, 2)], ""), "all groups have read the others"
+
+
+def test_what_was_there_with_other_settings_is_said(run, topic):
+    code, (done,), (err,) = run("topic", "create", topic, "--queues", "8", "--if-missing")
+    assert (code, done["brokers"][0]["read_queue_nums"]) == (0, 2)
+    assert "was left as it was on broker-a, broker-b" in str(err)
+    assert run("topic", "create", topic, "--if-missing")[2] == []
 
 
 def test_a_topic_on_one_broker_only(run, topic):

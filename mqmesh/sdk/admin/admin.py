@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
@@ -261,9 +261,9 @@ class AdminClient:
         self,
         topic: str | TopicConfig,
         *,
-        queues: int = 4,
-        perm: Perm = Perm.READ_WRITE,
-        order: bool = False,
+        queues: int | None = None,
+        perm: Perm | None = None,
+        order: bool | None = None,
         exist_ok: bool = False,
     ) -> dict[str, TopicConfig]:
         """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
@@ -273,35 +273,43 @@ class AdminClient:
 
         Args:
             topic: Its name; or a ``TopicConfig``, which says the next three as well.
-            queues: Read and write queues on each broker, 1 to 65,536.
-            perm: Who may what.
-            order: The route keeps the queues of a broker that is down.
-            exist_ok: Where the topic exists it is left as it is, and is no error.
+            queues: Read and write queues on each broker, 1 to 65,536; 4 by default.
+            perm: Who may what; reading and writing by default.
+            order: The route keeps the queues of a broker that is down; by default it does not.
+            exist_ok: Where the topic exists it is left as it is, and is no error unless it differs
+                from ``queues``, ``perm`` or ``order``, where these are given. One that differs from
+                a ``TopicConfig`` is no error: compare what is returned.
 
         Returns:
             What is in force, by broker group.
 
         Raises:
-            InvalidArgument: The name is illegal, or ``queues``.
+            InvalidArgument: The name is illegal, or ``queues``; or, with ``exist_ok``, the topic
+                exists with another value of ``queues``, ``perm`` or ``order``: nothing was changed.
             BrokerError: It exists, among other reasons.
             NoRoute, TransportError: As for ``put_topic``.
         """
+        given: dict[str, Any] = {}
         if isinstance(topic, str):
-            if type(queues) is not int or not 1 <= queues <= MAX_QUEUES_PER_TOPIC:
-                raise InvalidArgument(
-                    f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
-                )
-            topic = TopicConfig(topic, queues, queues, int(perm), order)
+            given = _given_settings(queues, perm, order)
+            topic = TopicConfig(topic, **given)
         check_topic(topic.topic)
         masters = self._masters()
         there: dict[str, TopicConfig] = {}
         with suppress(TopicNotFound):
             there = {name: one for name, (one,) in self.topic_configs(topic.topic).items()}
+        if exist_ok:
+            _check_left(there, given)
         kept, missing = left_to_make(masters, there, topic, exist_ok=exist_ok)
         request = UpdateTopicRequest(topic, must_be_new=True)
         return kept | self._put_topic(masters, dict.fromkeys(missing, request))
 
-    def put_topic(self, config: TopicConfig | Mapping[str, TopicConfig]) -> dict[str, TopicConfig]:
+    def put_topic(
+        self,
+        config: TopicConfig | Mapping[str, TopicConfig],
+        *,
+        hide_messages: bool = False,
+    ) -> dict[str, TopicConfig]:
         """Creates or changes a topic on every master.
 
         It returns when the name servers tell clients of it: a message that is sent next
@@ -310,6 +318,8 @@ class AdminClient:
         Args:
             config: Wanted; or, where it is not to be the same everywhere, by broker group: masters
                 of others are left alone then.
+            hide_messages: Consumers may lose queues with unread messages: fewer read queues, or no
+                permission to read. The messages are back with the queues.
 
         Returns:
             What is now in force, by broker group.
@@ -318,13 +328,16 @@ class AdminClient:
             InvalidArgument: The name is illegal.
             NoRoute: No master is known.
             BrokerError, TransportError: A broker refused or did not answer; the sentence
-                says which ones had done it before. Repeating the call is safe.
+                says which ones had done it before. Repeating the call is safe. A broker refuses
+                what would hide unread messages, and says how many.
         """
         for one in [config] if isinstance(config, TopicConfig) else config.values():
             check_topic(one.topic)
         masters = self._masters()
         wanted = dict.fromkeys(masters, config) if isinstance(config, TopicConfig) else config
-        requests = {name: UpdateTopicRequest(one) for name, one in wanted.items()}
+        requests = {
+            name: UpdateTopicRequest(one, may_hide=hide_messages) for name, one in wanted.items()
+        }
         return self._put_topic(masters, requests)
 
     def delete_topic(self, topic: str) -> TopicDeletion:
@@ -553,6 +566,41 @@ def check_restarts(endpoint: str, restarts: int) -> None:
             f"{endpoint} forgot {restarts} times where its listing was: it keeps a few, and too "
             "many ask for pages at the same time (exporters, monitors, group list); ask again"
         )
+
+
+def _given_settings(queues: int | None, perm: Perm | None, order: bool | None) -> dict[str, Any]:
+    """Return the settings of a topic that were given, by their names in ``TopicConfig``."""
+    given: dict[str, Any] = {}
+    if queues is not None:
+        if type(queues) is not int or not 1 <= queues <= MAX_QUEUES_PER_TOPIC:
+            raise InvalidArgument(
+                f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
+            )
+        given |= {"read_queue_nums": queues, "write_queue_nums": queues}
+    if perm is not None:
+        given["perm"] = int(perm)
+    if order is not None:
+        given["order"] = order
+    return given
+
+
+def _check_left(there: Mapping[str, TopicConfig], given: Mapping[str, Any]) -> None:
+    """Check that topics that are left as they are have the settings that were given.
+
+    Raises:
+        InvalidArgument: One has another value.
+    """
+    for broker_name, config in there.items():
+        differing = {
+            key: getattr(config, key) for key in given if getattr(config, key) != given[key]
+        }
+        if differing:
+            found = ", ".join(f"{key} {value}" for key, value in differing.items())
+            wanted = ", ".join(f"{key} {given[key]}" for key in differing)
+            raise InvalidArgument(
+                f"topic {config.topic!r} exists on {broker_name} with {found}, not {wanted}; it "
+                "was left as it is (put_topic changes it)"
+            )
 
 
 def left_to_make(

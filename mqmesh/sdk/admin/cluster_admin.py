@@ -231,7 +231,9 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
             code, request = RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(step.name)
         elif step.thing is ImportThing.TOPIC:
             code = RequestCode.UPDATE_AND_CREATE_TOPIC
-            request = UpdateTopicRequest(_topic_config(step.name, here.topics[step.name]))
+            # A plan with fewer read queues is carried out by force only.
+            config = _topic_config(step.name, here.topics[step.name])
+            request = UpdateTopicRequest(config, may_hide=True)
         elif gone:
             code, request = RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(step.name)
         else:

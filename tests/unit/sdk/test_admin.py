@@ -24,6 +24,7 @@ from mqmesh.protocol.route import (
     BrokerAddress,
     BrokerData,
     ClusterInfo,
+    Perm,
     QueueData,
     TopicConfig,
     TopicList,
@@ -172,6 +173,31 @@ def test_a_new_topic_must_be_new_where_it_is_asked_for(
         assert made.keys() == {"broker-a", "broker-b"}
         if exist_ok:
             assert list(made.values()).count(EIGHT) == (at_a is EIGHT)
+
+
+def test_a_topic_that_is_there_with_other_settings_than_those_given_is_an_error(network, client):
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([FOUR]))
+    left = {"broker-a": FOUR, "broker-b": FOUR}
+    assert client.create_topic("t", exist_ok=True) == left
+    assert client.create_topic("t", queues=4, perm=Perm.READ_WRITE, exist_ok=True) == left
+    for given, words_of_it in (
+        ({"queues": 8}, "read_queue_nums 4, write_queue_nums 4, not read_queue_nums 8"),
+        ({"perm": Perm.READ}, "perm 6, not perm 4"),
+        ({"order": True}, "order False, not order True"),
+    ):
+        with pytest.raises(InvalidArgument, match=words_of_it):
+            client.create_topic("t", exist_ok=True, **given)
+    assert RequestCode.UPDATE_AND_CREATE_TOPIC not in {one[1] for one in network.asked}
+
+
+def test_a_broker_is_told_that_messages_may_be_hidden(network, client):
+    network.answer(B, RequestCode.UPDATE_AND_CREATE_TOPIC, FOUR)
+    for hide in (False, True):
+        network.asked.clear()
+        client.put_topic({"broker-b": FOUR}, hide_messages=hide)
+        (asked,) = [one for one in network.asked if one[1] == RequestCode.UPDATE_AND_CREATE_TOPIC]
+        assert decode_header(words.UpdateTopicRequest, asked[2]).may_hide is hide
 
 
 def test_masters_may_have_different_settings_of_a_topic(network, client):

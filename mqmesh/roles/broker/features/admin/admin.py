@@ -1,13 +1,20 @@
 """Topics, and single messages, for administrators."""
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
-from mqmesh.errors import CorruptRecord, MessageIllegal, OffsetIllegal, UnsupportedCommand
+from mqmesh.errors import (
+    CorruptRecord,
+    InvalidArgument,
+    MessageIllegal,
+    OffsetIllegal,
+    UnsupportedCommand,
+)
 from mqmesh.protocol.admin import (
     CleanRequest,
     GetTopicConfigRequest,
@@ -22,7 +29,7 @@ from mqmesh.protocol.admin import (
 )
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
-from mqmesh.protocol.route import DeleteTopicRequest
+from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.admin.cleaning import Answer
 from mqmesh.roles.broker.features.topics.topics import Topic
@@ -38,6 +45,8 @@ def update_and_create_topic(
 ) -> Reply | None:
     """Creates or changes a topic; answered once that is on disk."""
     context.commit_point.check_room()
+    if not wanted.may_hide and not wanted.must_be_new:
+        _check_hidden(context, wanted.config)
     before = context.topics.version
     topic = context.topics.update(
         wanted.config,
@@ -77,6 +86,7 @@ def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsR
     """Where each queue of a topic begins and ends, and when it got its first and last message."""
     name = asked.topic
     topic = context.topics.require(name)
+    groups = context.offsets.groups_of_topic(name)
     queues = []
     for queue_id in range(topic.queue_count):
         low, high = context.store.queue_bounds(name, queue_id)
@@ -84,8 +94,46 @@ def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsR
         if high > low:
             first = _first_stored(context, topic, queue_id, low)
             updated = _last_update(context, topic, queue_id, high)
-        queues.append(QueueStats(queue_id, low, high, updated, first))
+        unread = _unread(context, groups, name, queue_id)
+        queues.append(QueueStats(queue_id, low, high, updated, first, unread))
     return reply_with(TopicStats(name, queues))
+
+
+def _check_hidden(context: BrokerContext, wanted: TopicConfig) -> None:
+    """Check that a change takes no queue with unread messages away from consumers.
+
+    Raises:
+        InvalidArgument: It does; the sentence says how many messages it would hide.
+    """
+    old = context.topics.get(wanted.topic)
+    if old is None:
+        return
+    first = wanted.read_queue_nums if wanted.perm & Perm.READ else 0
+    groups = context.offsets.groups_of_topic(wanted.topic)
+    unread = {
+        queue_id: count
+        for queue_id in range(first, old.readable_queues)
+        if (count := _unread(context, groups, wanted.topic, queue_id))
+    }
+    if unread:
+        change = (
+            f"read_queue_nums {wanted.read_queue_nums}, now {old.config.read_queue_nums}"
+            if wanted.perm & Perm.READ
+            else "a perm without reading"
+        )
+        raise InvalidArgument(
+            f"{change}: {sum(unread.values())} unread messages of topic {wanted.topic!r} would be "
+            f"hidden, in {len(unread)} queues from queue {min(unread)} on; lower write_queue_nums "
+            "alone until consumers have read them, or say that they may be hidden (--yes, "
+            "may_hide)"
+        )
+
+
+def _unread(context: BrokerContext, groups: Sequence[str], topic: str, queue_id: int) -> int:
+    """Return the messages of a queue that one of the groups lacks; all of them for no groups."""
+    low, high = context.store.queue_bounds(topic, queue_id)
+    done = min((context.offsets.query(one, topic, queue_id) for one in groups), default=low)
+    return max(high - max(done, low), 0)
 
 
 def query_consume_queue(

@@ -72,12 +72,34 @@ def test_queues_can_be_added_and_taken_away_under_load(stage):
     assert stage.pull(queue_id=3)[1] == [b"body"], "nothing is lost while shrinking"
 
 
+def test_queues_with_unread_messages_stay_unless_they_may_be_hidden(stage):
+    update(stage, "t", 4, 4)
+    for queue_id in range(4):
+        stage.send(stage.batch(queue_id=queue_id, bodies=(b"a", b"b")))
+    with pytest.raises(InvalidArgument, match="4 unread messages of topic 't' would be hidden"):
+        update(stage, "t", 2, 2)
+    with pytest.raises(InvalidArgument, match="8 unread messages"):
+        update(stage, "t", 4, 4, Perm.WRITE.value)
+    update(stage, "t", 4, 2)
+    for queue_id in (2, 3):
+        stage.context.offsets.commit("billing", "t", queue_id, 2)
+        stage.context.offsets.commit("audit", "t", queue_id, 1)
+    with pytest.raises(InvalidArgument, match="2 unread messages"):
+        update(stage, "t", 2, 2)  # the slowest group counts
+    update(stage, "t", 2, 2, may_hide=True)
+    update(stage, "t", 4, 4)
+    assert stage.pull(queue_id=3)[1] == [b"a", b"b"], "they are back with the queues"
+    for queue_id in (2, 3):
+        stage.context.offsets.commit("audit", "t", queue_id, 2)
+    assert update(stage, "t", 2, 2) == TopicConfig("t", 2, 2)
+
+
 def test_permissions_hold_at_once(stage):
     update(stage, "t", 4, 4)
     stage.send(stage.batch())
     update(stage, "t", 4, 4, Perm.READ.value)
     assert stage.send(stage.batch())[0].code == ResponseCode.NO_PERMISSION
-    update(stage, "t", 4, 4, Perm.WRITE.value)
+    update(stage, "t", 4, 4, Perm.WRITE.value, may_hide=True)
     with pytest.raises(NoPermission):
         stage.pull()
 
@@ -131,7 +153,7 @@ def test_stats_tell_of_every_queue(stage):
         request = TopicStatsRequest("t")
         return stage.ask(RequestCode.GET_TOPIC_STATS_INFO, request, TopicStats)
 
-    expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms, stored_ms), QueueStats(1, 0, 0)])
+    expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms, stored_ms, 2), QueueStats(1, 0, 0)])
     assert stats() == expected
     # As after a restart, when only the store knows.
     stage.context.topics.require("t").last_update.clear()
@@ -166,7 +188,8 @@ def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
     assert delayed.code == 0
     (other,) = stage.send(stage.batch("u"))
     config = TopicConfig("t", 4, 4, perm=Perm.WRITE)
-    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, UpdateTopicRequest(config))
+    wanted = UpdateTopicRequest(config, may_hide=True)
+    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wanted)
     for outcome in (plain, delayed):
         with pytest.raises(NoPermission, match="'t' does not permit reading"):
             stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(outcome.commitlog_offset))

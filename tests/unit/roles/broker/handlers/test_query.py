@@ -75,7 +75,8 @@ def test_a_query_by_id_is_passed_on_whatever_the_topic(stage, index):
 
 def forbid_reading(stage, topic):
     config = TopicConfig(topic, 4, 4, perm=Perm.WRITE)
-    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, UpdateTopicRequest(config))
+    wanted = UpdateTopicRequest(config, may_hide=True)
+    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wanted)
 
 
 def test_messages_of_a_topic_that_nobody_may_read_are_not_found(stage, index):
