@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from .options import json_option
-from .render import print_json
+from .render import print_as_is, print_json
 
 
 @click.command()
@@ -25,4 +25,4 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     if as_json:
         print_json({"shell": shell, "source": source})
     else:
-        click.echo(source)
+        print_as_is(f"{source}\n".encode())

@@ -9,7 +9,7 @@ from mqmesh.sdk.client.options import namesrv_addresses
 
 from .contexts import contexts_file, load_contexts, save_contexts
 from .options import json_option
-from .render import print_json, print_table
+from .render import print_json, print_table, say
 
 
 @click.group()
@@ -47,7 +47,7 @@ def add(name: str, namesrv: str, in_use: bool, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"context {name}: {one['namesrv']}{', in use' if one['in_use'] else ''}")
+        say(f"context {name}: {one['namesrv']}{', in use' if one['in_use'] else ''}")
 
 
 @context.command()
@@ -62,7 +62,7 @@ def use(name: str, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(name, contexts.contexts[name], name))
     else:
-        click.echo(f"commands ask {namesrv} from now on")
+        say(f"commands ask {namesrv} from now on")
 
 
 @context.command("list")
@@ -97,7 +97,7 @@ def remove(name: str, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(name, namesrvs, contexts.current))
     else:
-        click.echo(f"context {name} is removed from {contexts_file()}")
+        say(f"context {name} is removed from {contexts_file()}")
 
 
 def _as_dict(name: str, namesrvs: list[str], current: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The program `mqmesh`: Ctrl-C ends it in order from its first moment on."""
 
+import os
 import signal
+import sys
 
 
 def main() -> int:
@@ -9,6 +11,7 @@ def main() -> int:
     Returns:
         Exit code.
     """
+    _keep_descriptors()
     # While modules are loaded, there is nothing to be ended in order, and nobody who would catch
     # the interrupt: the signal ends the process. Whoever ignores it goes on to do so.
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -19,3 +22,21 @@ def main() -> int:
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return run()
+
+
+def _keep_descriptors() -> None:
+    """Opens ``/dev/null`` in place of closed standard streams.
+
+    Else the first file or socket would get the descriptor, and with it what is printed. Python's
+    ``sys.stdout`` remains None, so that `standard_output` can refuse; the other two are replaced.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

@@ -13,12 +13,14 @@ from typing import Any, Final
 import click
 
 from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.logs import one_line, traceback_lines
 from mqmesh.roles.process import ExitCode
 from mqmesh.version import VERSION
 
 from .lazy_group import LazyGroup
 from .names import check_texts
 from .notes import Options, tell_error
+from .streams import drop_output, escape_what_no_encoding_holds
 
 INTERRUPTED: Final = 130
 
@@ -107,9 +109,21 @@ def root(
     options.as_json = as_json
     options.debug = debug
     # Roles set up a log of their own; clients warn in words.
-    logging.basicConfig(
-        level=logging.INFO if debug else logging.WARNING, format="%(levelname)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Words("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
+
+
+class _Words(logging.Formatter):
+    """Writes records in words: a line, and the lines of a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The record's line."""
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The lines of an exception."""
+        return "\n".join(traceback_lines(super().formatException(ei)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     options = Options()
+    escape_what_no_encoding_holds()
 
     def tell(text: str) -> None:
         tell_error(text, as_json=_wants_json(options, arguments))
@@ -134,12 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             obj=options,
         )
         # What is left in the buffer may meet a closed pipe, too.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         if _wants_json(options, arguments):
             tell("interrupted")
         else:
-            print("interrupted", file=sys.stderr)
+            sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except click.ClickException as error:
         tell(_usage(error))
@@ -148,14 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return ExitCode.USAGE
     except (BrokenPipeError, SystemExit):
-        # Whoever read us has seen enough (click turns that into SystemExit). The interpreter
-        # must not try to flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Whoever read us has seen enough (click turns that into SystemExit).
+        drop_output()
         return ExitCode.OK
     except MQMeshError as error:
         tell(str(error))
         return ExitCode.FAILED
     except OSError as error:
+        _forget_what_is_left()
         tell(_without_number(error))
         return ExitCode.FAILED
     except Exception as error:
@@ -164,6 +180,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
         return ExitCode.FAILED
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _forget_what_is_left() -> None:
+    """The disk behind standard output may be full: the interpreter would end with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        drop_output()
 
 
 def _wants_json(options: Options, arguments: Sequence[str] | None) -> bool:

@@ -1,5 +1,6 @@
 """Names of topics and groups as arguments: the shell completes them by asking the cluster."""
 
+import math
 from abc import abstractmethod
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from mqmesh.errors import MQMeshError
 
 from .contexts import find_namesrv
 
+MAX_INTEGER: Final = 2**63 - 1
 PATIENCE_MS: Final = 1_000
 """A shell that waits for a cluster that is not there must not seem to hang."""
 
@@ -25,6 +27,32 @@ class TextArgument(click.types.StringParamType):
         except UnicodeEncodeError:
             self.fail(f"{text!r} is not valid UTF-8", param, ctx)
         return text
+
+
+class Integer(click.IntRange):
+    """A whole number, which is refused where the wire has no room for it."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number."""
+        number = super().convert(value, param, ctx)
+        if abs(number) > MAX_INTEGER:
+            self.fail(f"{number} is more than {MAX_INTEGER}", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A number; ``nan``, which no comparison finds out of bounds, and infinity are none."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
 
 
 class ClusterName(TextArgument):
@@ -70,6 +98,12 @@ class GroupName(ClusterName):
             return {one.config.group for found in admin.groups().values() for one in found}
 
 
+def _bounds(kind: click.ParamType[Any]) -> tuple[Any, ...]:
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        return kind.min, kind.max, kind.min_open, kind.max_open, kind.clamp
+    return ()
+
+
 _TYPES: Final = {
     "topic": TopicName,
     "group": GroupName,
@@ -83,7 +117,7 @@ _NAMED: Final = {"topic": TopicName, "group": GroupName}
 def check_texts(command: click.Command, inside: str = "") -> None:
     """Has all arguments of a command that are texts looked at, and those of commands in it.
 
-    Numbers with bounds get a name for errors: nobody types "a valid integer range".
+    Numbers get a name for errors: nobody types "a valid integer range".
 
     Args:
         command: Which.
@@ -93,9 +127,9 @@ def check_texts(command: click.Command, inside: str = "") -> None:
         if type(param.type) is click.types.StringParamType:
             kind = _NAMED.get(inside) if param.name == "name" else _TYPES.get(param.name or "")
             param.type = (kind or TextArgument)()
-        elif isinstance(param.type, click.IntRange):
-            param.type.name = "integer"
-        elif isinstance(param.type, click.FloatRange):
-            param.type.name = "number"
+        elif isinstance(param.type, click.types.IntParamType):
+            param.type = Integer(*_bounds(param.type))
+        elif isinstance(param.type, click.types.FloatParamType):
+            param.type = Number(*_bounds(param.type))
     for inner in getattr(command, "commands", {}).values():
         check_texts(inner, command.name or "")

@@ -3,9 +3,10 @@
 import sys
 
 import click
-import msgspec
 
 from mqmesh.logs import one_line
+
+from .streams import json_text
 
 
 class Options:
@@ -51,7 +52,8 @@ def _tell(kind: str, text: str, *, as_json: bool | None = None, prefix: str | No
         options = None if context is None else context.find_object(Options)
         as_json = options is not None and options.as_json
     if as_json:
-        line = msgspec.json.encode({kind: text}).decode()
+        line = json_text({kind: text}, sys.stderr)
     else:
         line = one_line(f"{kind}: {text}" if prefix is None else f"{prefix}{text}")
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -14,6 +14,10 @@ from .contexts import find_namesrv
 from .credentials import use_credentials_of
 from .notes import Options
 
+RATE: Final = click.FloatRange(0.001, 10_000_000)
+"""Messages a second."""
+SECONDS: Final = click.FloatRange(0.001, 31_536_000)
+"""Up to a year."""
 DEFAULT_DATA_DIR: Final = "./mqmesh-data"
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -1,17 +1,24 @@
-"""How answers look: tables for people, JSON for programs, one log stream for both."""
+"""How answers look: tables and lines for people, JSON for programs, one log stream for both.
 
+All that commands print on standard output goes through here. Texts of other people, clients and
+servers can neither break a line nor move a terminal's cursor.
+"""
+
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from mqmesh.logs import one_line
 from mqmesh.roles.supervisor.log_lines import LogLine
+
+from .notes import tell_note
+from .streams import json_text, standard_output
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")
 LEVEL_STYLES: Final = {
@@ -22,58 +29,186 @@ LEVEL_STYLES: Final = {
     "CRITICAL": "bold red",
 }
 NAME_WIDTH: Final = 10
+LABEL_WIDTH: Final = 17
+GAP: Final = "  "
+"""Between two columns."""
 MANY_ROWS: Final = 1_000
 """A terminal gets more rows than this without colours, at once."""
 
 
 def print_json(value: Any, *, flush: bool = True) -> None:
     """Prints a value as one line of JSON."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    out = standard_output()
+    out.write(json_text(value, out) + "\n")
     if flush:
-        sys.stdout.flush()
+        out.flush()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints a table; numbers stand at the right.
+def say(text: str = "") -> None:
+    """Prints a sentence for people as one line, whatever stands in it."""
+    out = standard_output()
+    out.write(one_line(text) + "\n")
+    out.flush()
+
+
+def print_as_is(data: bytes) -> None:
+    """Prints bytes for programs as they are; a terminal gets lines without control characters."""
+    out = standard_output()
+    out.flush()
+    if out.isatty():
+        for line in data.decode(errors="backslashreplace").removesuffix("\n").split("\n"):
+            out.write(one_line(line) + "\n")
+    else:
+        out.buffer.write(data)
+    out.flush()
+
+
+class StyledLines:
+    """Prints lines of several parts, in colours where a terminal shows them."""
+
+    def __init__(self) -> None:
+        self._out = standard_output()
+        console = Console(file=self._out, highlight=False, soft_wrap=True)
+        self._console = console if console.is_terminal else None
+
+    def say(self, parts: Iterable[tuple[str, str]], separator: str = "  ") -> None:
+        """Prints one line.
+
+        Args:
+            parts: Texts, each with a style of rich or "".
+            separator: Stands between them.
+        """
+        if self._console is None:
+            self._out.write(separator.join(one_line(text) for text, _ in parts) + "\n")
+        else:
+            styled = [Text(one_line(text), style=style) for text, style in parts]
+            self._console.print(Text(separator).join(styled))
+
+
+def print_fields(
+    fields: Iterable[tuple[str, str]], width: int = LABEL_WIDTH, lines: StyledLines | None = None
+) -> None:
+    """Prints names and values, one pair a line.
+
+    Args:
+        fields: Name and value.
+        width: Columns for the names.
+        lines: Where they go; None for one of its own.
+    """
+    lines = StyledLines() if lines is None else lines
+    for name, value in fields:
+        name = one_line(name)
+        lines.say([(name + " " * (width - cell_len(name)), "dim"), (value, "")], separator=" ")
+
+
+def print_body(lines: Iterable[str]) -> None:
+    """Prints the lines of a message's body below ``print_fields``."""
+    styled = StyledLines()
+    styled.say([("body", "dim")])
+    for line in lines:
+        styled.say([(f"  {line}", "")])
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], optional: Sequence[str] = ()
+) -> None:
+    """Prints a table; numbers stand at the right. No value is ever broken or cut.
+
+    A terminal that is too narrow gets no optional columns, as many as it takes; if that is not
+    enough, all columns of each row below one another.
 
     Args:
         columns: Heads.
         rows: A cell may be a rich ``Text``.
+        optional: Heads of columns that may be left out, the least important first.
     """
     rows = [list(row) for row in rows]
-    is_number = [
+    numbers = [
         bool(rows) and all(isinstance(row[index], int) for row in rows)
         for index in range(len(columns))
     ]
-    console = Console(highlight=False)
-    if not console.is_terminal or len(rows) > MANY_ROWS:
-        _print_plain(columns, rows, is_number)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, right in zip(columns, is_number, strict=True):
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    console.print(table)
+    table = _Table(columns, [[_cell(value) for value in row] for row in rows], numbers)
+    out = standard_output()
+    room = shutil.get_terminal_size().columns if out.isatty() else None
+    if room is not None and rows:
+        left_out = table.fit(room, optional)
+        if left_out is None:
+            table.print_blocks()
+            return
+        if left_out:
+            tell_note(f"not shown for want of width: {', '.join(left_out)}; --json has all")
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    # Colours take 0.3 ms a row.
+    table.print_lines(console if console.is_terminal and len(rows) <= MANY_ROWS else None)
 
 
-def _print_plain(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], is_number: Sequence[bool]
-) -> None:
-    """Prints a table without a look at the terminal: every row on one line.
+class _Table:
+    """Cells that stand below one another.
 
-    So programs want it that read a pipe; and rich takes 3 s for 10,000 rows.
+    Args:
+        columns: Heads.
+        rows: Cells.
+        numbers: Which columns hold numbers.
     """
-    lines = [list(columns), *([_cell(value).plain.rstrip() for value in row] for row in rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [
-            " " * (width - cell_len(text)) + text
-            if right
-            else text + " " * (width - cell_len(text))
-            for text, width, right in zip(line, widths, is_number, strict=True)
+
+    def __init__(
+        self, columns: Sequence[str], rows: list[list[Text]], numbers: Sequence[bool]
+    ) -> None:
+        self._heads = [_cell(column) for column in columns]
+        self._rows = rows
+        self._numbers = numbers
+        self._widths = [
+            max(cell.cell_len for cell in column) for column in zip(self._heads, *rows, strict=True)
         ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        self._shown = list(range(len(columns)))
+
+    def fit(self, room: int, optional: Sequence[str]) -> list[str] | None:
+        """Leaves out optional columns until lines are short enough.
+
+        Args:
+            room: Width of a terminal.
+            optional: Heads of columns that may go, the least important first.
+
+        Returns:
+            Heads of those that were left out; None if that would not be enough.
+        """
+        left_out: list[str] = []
+        shown = list(self._shown)
+        gone = iter(optional)
+        while sum(self._widths[at] for at in shown) + len(GAP) * (len(shown) - 1) > room:
+            name = next(gone, None)
+            if name is None:
+                return None
+            shown = [at for at in shown if self._heads[at].plain != name]
+            left_out.append(name)
+        self._shown = shown
+        return left_out
+
+    def print_lines(self, console: Console | None) -> None:
+        """Prints a line a row, in colours if there is a console."""
+        out = standard_output()
+        for row in (self._heads, *self._rows):
+            cells = [self._padded(row[at], at) for at in self._shown]
+            if console is None:
+                out.write(GAP.join(cell.plain for cell in cells).rstrip() + "\n")
+            else:
+                line = Text(GAP).join(cells)
+                line.rstrip()
+                console.print(line, style="bold" if row is self._heads else None)
+
+    def print_blocks(self) -> None:
+        """Prints a line a cell, and an empty line between rows."""
+        width = max(head.cell_len for head in self._heads)
+        lines = StyledLines()
+        for number, row in enumerate(self._rows):
+            if number:
+                say()
+            heads = (head.plain for head in self._heads)
+            print_fields(zip(heads, (cell.plain for cell in row), strict=True), width, lines)
+
+    def _padded(self, cell: Text, at: int) -> Text:
+        blank = " " * (self._widths[at] - cell.cell_len)
+        return Text(blank).append(cell) if self._numbers[at] else cell.copy().append(blank)
 
 
 def state_text(state: str) -> Text:
@@ -131,13 +266,12 @@ class LogStream:
 
     def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._lines = None if sys.stdout is None else StyledLines()
         self._colours: dict[str, str] = {}
-        self._is_open = True
 
     def say(self, line: LogLine) -> None:
         """Prints a line; a reader that is gone costs the lines, not the cluster."""
-        if not self._is_open:
+        if self._lines is None:
             return
         try:
             if self._as_json:
@@ -145,27 +279,30 @@ class LogStream:
                     {"time": line.time, "name": line.name, "level": line.level, "text": line.text}
                 )
             else:
-                self._console.print(self._pretty(line))
+                text, *traceback = line.text.split("\n")
+                self._lines.say(self._parts(line, text), separator=" ")
+                for further in traceback:
+                    self._lines.say([(further, LEVEL_STYLES.get(line.level, ""))])
         except (BrokenPipeError, ValueError):
-            self._is_open = False
+            self._lines = None
 
-    def _pretty(self, line: LogLine) -> Text:
+    def _parts(self, line: LogLine, text: str) -> list[tuple[str, str]]:
         colour = self._colours.setdefault(
             line.name, NAME_COLOURS[len(self._colours) % len(NAME_COLOURS)]
         )
         style = LEVEL_STYLES.get(line.level, "")
-        return Text.assemble(
+        return [
             (line.time.partition("T")[2].removesuffix("Z"), "dim"),
-            " ",
             (f"{line.name:<{NAME_WIDTH}}", colour),
-            " ",
             (f"{line.level:<7}", style),
-            " ",
-            (line.text, style),
-        )
+            (text, style),
+        ]
 
 
 def _cell(value: object) -> Text:
     if isinstance(value, Text):
-        return value
-    return Text(f"{value:,}" if type(value) is int else str(value))
+        text, style = value.plain, value.style
+    else:
+        text, style = f"{value:,}" if type(value) is int else str(value), ""
+    # A tab would push the columns behind it aside.
+    return Text(one_line(text).replace("\t", "\\t").rstrip(), style=style)

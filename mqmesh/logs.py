@@ -53,8 +53,15 @@ LINE_BYTES: Final = 4_096
 CONTINUATION: Final = "| "
 """Begins the lines of a traceback."""
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-_LEFT_BY_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
+# Delete and C1, line and paragraph separators, marks that turn the direction of text, characters
+# without a width, halves of characters that have no UTF-8 form.
+_UNSEEN: Final = (
+    r"\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    r"\ufff9-\ufffb\U000e0000-\U000e007f"
+)
+_CONTROLS = re.compile(rf"[\x00-\x08\x0a-\x1f{_UNSEEN}]")
+_LEFT_BY_JSON = re.compile(f"[{_UNSEEN}]")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 _LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z) (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)\Z"
 )
@@ -218,10 +225,7 @@ def json_line(event: LogObject) -> str:
 
 
 def _encoded(event: LogObject) -> str:
-    # What JSON leaves as it is may break a line, or move a terminal's cursor.
-    return _LEFT_BY_JSON.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(event).decode()
-    )
+    return escape_json(msgspec.json.encode(event).decode())
 
 
 def _valid(text: object) -> str:
@@ -281,8 +285,27 @@ class PipeHandler(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks and control characters as escapes."""
+    """Returns a text that a terminal or a log can show as one line, whoever wrote it.
+
+    Line breaks, control characters, marks that turn the direction of text and characters that
+    nobody sees become escapes. Tabs stay.
+    """
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def escape_json(text: str, *, ascii_only: bool = False) -> str:
+    """Returns the same JSON with escapes for what may break a line or move a terminal's cursor.
+
+    Args:
+        text: JSON, as ``msgspec`` or ``json`` write it.
+        ascii_only: Escape all that is not ASCII.
+    """
+    return (_BEYOND_ASCII if ascii_only else _LEFT_BY_JSON).sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def cut_line(line: str) -> bytes:

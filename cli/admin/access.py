@@ -31,7 +31,7 @@ from mqmesh.security.permissions import Permissions
 from ..notes import tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..processes.secure import new_credentials
-from ..render import print_json, print_table
+from ..render import print_as_is, print_json, print_table, say
 
 NAME: Final = click.argument("name")
 DAY: Final = click.DateTime(["%Y-%m-%d"])
@@ -398,7 +398,7 @@ def check(name: str, action: str, topic: str, group: str, namesrv: str, as_json:
         print_json({"user": name, "action": wanted.value, "checks": told})
     for what, one in () if as_json else found:
         may = "may" if one.allowed else "may not"
-        click.echo(f"{name} {may} {wanted.value} {what}: {one.reason}")
+        say(f"{name} {may} {wanted.value} {what}: {one.reason}")
     return ExitCode.OK if all(one.allowed for _, one in found) else ExitCode.FAILED
 
 
@@ -456,7 +456,7 @@ def generate(
     if as_json:
         print_json({"user": name, "public_key": made.public_key, "file": str(output)})
     else:
-        click.echo(made.public_key)
+        say(made.public_key)
 
 
 def _read(namesrv: str) -> AccessList:
@@ -503,7 +503,7 @@ def _tell(said: str, version: int, failed: Sequence[AccessListState], as_json: b
         behind = [{"where": one.where, "problem": one.problem} for one in failed]
         print_json({"done": said, "version": version, "failed": behind})
         return
-    click.echo(said)
+    say(said)
     for one in failed:
         tell_note(f"{one.where} has the former list still: {one.problem}")
 
@@ -512,7 +512,7 @@ def _tell_list(found: AccessList, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
-        click.echo(write_access_list(found), nl=False)
+        print_as_is(write_access_list(found).encode())
 
 
 def _today() -> datetime.date:

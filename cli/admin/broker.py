@@ -15,7 +15,7 @@ from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
 
 from ..notes import tell_error, tell_note, tell_warning
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_json, print_table
+from ..render import duration, print_json, print_table, say
 from .clusters import ping_role, role_state
 
 
@@ -58,7 +58,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
         print_json({"broker_name": name, "members": members, "figures": figures_as_json(figures)})
         return ExitCode.OK
     for one in members:
-        click.echo(
+        say(
             f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
             f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
         )
@@ -191,9 +191,9 @@ def queue(
         ],
     )
     if found.min_queue_offset == found.max_queue_offset:
-        click.echo(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
+        say(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
     else:
-        click.echo(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
+        say(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
 
 
 @click.command()
@@ -217,7 +217,7 @@ def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
         return
     size = sum(one.size for one in done.segments)
     word = "would go" if dry_run else "went"
-    click.echo(f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}")
+    say(f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}")
     if not done.topics:
         return
     print_table(
@@ -244,7 +244,7 @@ def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:
     if as_json:
         print_json({"broker_name": name, **msgspec.structs.asdict(done)})
         return
-    click.echo(f"broker {name} {what}: routes of {done.topic_count} topics changed")
+    say(f"broker {name} {what}: routes of {done.topic_count} topics changed")
     if done.silent_namesrvs:
         tell_warning(
             f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"

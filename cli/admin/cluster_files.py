@@ -15,7 +15,7 @@ from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, 
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..render import print_as_is, print_json, print_table, say
 
 STDOUT: Final = "-"
 
@@ -39,7 +39,7 @@ def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> Non
         setup = admin.export(configs=configs)
     text = write_setup(setup).decode()
     if file == STDOUT:
-        click.echo(text, nl=False)
+        print_as_is(text.encode())
         return
     try:
         Path(file).write_text(text, encoding="utf-8")
@@ -55,7 +55,7 @@ def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> Non
         print_json({"file": file, **counts})
     else:
         said = ", ".join(f"{count} {what}" for what, count in counts.items())
-        click.echo(f"{file} has {said}")
+        say(f"{file} has {said}")
 
 
 @click.command("import")
@@ -103,7 +103,7 @@ def import_cluster(
         left = {one.value: counts[one] for one in ImportAction}
         print_json({"file": str(file), "counts": left, "steps": told, "done": done})
     elif not dry_run and not blocked:
-        click.echo(f"{done} steps are done")
+        say(f"{done} steps are done")
     if blocked and not dry_run:
         tell_error(f"{conflicts} conflicts, so nothing was done; --force does the rest")
     return ExitCode.FAILED if conflicts else ExitCode.OK

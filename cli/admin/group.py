@@ -8,7 +8,6 @@ import msgspec
 from rich.text import Text
 
 from mqmesh.errors import ConfigError
-from mqmesh.logs import one_line
 from mqmesh.message import check_consumer_group, retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData, MessageModel
@@ -18,7 +17,7 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 
 from ..notes import tell_error, tell_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import counted, duration, print_json, print_table, rate, timestamp
+from ..render import counted, duration, print_json, print_table, rate, say, timestamp
 from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
 
@@ -114,7 +113,7 @@ def show_group(name: str, namesrv: str, as_json: bool) -> None:
         return
     _show_settings(row)
     lag = "unknown" if row["lag"] is None else f"{row['lag']:,}"
-    click.echo(
+    say(
         f"{counted(row['members'], 'member')}, {(row['message_model'] or 'none').lower()}; lag "
         f"{lag}, {row['retrying']:,} due for a retry, {counted(row['dead'], 'dead letter')}; "
         f"topics: {', '.join(row['topics']) or '-'}"
@@ -247,7 +246,7 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
     if as_json:
         print_json({"group": name, "deleted_from": brokers, "with_topics": with_topics})
         return
-    click.echo(f"group {name} is deleted from {', '.join(brokers)}")
+    say(f"group {name} is deleted from {', '.join(brokers)}")
 
 
 @group.command()
@@ -307,7 +306,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
     lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
     if found.broadcasts:
         lag = "lag unknown"
-    click.echo(
+    say(
         f"{lag}; "
         f"{rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
@@ -410,7 +409,7 @@ def _broker_dict(broker_name: str, config: GroupConfig, is_configured: bool) -> 
 def _show_settings(found: dict[str, Any]) -> None:
     for row in found["brokers"]:
         times = row["retry_max_times"]
-        click.echo(
+        say(
             f"group {found['group']} on {row['broker_name']}: "
             f"{'may' if row['consume_enable'] else 'may not'} consume, "
             f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
@@ -543,8 +542,8 @@ def _topics(topics: list[str]) -> str:
 
 def _subscriptions(data: ConsumerData) -> str:
     own = retry_topic(data.group)
-    return one_line(
-        ", ".join(f"{one.topic} {one.expression}" for one in data.subscriptions if one.topic != own)
+    return ", ".join(
+        f"{one.topic} {one.expression}" for one in data.subscriptions if one.topic != own
     )
 
 

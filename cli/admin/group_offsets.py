@@ -12,7 +12,7 @@ from mqmesh.protocol.groups import ResetWhere
 from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMove, OffsetMoves
 
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..render import print_json, print_table, say
 from ..times import parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -189,7 +189,7 @@ def _show(name: str, moves: OffsetMoves) -> None:
         text = f"would read {counts.format('skip')} members would be told; nothing was changed"
     else:
         text = f"reads {counts.format('skips')} members were told"
-    click.echo(f"group {name} {text}")
+    say(f"group {name} {text}")
 
 
 def _as_dict(name: str, moves: OffsetMoves) -> dict[str, Any]:

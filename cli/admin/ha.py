@@ -14,9 +14,10 @@ from mqmesh.sdk.admin.log_comparison import LogComparison, LogDifference, partin
 from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
+from ..notes import tell_error
 from ..options import json_option, namesrv_option
 from ..progress_bar import progress_bar
-from ..render import print_json, print_table
+from ..render import print_json, print_table, say
 from .ha_status import is_well, show_settings, show_status
 
 WATCH_S: Final = 1.0
@@ -68,7 +69,7 @@ def _look(admin: HaAdmin, broker: str, *, as_json: bool) -> None:
     try:
         reports = admin.ha_status(broker)
     except MQMeshError as error:
-        click.echo(f"error: {error}", err=True)
+        tell_error(str(error))
         return
     if not as_json:
         click.clear()
@@ -96,7 +97,7 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as
     if as_json:
         print_json({"broker_name": broker, "epoch": answer.epoch, "offset": answer.offset})
     else:
-        click.echo(f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}")
+        say(f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}")
     return ExitCode.OK
 
 
@@ -123,7 +124,7 @@ def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json
         told = {"broker_name": broker, "broker_id": answer.replica_id, "epoch": answer.epoch}
         print_json(told)
     else:
-        click.echo(f"replica {answer.replica_id} leads {broker} from epoch {answer.epoch}")
+        say(f"replica {answer.replica_id} leads {broker} from epoch {answer.epoch}")
     return ExitCode.OK
 
 
@@ -158,7 +159,7 @@ def elect(
     if as_json:
         print_json({"broker_name": broker, "broker_id": broker_id})
     else:
-        click.echo(f"replica {broker_id} stands; `mqmesh ha status {broker}` shows when it leads")
+        say(f"replica {broker_id} stands; `mqmesh ha status {broker}` shows when it leads")
     return ExitCode.OK
 
 
@@ -187,7 +188,7 @@ def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
     if as_json:
         print_json({"broker_name": broker})
     else:
-        click.echo(f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads")
+        say(f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads")
     return ExitCode.OK
 
 
@@ -313,7 +314,7 @@ def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
         for broker_id in parted:
             end = ends[broker_id]
             where = "nothing in common" if end is None else f"one history up to {end.end_offset}"
-            click.echo(f"replicas {heads[0].partition(' ')[2]} and {broker_id} have {where}")
+            say(f"replicas {heads[0].partition(' ')[2]} and {broker_id} have {where}")
     return ExitCode.FAILED if parted else ExitCode.OK
 
 
@@ -349,12 +350,12 @@ def verify(broker: str, rate: int, namesrv: str, as_json: bool) -> int:
     for one in differences:
         who = ", ".join(map(str, one.broker_ids))
         why = "".join(f"; replica {number}: {text}" for number, text in one.problems.items())
-        click.echo(f"at {one.start} to {one.end}: replicas {who} differ{why}")
+        say(f"at {one.start} to {one.end}: replicas {who} differ{why}")
     if told is None:
-        click.echo("the logs have nothing to compare yet")
+        say("the logs have nothing to compare yet")
     elif not differences:
         ids = ", ".join(map(str, told.broker_ids))
-        click.echo(f"replicas {ids} have the same bytes from {told.start} to {told.compared}")
+        say(f"replicas {ids} have the same bytes from {told.start} to {told.compared}")
     return ExitCode.FAILED if differences else ExitCode.OK
 
 
@@ -401,9 +402,9 @@ def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool, as_json: bool
     if as_json:
         print_json({"broker_name": broker, "epoch": answer.epoch, "paused": paused})
     elif paused:
-        click.echo(f"nobody stands in {broker} until `mqmesh ha resume {broker}`")
+        say(f"nobody stands in {broker} until `mqmesh ha resume {broker}`")
     else:
-        click.echo(f"another replica of {broker} stands when its master is missed")
+        say(f"another replica of {broker} stands when its master is missed")
     return ExitCode.OK
 
 
@@ -413,5 +414,5 @@ def _show_voters(broker: str, answer: ChangeVotersResponse, *, as_json: bool) ->
         print_json(told)
     else:
         ids = ", ".join(map(str, answer.voters))
-        click.echo(f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them")
+        say(f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them")
     return ExitCode.OK

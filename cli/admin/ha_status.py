@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import click
-
 from mqmesh.protocol.replication import HaSettings, HaStatus
 from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
 
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table, say, timestamp
 from .broker import figures_as_json
 
 
@@ -24,7 +22,7 @@ def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
         [_row(report, reports) for report in reports],
     )
     for note in notes_of(reports):
-        click.echo(note)
+        say(note)
 
 
 def is_well(report: ReplicaReport) -> bool:
@@ -57,9 +55,9 @@ def show_settings(settings: HaSettings, reports: Sequence[ReplicaReport], *, as_
             for name in names
         ],
     )
-    click.echo(f"version {settings.version}")
+    say(f"version {settings.version}")
     for note in _differing(reports):
-        click.echo(note)
+        say(note)
 
 
 def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:

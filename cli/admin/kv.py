@@ -7,7 +7,7 @@ from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
 
 from ..notes import tell_error, tell_warning
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import print_json, print_table
+from ..render import print_as_is, print_json, print_table, say
 
 
 @click.group()
@@ -49,7 +49,7 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
     if as_json:
         print_json({"namespace": namespace, "key": key, "value": value})
     else:
-        click.echo(value)
+        print_as_is(f"{value}\n".encode())
 
 
 @kv.command()
@@ -97,7 +97,7 @@ def _tell(done: NamesrvChange, what: str, as_json: bool) -> None:
     if as_json:
         print_json(done)
         return
-    click.echo(f"{what} at {', '.join(done.namesrvs)}")
+    say(f"{what} at {', '.join(done.namesrvs)}")
     if done.silent_namesrvs:
         tell_warning(
             f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"

@@ -11,7 +11,7 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.probes import Probe, ProbeClient
 
 from ..options import json_option, namesrv_option
-from ..render import print_json
+from ..render import print_json, say
 
 _count = click.option(
     "-n", "--count", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Messages."
@@ -100,13 +100,13 @@ def _show(probes: Iterator[Probe], as_json: bool, interval_s: float = 0) -> int:
             row |= {"queue_id": queue.queue_id, "took_ms": round(one.took_ms, 3)}
             print_json(row | {"status": told, "problem": one.problem})
         else:
-            click.echo(
+            say(
                 f"{queue.broker_name:<16} queue {queue.queue_id:<4} {one.took_ms:9.3f} ms  "
                 f"{told or one.problem}"
             )
     if not as_json:
         took.sort()
-        click.echo(
+        say(
             f"{len(took)} messages, {failed} failed; half within {took[len(took) // 2]:.3f} ms, "
             f"all within {took[-1]:.3f} ms"
         )

@@ -5,8 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from mqmesh.errors import ClientNotOnline, MQMeshError, NoPermission, UnsupportedCommand
-from mqmesh.logs import one_line
+from mqmesh.errors import ClientNotOnline, NoPermission, UnsupportedCommand
 from mqmesh.message import retry_topic
 from mqmesh.protocol.asking import NEVER, RunningInfo
 from mqmesh.roles.process import ExitCode
@@ -14,7 +13,7 @@ from mqmesh.sdk.admin.members import MemberClient
 
 from ..notes import tell_warning
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, rate, timestamp
+from ..render import duration, print_json, print_table, rate, say, timestamp
 
 
 @click.command()
@@ -48,7 +47,7 @@ def running(name: str, client_id: str, stack: bool, namesrv: str, as_json: bool)
             except (ClientNotOnline, NoPermission, UnsupportedCommand) as error:
                 if client_id:
                     raise
-                silent[one] = _sentence(error)
+                silent[one] = str(error)
     if as_json:
         print_json({"group": name, "members": [_as_dict(one) for one in found], "silent": silent})
         return _exit_code(silent)
@@ -63,10 +62,6 @@ def running(name: str, client_id: str, stack: bool, namesrv: str, as_json: bool)
 
 def _exit_code(silent: dict[str, str]) -> int:
     return ExitCode.FAILED if silent else ExitCode.OK
-
-
-def _sentence(error: MQMeshError) -> str:
-    return one_line(str(error))
 
 
 def _show_members(found: list[RunningInfo]) -> None:
@@ -113,12 +108,10 @@ def _show_members(found: list[RunningInfo]) -> None:
 
 
 def _show_member(one: RunningInfo) -> None:
-    click.echo(
-        f"member {one.client_id} of {one.group}, {one.kind}, since {timestamp(one.started_ms)}"
-    )
+    say(f"member {one.client_id} of {one.group}, {one.kind}, since {timestamp(one.started_ms)}")
     wanted = ", ".join(f"{sub.topic} {sub.expression}" for sub in one.subscriptions)
-    click.echo(one_line(f"subscriptions: {wanted or '-'}"))
-    click.echo(one_line("settings: " + ", ".join(f"{k} = {v}" for k, v in one.properties.items())))
+    say(f"subscriptions: {wanted or '-'}")
+    say("settings: " + ", ".join(f"{k} = {v}" for k, v in one.properties.items()))
     print_table(
         (
             "TOPIC",
@@ -191,9 +184,10 @@ def _show_work(one: RunningInfo) -> None:
 
 def _show_stacks(one: RunningInfo) -> None:
     if one.stacks:
-        click.echo(f"\nstacks of {one.client_id}:")
+        say()
+        say(f"stacks of {one.client_id}:")
         for line in one.stacks.splitlines():
-            click.echo(one_line(line))
+            say(line)
 
 
 def _own_queues(one: RunningInfo) -> list[Any]:

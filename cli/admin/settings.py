@@ -14,7 +14,7 @@ from mqmesh.sdk.client.options import namesrv_addresses
 
 from ..notes import tell_warning
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..render import print_json, print_table, say
 
 _HEADS = ("KEY", "VALUE", "DEFAULT", "AT THE START", "SET", "MAY BE SET")
 
@@ -114,7 +114,7 @@ def namesrv_config(address: str, only_changed: bool, namesrv: str, as_json: bool
         print_json([{"endpoint": one, "settings": shown} for one, shown in found.items()])
         return
     for one, shown in found.items():
-        click.echo(f"name server {one}")
+        say(f"name server {one}")
         _print_settings(shown)
 
 
@@ -201,6 +201,6 @@ def _print_settings(shown: Iterable[dict[str, Any]]) -> None:
 def _tell_changes(where: str, changes: Sequence[ConfigChange]) -> None:
     for one in changes:
         before, after = _word(_plain(one.before)), _word(_plain(one.after))
-        click.echo(f"{where}: {one.key} = {after}, before {before}")
+        say(f"{where}: {one.key} = {after}, before {before}")
     if not changes:
-        click.echo(f"{where}: no setting has another value")
+        say(f"{where}: no setting has another value")

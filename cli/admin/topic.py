@@ -18,7 +18,7 @@ from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 from ..lazy_group import LazyGroup
 from ..notes import tell_note, tell_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import counted, print_json, print_table, rate, timestamp
+from ..render import counted, print_json, print_table, rate, say, timestamp
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,
@@ -274,7 +274,7 @@ def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> No
             {"topic": name, "deleted_from": done.brokers, "silent_namesrvs": done.silent_namesrvs}
         )
         return
-    click.echo(f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}")
+    say(f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}")
     if done.silent_namesrvs:
         tell_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}")
 
@@ -442,7 +442,7 @@ def stats(
         ],
     )
     noun = "message" if total == 1 else "messages"
-    click.echo(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
+    say(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
 
 
 def _show_traffic(found: Sequence[TopicTraffic], as_json: bool) -> None:
@@ -482,7 +482,7 @@ def _show_configs(name: str, configs: dict[str, TopicConfig], as_json: bool) -> 
         print_json({"topic": name, "brokers": rows})
         return
     for row in rows:
-        click.echo(
+        say(
             f"topic {name} on {row['broker_name']}: {row['read_queue_nums']} read and "
             f"{row['write_queue_nums']} write queues, {row['perm']}"
             + (", ordered" if row["order"] else "")

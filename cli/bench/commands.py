@@ -20,8 +20,8 @@ from mqmesh.units import MIB
 from ..main import INTERRUPTED
 from ..messages.send import properties_of
 from ..notes import tell_error, tell_note, tell_warning
-from ..options import json_option, namesrv_option
-from ..render import print_json, print_table
+from ..options import RATE, SECONDS, json_option, namesrv_option
+from ..render import print_json, print_table, say
 from .crew import Crew, OnProgress
 from .result import (
     LATENCY_HEAD,
@@ -76,7 +76,7 @@ def client_options(function: _F) -> _F:
         ),
         click.option(
             "--duration",
-            type=click.FloatRange(0, min_open=True),
+            type=SECONDS,
             metavar="SECONDS",
             help="End after so long.",
         ),
@@ -138,7 +138,7 @@ batch_option = click.option(
 @client_options
 @message_options
 @batch_option
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, of all.")
+@click.option("--rate", type=RATE, help="Messages a second, of all.")
 def produce(
     topic: str | None,
     count: int | None,
@@ -211,7 +211,7 @@ def consume(
 @message_options
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=RATE,
     default=LATENCY_RATE,
     show_default=True,
     help="Messages a second, of all clients.",
@@ -388,7 +388,7 @@ def _show(result: BenchResult, as_json: bool) -> int:
     else:
         print_table(RATE_HEAD, rate_rows(result))
         if result.latency_ms:
-            click.echo()
+            say()
             print_table(LATENCY_HEAD, latency_rows(result))
     if result.is_interrupted:
         tell_note("interrupted; this is what came of it until then")

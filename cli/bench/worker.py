@@ -23,6 +23,7 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.units import MIB
 
+from ..streams import json_line
 from .words import (
     GO,
     BenchTask,
@@ -336,8 +337,8 @@ WORKS: Final = {
 
 def say(word: Word) -> None:
     """Tells the parent."""
-    sys.stdout.write(msgspec.json.encode(word).decode() + "\n")
-    sys.stdout.flush()
+    sys.stdout.buffer.write(json_line(word))
+    sys.stdout.buffer.flush()
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """`mqmesh consume`: prints messages as they come."""
 
 import secrets
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, TopicNotFound
 from mqmesh.filtering.tags import ALL
-from mqmesh.logs import one_line
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
@@ -29,8 +25,9 @@ from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
-from ..options import json_option, namesrv_option
-from ..render import counted, print_json, print_table
+from ..options import SECONDS, json_option, namesrv_option
+from ..render import StyledLines, counted, print_as_is, print_json, print_table
+from ..streams import standard_output
 from ..times import parse_time
 from .shown_message import message_dict, parts_of
 
@@ -96,7 +93,7 @@ Show = Callable[[StoredMessage], None]
 @click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
     help="End when nothing has come for so many seconds; with --max, exit code 1 then.",
 )
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, as they are.")
@@ -256,7 +253,7 @@ class Reading:
             if end is None or message.queue_offset < end:
                 self._show(message)
                 self._count += 1
-        sys.stdout.flush()
+        standard_output().flush()
 
 
 def _until_ms(until: str, now_ms: int) -> int:
@@ -306,7 +303,7 @@ def _show_counts(counts: Counter[str], count_by: str, as_json: bool) -> None:
     else:
         print_table(
             (count_by.upper(), "MESSAGES"),
-            [(one_line(name) or "-", count) for name, count in found],
+            [(name or "-", count) for name, count in found],
         )
 
 
@@ -341,17 +338,9 @@ def _show_json(message: StoredMessage) -> None:
 
 
 def _show_body(message: StoredMessage) -> None:
-    sys.stdout.buffer.write(message.body + b"\n")
-    sys.stdout.buffer.flush()
+    print_as_is(message.body + b"\n")
 
 
 def _pretty_printer() -> Show:
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        return lambda message: print("  ".join(text for text, _ in parts_of(message)))
-
-    def show(message: StoredMessage) -> None:
-        parts = [Text(text, style=style) for text, style in parts_of(message)]
-        console.print(Text("  ").join(parts))
-
-    return show
+    lines = StyledLines()
+    return lambda message: lines.say(parts_of(message))

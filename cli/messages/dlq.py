@@ -3,14 +3,12 @@
 import base64
 import contextlib
 import re
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import click
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -31,8 +29,18 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_error, tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_json, print_table, shortened, timestamp
-from .query import LABEL_WIDTH, body_lines, fields_of, time_option
+from ..render import (
+    duration,
+    print_body,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    shortened,
+    timestamp,
+)
+from ..streams import json_line, standard_output
+from .query import body_lines, fields_of, time_option
 from .shown_message import message_dict
 
 DEFAULT_SHOWN: Final = 32
@@ -185,16 +193,16 @@ def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -
     with DeadLetterClient(namesrv) as client, _progress("exporting") as on_progress:
         # What is wrong with the group is told before there is a file.
         letters = client.scan(group, _filter(**chosen), on_progress=on_progress)
-        with click.open_file(str(file), "wb", atomic=str(file) != "-") as out:
+        with _written(file) as out:
             for letter in letters:
-                out.write(msgspec.json.encode(as_dict(letter)) + b"\n")
+                out.write(json_line(as_dict(letter)))
                 count += letter.count
     if str(file) == "-":
         return ExitCode.OK
     if as_json:
         print_json({"exported": count, "file": str(file)})
     else:
-        click.echo(f"{count:,} dead letters written to {file}")
+        say(f"{count:,} dead letters written to {file}")
     return ExitCode.OK
 
 
@@ -286,7 +294,18 @@ def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
     if as_json:
         print_json({"group": group, "purged": count})
     else:
-        click.echo(f"{count:,} dead letters of group {group} are deleted")
+        say(f"{count:,} dead letters of group {group} are deleted")
+
+
+@contextlib.contextmanager
+def _written(file: Path) -> Iterator[IO[bytes]]:
+    """A file that appears when all is written; standard output for ``-``."""
+    if str(file) == "-":
+        yield standard_output().buffer
+        standard_output().flush()
+        return
+    with click.open_file(str(file), "wb", atomic=True) as out:
+        yield out
 
 
 def short_reason(letter: DeadLetter) -> str:
@@ -400,10 +419,10 @@ class _Ages:
         if not most:
             return
         oldest, newest = (_age(one, self._now_ms) for one in (self.oldest_ms, self.newest_ms))
-        click.echo(f"given up: the oldest {oldest}, the newest {newest}")
+        say(f"given up: the oldest {oldest}, the newest {newest}")
         for name, count in self.counts.items():
             bar = "#" * -(-count * BAR_WIDTH // most)
-            click.echo(f"  {name:<10} {count:>9,} {bar}".rstrip())
+            say(f"  {name:<10} {count:>9,} {bar}".rstrip())
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:
@@ -425,15 +444,9 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
 
 
 def _print_letter(letter: DeadLetter) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     assert letter.message is not None, "it was found by its id"
-    fields = [*fields_of(letter.message), ("resent", timestamp(letter.resent_ms))]
-    for name, value in fields:
-        console.print(f"{name:<{LABEL_WIDTH - 1}} {one_line(value)}", markup=False)
-    console.print("body", markup=False)
-    for line in body_lines(letter.message.body):
-        console.print(f"  {line}", markup=False)
-    sys.stdout.flush()
+    print_fields([*fields_of(letter.message), ("resent", timestamp(letter.resent_ms))])
+    print_body(body_lines(letter.message.body))
 
 
 def _show_resent(
@@ -469,7 +482,7 @@ def _show_resent(
         parts.append(f"{counts[ResendStatus.GONE]:,} gone meanwhile")
     if problems:
         parts.append(f"{len(problems):,} refused")
-    click.echo(", ".join(parts))
+    say(", ".join(parts))
     for letter, remark in problems[:DEFAULT_SHOWN]:
         place = f"{letter.broker_name}@{letter.queue_offset}"
         name = letter.message.message_id if letter.message else place

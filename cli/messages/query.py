@@ -2,19 +2,15 @@
 
 import json
 import string
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
-from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.asking import HandedResult
 from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
@@ -25,7 +21,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, timestamp
+from ..render import duration, print_body, print_fields, print_json, say, timestamp
 from ..times import parse_time
 from .shown_message import message_dict
 from .track import track
@@ -33,7 +29,6 @@ from .track import track
 DUMP_LINE_BYTES: Final = 16
 DUMP_BYTES: Final = 4_096
 """A body that is no text is shown so far."""
-LABEL_WIDTH: Final = 18
 
 _PRINTABLE: Final = frozenset(string.printable.encode()) - frozenset(b"\t\n\r\x0b\x0c")
 
@@ -199,8 +194,8 @@ def hand_to(message_id: str, group: str, client_id: str, namesrv: str, as_json: 
             }
         )
     else:
-        text = f": {one_line(found.text)}" if found.text else ""
-        click.echo(f"{found.result} in {duration(found.took_ms)} by {client_id}{text}")
+        text = f": {found.text}" if found.text else ""
+        say(f"{found.result} in {duration(found.took_ms)} by {client_id}{text}")
     return ExitCode.OK if found.result == HandedResult.SUCCESS else ExitCode.FAILED
 
 
@@ -246,17 +241,11 @@ def _show(result: QueryResult, as_json: bool) -> int:
 
 
 def _print_messages(result: QueryResult) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     for number, message in enumerate(result.messages):
         if number:
-            console.print()
-        for name, value in fields_of(message):
-            label = Text(f"{name:<{LABEL_WIDTH - 1}} ", style="dim")
-            console.print(Text.assemble(label, (one_line(value), "")))
-        console.print(Text("body", style="dim"))
-        for line in body_lines(message.body):
-            console.print(Text(f"  {line}"))
-    sys.stdout.flush()
+            say()
+        print_fields(fields_of(message))
+        print_body(body_lines(message.body))
     if result.more:
         tell_note("there are more; --max shows further ones")
 
@@ -304,7 +293,7 @@ def _json_lines(body: bytes) -> list[str] | None:
         text = json.dumps(value, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-    return [one_line(line) for line in text.splitlines()]
+    return text.splitlines()
 
 
 def _text_lines(body: bytes) -> list[str] | None:
@@ -314,7 +303,7 @@ def _text_lines(body: bytes) -> list[str] | None:
         return None
     if any(ord(character) < 32 and character not in "\t\r\n" for character in text):
         return None
-    return [one_line(line) for line in text.splitlines()] or [""]
+    return text.splitlines() or [""]
 
 
 def _dump_lines(body: bytes) -> list[str]:

@@ -28,8 +28,8 @@ from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
 from ..main import INTERRUPTED
 from ..notes import tell_error, tell_note
-from ..options import json_option, namesrv_option
-from ..render import print_json
+from ..options import RATE, json_option, namesrv_option
+from ..render import print_json, say
 from ..times import parse_time
 
 GROUP: Final = "mqmesh-cli"
@@ -74,7 +74,7 @@ GIVE_UP_S: Final = 30.0
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
 @click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
+@click.option("--rate", type=RATE, help="Messages a second, at most.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
 @click.option(
     "--timeout", type=click.FloatRange(0.001, 600), default=3.0, show_default=True, help="Seconds."
@@ -277,7 +277,7 @@ class _Sending:
             print_json(_as_dict(result))
         elif self._total == 1:
             queue = result.message_queue
-            click.echo(
+            say(
                 f"{result.status.name} {result.message_id} in queue {queue.queue_id} of "
                 f"{queue.topic} on {queue.broker_name}, offset {result.queue_offset}"
             )
@@ -306,7 +306,7 @@ class _Sending:
         seconds = max(time.monotonic() - self._began, 1e-9)
         rate = f"{self._sent / seconds:,.0f} a second"
         failed = f", {self.failed:,} failed" if self.failed else ""
-        click.echo(f"{self._sent:,} messages sent in {seconds:.2f} s ({rate}){failed}")
+        say(f"{self._sent:,} messages sent in {seconds:.2f} s ({rate}){failed}")
 
 
 def _paced(

@@ -4,7 +4,6 @@ import base64
 from typing import Any, Final
 
 from mqmesh.checksum import crc32
-from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 
 from ..render import timestamp
@@ -56,18 +55,18 @@ def parts_of(message: StoredMessage) -> list[tuple[str, str]]:
         (f"{message.broker_name}/{message.queue_id}@{message.queue_offset}", "cyan"),
     ]
     if message.tag is not None:
-        parts.append((one_line(message.tag), "green"))
+        parts.append((message.tag, "green"))
     if message.keys:
-        parts.append((one_line(",".join(message.keys)), "magenta"))
+        parts.append((",".join(message.keys), "magenta"))
     for name, value in (message.properties or {}).items():
-        parts.append((one_line(f"{name}={value}"), "yellow"))
+        parts.append((f"{name}={value}", "yellow"))
     parts.append((_body_text(message.body), ""))
     return parts
 
 
 def _body_text(body: bytes) -> str:
     try:
-        return one_line(body.decode())
+        return body.decode()
     except UnicodeDecodeError:
         shown = body[:PREVIEW_BYTES].hex()
         return f"<{len(body):,} bytes> {shown}{'…' if len(body) > PREVIEW_BYTES else ''}"

@@ -15,7 +15,7 @@ from mqmesh.sdk.admin.tracks import MessageTrack
 
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table, say, timestamp
 from .track import show_track, track_dict
 
 STYLES = {"SUCCESS": "green", "COMMIT": "green", "RUNNING": "dim", "UNKNOWN": "dim"}
@@ -69,7 +69,7 @@ def show(message_id: str, trace_topic: str, namesrv: str, as_json: bool) -> int:
     else:
         tell_note(NO_TRACE)
         if track is not None and track.copies:
-            click.echo("what is stored says:")
+            say("what is stored says:")
             show_track(track)
     is_known = found.spans or (track is not None and track.copies)
     return ExitCode.OK if is_known else ExitCode.FAILED
@@ -105,7 +105,7 @@ def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str, as_j
         print_json([msgspec.to_builtins(one) for one in found])
     else:
         for one in found:
-            click.echo(f"message {one.message_id}")
+            say(f"message {one.message_id}")
             if one.spans:
                 _show(one)
             else:

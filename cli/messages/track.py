@@ -7,14 +7,13 @@ import msgspec
 from rich.text import Text
 
 from mqmesh.clock import SystemClock
-from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackClient, TrackState
 
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, timestamp
+from ..render import duration, print_json, print_table, say, timestamp
 
 STYLES: Final = {
     TrackState.CONSUMED: "green",
@@ -71,11 +70,11 @@ def show_track(found: MessageTrack) -> None:
             for copy in reversed(found.copies)
         ],
     )
-    click.echo()
+    say()
     if found.due_ms:
-        click.echo(f"it is delayed, and will be delivered {_when(found.due_ms, now_ms)}")
+        say(f"it is delayed, and will be delivered {_when(found.due_ms, now_ms)}")
     elif not found.tracks:
-        click.echo(f"no group reads topic {found.copies[0].topic}")
+        say(f"no group reads topic {found.copies[0].topic}")
     if found.tracks:
         print_table(
             ("GROUP", "STATE", "MEMBERS", "TRIES FAILED", "REMARK"),
@@ -102,7 +101,7 @@ def _remark(one: Track, now_ms: int) -> str:
         parts.append(f"queue with {one.client_id}")
     if one.last_failure:
         parts.append(f"last failure: {one.last_failure}")
-    return one_line("; ".join(parts))
+    return "; ".join(parts)
 
 
 def _when(due_ms: int, now_ms: int) -> str:

@@ -9,7 +9,7 @@ from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 
 from ..notes import tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_json, print_table, timestamp
+from ..render import duration, print_json, print_table, say, timestamp
 from .query import body_lines
 from .shown_message import message_dict
 
@@ -112,7 +112,7 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
     ]
     print_table(("FIELD", "VALUE"), [row for row in rows if row[1] != ""])
     for line in body_lines(message.body):
-        click.echo(line)
+        say(line)
 
 
 @tx.command()
@@ -149,7 +149,7 @@ def _end(message_id: str, decision: Decision, yes: bool, namesrv: str, as_json: 
         print_json({"message_id": message_id, "broker_name": broker_name, "decision": word})
     else:
         done = "committed" if decision is Decision.COMMIT else "rolled back"
-        click.echo(f"half message {message_id} was {done} at {broker_name}")
+        say(f"half message {message_id} was {done} at {broker_name}")
 
 
 def as_dict(half: HalfMessage) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from ..admin.broker import figures_as_json
 from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
-from ..render import LogStream, duration, print_json, print_table, state_text
+from ..render import LogStream, duration, print_json, print_table, say, state_text
 from .layout import MONITOR, ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
 from .secure import client_file, make_security
 from .serve import open_client_transport
@@ -187,9 +187,7 @@ def status(
         tell_note(f"no cluster is running on {folder}; `mqmesh up` starts one")
     else:
         namesrv = record.namesrv if record else "unknown"
-        click.echo(
-            f"cluster on {folder}: process {pid}, up {duration(uptime_ms)}, name servers {namesrv}"
-        )
+        say(f"cluster on {folder}: process {pid}, up {duration(uptime_ms)}, name servers {namesrv}")
         print_table(
             ("ROLE", "NAME", "PID", "STATE", "ENDPOINT", "UPTIME", "RESTARTS", "ENDED BY"),
             [
@@ -246,11 +244,11 @@ def down(
     if as_json:
         print_json({"data_dir": str(folder), "stopped": stopped, "orphans": orphans})
     elif stopped:
-        click.echo(f"the cluster on {folder} has stopped")
+        say(f"the cluster on {folder} has stopped")
     elif orphans:
-        click.echo(f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}")
+        say(f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}")
     else:
-        click.echo(f"no cluster is running on {folder}")
+        say(f"no cluster is running on {folder}")
     return ExitCode.OK
 
 
@@ -287,7 +285,7 @@ def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
         print_json([{"name": one.name, "state": one.state, "pid": one.pid} for one in entries])
     else:
         for one in entries:
-            click.echo(f"{one.name} is {one.state}")
+            say(f"{one.name} is {one.state}")
     return ExitCode.OK
 
 

@@ -9,7 +9,7 @@ import click
 from mqmesh.roles.process import ExitCode
 
 from ..options import json_option
-from ..render import print_json
+from ..render import print_json, say
 
 ROOM: Final = "mqmesh.roles.exporter"
 
@@ -30,5 +30,6 @@ def boards(folder: Path, as_json: bool) -> int:
     if as_json:
         print_json({"written": written})
     else:
-        click.echo("\n".join(written))
+        for path in written:
+            say(path)
     return ExitCode.OK

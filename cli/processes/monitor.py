@@ -10,7 +10,7 @@ from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.process import ExitCode
 
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table, say, timestamp
 from .serve import ProcessOptions, process_options
 
 COLUMNS = ("SINCE", "SEVERITY", "ALARM", "WHAT IS WRONG")
@@ -60,4 +60,4 @@ def _show(alarms: list[Alarm], as_json: bool) -> None:
             [(timestamp(one.since_ms), one.severity, one.alarm, one.summary) for one in alarms],
         )
     else:
-        click.echo("no alarm")
+        say("no alarm")

@@ -11,7 +11,7 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, timestamp
+from ..render import duration, print_json, print_table, say, timestamp
 from .serve import ProcessOptions, open_transport, process_options
 
 DEFAULT_SHOWN: Final = 32
@@ -112,4 +112,4 @@ def cancel(message_id: str, namesrv: str, as_json: bool) -> None:
     if as_json:
         print_json({"message_id": message_id.upper(), "cancelled_at": brokers})
     else:
-        click.echo(f"message {message_id.upper()} is cancelled at {', '.join(brokers)}")
+        say(f"message {message_id.upper()} is cancelled at {', '.join(brokers)}")

@@ -1,6 +1,5 @@
 """`mqmesh archive`: messages kept beyond their time in a broker, and questions about them."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,6 @@ import msgspec
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError
-from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
@@ -21,7 +19,8 @@ from mqmesh.storage.tools.snapshot import delete_snapshot
 
 from ..notes import tell_error
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import print_json, print_table
+from ..render import print_as_is, print_json, print_table, say
+from ..streams import standard_output
 from ..times import parse_time
 from .archive_export import export
 from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds
@@ -142,7 +141,7 @@ def _show_ingest(report: Any, as_json: bool) -> None:
     size = report.to_offset - report.from_offset
     what = f"{size:,} bytes of log, now at {report.to_offset}" if size else "nothing new"
     gap = f"; {report.gap_before:,} bytes before are missing" if report.gap_before else ""
-    print(f"{report.snapshot}: {what}{gap}", flush=True)
+    say(f"{report.snapshot}: {what}{gap}")
 
 
 @archive.command()
@@ -174,7 +173,7 @@ def status(archive: str, as_json: bool) -> int:
             for one in sources
         ],
     )
-    print()
+    say()
     print_table(
         ["topic", "day", "messages", "bytes", "files"],
         [(one.topic, one.dt, one.rows, one.bytes, one.files) for one in partitions],
@@ -222,15 +221,15 @@ def find(
     )
     for row in found:
         if body:
-            sys.stdout.buffer.write(row["body"] + b"\n")
+            print_as_is(row["body"] + b"\n")
         elif as_json:
             print_json(plain_row(row), flush=False)
         else:
             text = row["body"][:SHOWN_BODY].decode("utf-8", "replace")
             place = f"{row['broker']}/{row['topic']}/{row['queue_id']}@{row['queue_offset']}"
             moment = row["store_timestamp"].strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-            print(one_line("  ".join([moment, place, row["message_id"], text])))
-    sys.stdout.flush()
+            say("  ".join([moment, place, row["message_id"], text]))
+    standard_output().flush()
     return ExitCode.OK if found else ExitCode.FAILED
 
 
@@ -282,15 +281,15 @@ def verify(archive: str, start: _Start, as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        print(f"{report.rows:,} messages")
+        say(f"{report.rows:,} messages")
         for gap in report.gaps:
-            print(f"missing: {gap}")
+            say(f"missing: {gap}")
         if report.duplicates:
-            print(f"damaged: {report.duplicates:,} messages are there twice")
+            say(f"damaged: {report.duplicates:,} messages are there twice")
         if report.keys_missing:
-            print(f"damaged: {report.keys_missing:,} keys cannot be looked up")
+            say(f"damaged: {report.keys_missing:,} keys cannot be looked up")
         if report.sound:
-            print("sound")
+            say("sound")
     return ExitCode.OK if report.sound else ExitCode.FAILED
 
 
@@ -317,7 +316,7 @@ def compact(
     if as_json:
         print_json(done)
     else:
-        print(f"{done['files_before']:,} files became {done['files_after']:,}")
+        say(f"{done['files_before']:,} files became {done['files_after']:,}")
     return ExitCode.OK
 
 
@@ -371,7 +370,7 @@ def expire(
     if as_json:
         print_json({"messages": gone})
     else:
-        print(f"{gone:,} messages are gone")
+        say(f"{gone:,} messages are gone")
     return ExitCode.OK
 
 
@@ -397,8 +396,8 @@ def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
         print_json({"files": gone, "dry_run": dry_run})
     else:
         for name in gone if dry_run else ():
-            print(name)
-        print(f"{len(gone):,} files {'would go' if dry_run else 'are gone'}")
+            say(name)
+        say(f"{len(gone):,} files {'would go' if dry_run else 'are gone'}")
     return ExitCode.OK
 
 
@@ -418,7 +417,7 @@ def jars(directory: Path, as_json: bool) -> int:
     if as_json:
         print_json({"directory": str(directory), "jars": names})
     else:
-        print(f"{len(names)} jars in {directory}")
+        say(f"{len(names)} jars in {directory}")
     return ExitCode.OK
 
 
@@ -518,5 +517,5 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> object:
     if isinstance(value, bytes | bytearray):
-        return one_line(bytes(value[:SHOWN_BODY]).decode("utf-8", "replace"))
-    return value if isinstance(value, int) else one_line(str(value))
+        return bytes(value[:SHOWN_BODY]).decode("utf-8", "replace")
+    return value if isinstance(value, int) else str(value)

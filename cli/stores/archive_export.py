@@ -1,6 +1,5 @@
 """`mqmesh archive export`: messages of an archive as files, or back into a topic."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,8 +17,10 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.storage.files.atomic_file import load_document, save_document
 
 from ..main import INTERRUPTED
+from ..notes import tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_json
+from ..render import print_json, say
+from ..streams import json_line, standard_output
 from .archive_parts import archive_module, plain_row
 
 ORIGIN: Final = "ARCHIVE_ORIGIN"
@@ -94,9 +95,11 @@ def export(
         count = work.write_parquet(archive, topic, since, until, str(output))
     elif kind == "ndjson":
         with ExitStack() as stack:
-            target: BinaryIO = (
-                sys.stdout.buffer if output is None else stack.enter_context(output.open("xb"))
-            )
+            target: BinaryIO
+            if output is None:
+                target = standard_output().buffer
+            else:
+                target = stack.enter_context(output.open("xb"))
             count = _write_lines(work.rows(archive, topic, since, until), target)
         if output is None:
             return ExitCode.OK
@@ -109,19 +112,19 @@ def export(
         with Interrupt() as interrupt, Producer("mqmesh-archive", namesrv_addr=namesrv) as producer:
             count = _resend(producer, found, output, into, rate, interrupt)
             if interrupt:
-                click.echo(f"interrupted after {count} messages", err=True)
+                tell_note(f"interrupted after {count} messages")
                 return INTERRUPTED
     if as_json:
         print_json({"messages": count})
     else:
-        print(f"{count:,} messages")
+        say(f"{count:,} messages")
     return ExitCode.OK
 
 
 def _write_lines(found: Iterator[dict[str, Any]], target: BinaryIO) -> int:
     count = 0
     for row in found:
-        target.write(msgspec.json.encode(plain_row(row)) + b"\n")
+        target.write(json_line(plain_row(row)))
         count += 1
     return count
 

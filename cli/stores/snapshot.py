@@ -8,7 +8,6 @@ from typing import Final
 import click
 
 from mqmesh.errors import ConfigError, MQMeshError
-from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.storage.interface import RecoveryProgress
@@ -19,7 +18,7 @@ from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 from ..notes import tell_error, tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..progress_bar import progress_bar
-from ..render import print_json, print_table, timestamp
+from ..render import print_json, print_table, say, timestamp
 
 DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
 
@@ -88,7 +87,7 @@ def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int
             }
         )
     else:
-        print(
+        say(
             f"{path}\nlog {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
             f"{info.disk_bytes:,} bytes in {info.file_count} files, {info.took_ms / 1000:.2f} s"
         )
@@ -156,18 +155,18 @@ def verify(path: Path, as_json: bool) -> int:
         print_json(report)
     else:
         manifest = opened.manifest
-        print(
+        say(
             f"{manifest.broker_name}: {report.batches:,} batches, {report.messages:,} messages, "
             f"log {manifest.start_offset} to {manifest.end_offset}"
         )
         for lost in report.damage:
-            print(one_line(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}"))
+            say(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}")
         for name in report.damaged_files:
-            print(one_line(f"damaged: {name} fails its checksum"))
+            say(f"damaged: {name} fails its checksum")
         if report.further_damage:
-            print(f"damaged: {report.further_damage:,} further ranges")
+            say(f"damaged: {report.further_damage:,} further ranges")
         if report.sound:
-            print("sound")
+            say("sound")
     return ExitCode.OK if report.sound else ExitCode.FAILED
 
 
@@ -190,7 +189,7 @@ def restore(path: Path, directory: Path, as_json: bool) -> int:
     if as_json:
         print_json({"directory": str(directory), "end_offset": manifest.end_offset})
     else:
-        print(f"{directory} holds the store of {manifest.broker_name} up to {manifest.end_offset}")
+        say(f"{directory} holds the store of {manifest.broker_name} up to {manifest.end_offset}")
     return ExitCode.OK
 
 
@@ -224,7 +223,7 @@ def delete(paths: tuple[Path, ...], yes: bool, as_json: bool) -> int:
     if as_json:
         print_json({"deleted": deleted})
     else:
-        print(f"{len(deleted)} deleted")
+        say(f"{len(deleted)} deleted")
     return ExitCode.OK
 
 

@@ -11,7 +11,6 @@ import click
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError, StoreLocked
-from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
@@ -22,7 +21,7 @@ from ..messages.shown_message import message_dict, parts_of
 from ..notes import tell_note
 from ..options import json_option
 from ..progress_bar import progress_bar
-from ..render import print_json, timestamp
+from ..render import print_json, say, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 
@@ -83,27 +82,27 @@ def _open(directory: Path) -> Iterator[StoppedStore]:
 
 def _show_report(report: VerifyReport) -> None:
     size = report.end_offset - report.start_offset
-    print(
+    say(
         f"{report.backend}: {report.batches:,} batches, {report.messages:,} messages, "
         f"{report.queues:,} queues, {size:,} bytes of log from offset {report.start_offset}"
     )
     if report.torn_bytes:
-        print(f"{report.torn_bytes:,} bytes behind the end are torn; the next start cuts them off")
+        say(f"{report.torn_bytes:,} bytes behind the end are torn; the next start cuts them off")
     for lost in report.log_damage:
-        print(one_line(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}"))
+        say(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}")
     for one in report.queue_damage:
         where = f"queue {one.queue_id} of {one.topic}, offsets {one.first} to {one.end - 1}"
-        print(one_line(f"damaged: {where}: {one.reason}"))
+        say(f"damaged: {where}: {one.reason}")
     for begun in report.epoch_damage:
         where = f"epoch {begun.epoch} begins at {begun.start_offset}"
-        print(
+        say(
             f"damaged: epochs: {where}, and the table does not say so; remove epochs and "
             f"epochs.bak, and the next start reads them from the log"
         )
     if report.further_damage:
-        print(f"damaged: {report.further_damage:,} further ranges")
+        say(f"damaged: {report.further_damage:,} further ranges")
     if report.sound:
-        print("sound")
+        say("sound")
 
 
 @store.command()
@@ -140,8 +139,7 @@ def dump(
         for item in stopped.items():
             if item.wrong is not None:
                 code = ExitCode.FAILED
-                told = f"damaged: log {item.start} to {item.end}: {item.wrong}"
-                click.echo(one_line(told), err=True)
+                tell_note(f"damaged: log {item.start} to {item.end}: {item.wrong}")
             elif _is_wanted(item, topic, queue_id, offset or 0):
                 if batches:
                     left -= _print_batch(item, as_json)
@@ -186,7 +184,7 @@ def _print_batch(item: Item, as_json: bool) -> int:
     else:
         values["store_timestamp"] = timestamp(header.store_timestamp)
         values["born_timestamp"] = timestamp(header.born_timestamp)
-        print(one_line("  ".join(f"{name}={value}" for name, value in values.items())))
+        say("  ".join(f"{name}={value}" for name, value in values.items()))
     return 1
 
 
@@ -196,7 +194,7 @@ def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
     try:
         messages = decode_messages(item.data, item.header)
     except CorruptBatch as error:
-        click.echo(one_line(f"damaged: log {item.start} to {item.end}: {error}"), err=True)
+        tell_note(f"damaged: log {item.start} to {item.end}: {error}")
         return 0
     wanted = [message for message in messages if message.queue_offset >= offset][:most]
     for message in wanted:
@@ -206,7 +204,7 @@ def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
             texts = (text for text, _ in parts_of(message)[2:])
             place = f"{message.info.topic}/{message.queue_id}@{message.queue_offset}"
             moment = timestamp(message.store_timestamp)
-            print("  ".join([moment, one_line(place), message.message_id, *texts]))
+            say("  ".join([moment, place, message.message_id, *texts]))
     return len(wanted)
 
 
@@ -236,7 +234,7 @@ def rebuild_index(directory: Path, as_json: bool) -> int:
     if as_json:
         print_json({"indexed_bytes": covered})
     else:
-        print(f"the index covers {covered:,} bytes of log")
+        say(f"the index covers {covered:,} bytes of log")
     return ExitCode.OK
 
 

@@ -19,6 +19,15 @@ UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
 # itself in, and a test holds that nothing else imports it.
 CONFINED_CODE = "mqmesh/sandbox/runtime.py"
 
+# The streams, what draws on them, the program's ends, and a worker whose output is a pipe.
+MAY_PRINT = {
+    "cli/streams.py",
+    "cli/render.py",
+    "cli/entry.py",
+    "cli/main.py",
+    "cli/bench/worker.py",
+}
+
 BROAD = {"Exception", "BaseException"}
 
 # Written in pieces, so that this file does not find itself.
@@ -132,6 +141,19 @@ def excused_tests(source: str) -> Iterator[int]:
                 yield node.lineno
 
 
+def other_ways_out(source: str) -> Iterator[int]:
+    """Yield lines of the command line that print past its output module.
+
+    That one escapes texts of others, and knows what a terminal's encoding can hold.
+    """
+    for node in walked(source):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.stdout":
+            yield node.lineno
+        elif called_name(node) in {"Console", "print", "click.echo", "click.secho"}:
+            if "stderr=True" not in ast.unparse(node):
+                yield node.lineno
+
+
 def private_words(text: str) -> Iterator[int]:
     """Yield lines that speak of the place where the project was written."""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -172,6 +194,16 @@ def test_the_tests_have_no(rule, python_files):
         if path.startswith("tests/") and not path.startswith("tests/harness/")
     }
     assert complaints(rule, tests) == []
+
+
+def test_commands_print_through_one_module(python_files):
+    commands = {
+        path: text
+        for path, text in python_files.items()
+        if path.startswith("cli/") and path not in MAY_PRINT
+    }
+    assert len(commands) > 40
+    assert complaints(other_ways_out, commands) == []
 
 
 def test_nothing_speaks_of_the_place_where_it_was_written(texts):
@@ -215,6 +247,10 @@ def test_bash_scripts_stop_at_the_first_error(texts):
         (sleeping_tests, "async def f():\n    await asyncio.sleep(1)"),
         (excused_tests, "@pytest.mark.skip\ndef f(): ..."),
         (excused_tests, "pytest.xfail('later')"),
+        (other_ways_out, "print(name)"),
+        (other_ways_out, "click.echo(name)"),
+        (other_ways_out, "sys.stdout.buffer.write(body)"),
+        (other_ways_out, "Console(highlight=False).print(name)"),
         (private_words, "see ../sha" + "red/spec"),
         (private_words, "a server fa" + "rm"),
     ],
@@ -234,6 +270,7 @@ def test_a_ban_finds_a_planted_fault(rule, source):
         (unfinished_work, "x = 1  # why"),
         (sleeping_tests, "async def f():\n    await asyncio.sleep(0)\n    clock.sleep(3)"),
         (excused_tests, "self.skip(3)"),
+        (other_ways_out, "say(name)\nprint_table(heads, rows)\nConsole(stderr=True)"),
         (private_words, "shared by all; farmers; a/shared/b"),
     ],
 )

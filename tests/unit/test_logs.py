@@ -84,6 +84,16 @@ def test_whatever_is_logged_is_one_line_of_json(value):
     assert split_line(line).event == "saw %s"
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_nobody_moves_a_terminal_by_a_text_that_is_logged(form):
+    text = "a\x1b[2J\x07\x9b\x85\u2028\u202e\u2066\u200f\ufeff\U000e0041b\nERROR forged"
+    formatter = LineFormatter() if form == "text" else JsonFormatter("broker", "a")
+    line = formatter.format(record("client %s came", text))
+    assert line.isprintable()
+    if form == "json":
+        assert json.loads(line)["values"] == [text]
+
+
 def test_an_object_has_room_in_a_pipe_however_long_its_text_and_traceback_are():
     try:
         raise ValueError("€" * 9_000 + "the end")

@@ -129,7 +129,8 @@ class RotatedFile:
 
     def write(self, line: str) -> None:
         """Appends a line."""
-        data = cut_line(line)
+        # What is no log line of ours may hold anything.
+        data = cut_line(one_line(line))
         try:
             if self._file is not None and self._size + len(data) > self._max_bytes:
                 self._rotate()

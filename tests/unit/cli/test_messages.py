@@ -8,6 +8,7 @@ import pytest
 
 from mqmesh.cli.messages.send import _lines, _paced, properties_of
 from mqmesh.cli.messages.shown_message import message_dict, parts_of
+from mqmesh.cli.render import StyledLines
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 
@@ -70,7 +71,7 @@ def test_a_body_that_is_no_text_is_base64():
     assert (message["body"], message["body_base64"]) == (None, "/wA=")
 
 
-def test_a_message_for_people_is_one_line():
+def test_a_message_for_people_has_parts():
     message = stored(b"two\nlines \x1b[2J", tag="new", keys=["1", "2"], properties={"a": "b"})
     assert [text for text, _ in parts_of(message)] == [
         "00:00:00.001",
@@ -78,8 +79,13 @@ def test_a_message_for_people_is_one_line():
         "new",
         "1,2",
         "a=b",
-        r"two\nlines \x1b[2J",
+        "two\nlines \x1b[2J",
     ]
+
+
+def test_a_message_for_people_is_one_line(capsys):
+    StyledLines().say(parts_of(stored(b"two\nlines \x1b[2J", tag="\x1b")))
+    assert capsys.readouterr().out == ("00:00:00.001  broker-a/2@11  \\x1b  two\\nlines \\x1b[2J\n")
 
 
 def test_a_body_that_is_no_text_is_shown_as_its_beginning():

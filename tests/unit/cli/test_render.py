@@ -81,7 +81,7 @@ def test_a_reader_that_is_gone_costs_the_lines_only(monkeypatch):
         raise BrokenPipeError
 
     stream = LogStream()
-    monkeypatch.setattr(stream._console, "print", gone)
+    monkeypatch.setattr(stream._lines, "say", gone)
     stream.say(LINE)
     stream.say(LINE)
 

@@ -87,7 +87,7 @@ def test_verify_ends_with_1_and_the_ranges_if_something_is_damaged(capsys, tmp_p
     code, out, err = run(capsys, "store", "dump", tmp_path, "--json")
     assert code == 1
     assert json.loads(out)["body"] == "b"
-    assert err.startswith("damaged: log 0 to ")
+    assert json.loads(err)["note"].startswith("damaged: log 0 to ")
 
 
 def test_dump_prints_messages_and_filters_them(capsys, directory):
