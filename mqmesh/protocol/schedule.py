@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.protocol.route import Epoch
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 MAX_RUNS: Final = 16_384
@@ -36,7 +37,7 @@ class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     Attributes:
         session: To be repeated in its requests.
         store_id: Of the store; a timetable belongs to one store.
-        epoch: Grows when the log's tail was cut: the timetable is then made anew.
+        epoch: Of the log now; a new timetable begins with it. 0 if the store cannot tell.
         now_ms: The broker's wall clock.
     """
 
@@ -56,6 +57,10 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
             for none: the log is kept from there. Says something only when ``caught_up``.
         caught_up: The timetable knows everything up to the cursors.
         pending: Messages that wait, for people; -1 for unknown.
+        epoch: Of the log when the cursors were right: the one of the last answer, or saved beside
+            the timetable; 0 if it does not know.
+        settled: Next offset of the record queue, behind the newest record whose effect the
+            timetable holds; counts where it is ahead of that queue's cursor.
     """
 
     session: int
@@ -63,6 +68,8 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     lowest_offset: _Offset = -1
     caught_up: bool = False
     pending: int = -1
+    epoch: Epoch = 0
+    settled: _Offset = 0
 
 
 class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -95,6 +102,7 @@ class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
         more: Pull again at once.
         start_offset: Commit-log offset before which nothing is left.
         roll_before: Retention wants to remove the log before this; 0 for no wish.
+        epoch: Of the log now; the next pull carries it. 0 if the store cannot tell.
     """
 
     now_ms: _Time
@@ -104,6 +112,7 @@ class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     more: bool
     start_offset: _Offset
     roll_before: _Offset = 0
+    epoch: Epoch = 0
 
 
 class DueStatus:

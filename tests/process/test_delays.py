@@ -141,6 +141,20 @@ def test_nothing_is_lost_however_often_broker_and_service_are_killed(cluster, pr
     assert early == []
 
 
+def test_a_clean_restart_goes_on_with_the_timetable(cluster, producer):
+    waits = producer.send(Message("t", b"waits").delayed_by(3_600_000))
+    until(lambda: figures(cluster)["schedule_pending"] == 1)
+    cluster.schedules["broker-a"].stop()
+    cluster.brokers["broker-a"].stop()
+    cluster.start_broker()
+    cluster.start_schedule()
+    until(lambda: figures(cluster)["schedule_pending"] == 1)
+    producer.cancel_delayed(waits)
+    log = (cluster.folder / "schedule-broker-a.log").read_text()
+    assert "WARNING" not in log
+    assert "timetable" not in log
+
+
 def test_a_lost_timetable_is_made_anew_and_downtime_is_made_up_for(cluster, producer, consumer):
     sent = [
         # Batches of one message, as their levels differ: a busy machine needs a while for them.

@@ -169,7 +169,7 @@ class ScheduleService:
         self._work_due_ms = 0
         self._idle: PlannedCall | None = None
         self._forgetting = False
-        self._suspect = False
+        self._suspect = ""
 
     # ---- Sessions --------------------------------------------------------------------
 
@@ -250,12 +250,15 @@ class ScheduleService:
         self._note_time(opened.now_ms)
         # From disk each time: what was in memory may be ahead of it after an error.
         table = None if self._suspect else self._open_table(False)
-        if table is None or not table.begin(opened.store_id, opened.epoch, self._boot_id):
-            _log.warning("the timetable is damaged, or of another log; making it anew")
+        why = self._suspect
+        if table is not None:
+            why = table.begin(opened.store_id, opened.epoch, self._boot_id)
+        if table is None or why:
+            _log.warning("the timetable is made anew from the broker's log: %s", why)
             self._rebuilds += 1
             table = self._open_table(True)
             table.begin(opened.store_id, opened.epoch, self._boot_id)
-        self._suspect = False
+        self._suspect = ""
         self._table = table
         self.state = SessionState.CATCHING_UP
         self._pull()
@@ -293,13 +296,15 @@ class ScheduleService:
             -1 if lowest is None else lowest,
             serving,
             table.state.pending if serving else -1,
+            table.state.epoch,
+            table.state.settled,
         )
         header = encode_header(asked)
         self._ask(RequestCode.PULL_SCHEDULE, header, b"", self._pulled, self._pull_failed)
 
     def _pull_failed(self, error: MQMeshError) -> None:
         if isinstance(error, OffsetIllegal):
-            self._suspect = True  # the log is shorter than the table believes
+            self._suspect = str(error)  # the log lost messages that the table has
         self._begin_again(error)
 
     def _pulled(self, answer: Command) -> None:
@@ -308,6 +313,7 @@ class ScheduleService:
         found = decode_header(PullScheduleResponse, answer.header)
         self._pulling = False
         self._note_time(found.now_ms)
+        table.state.epoch = found.epoch
         if found.entries or found.records or found.cursors != table.state.cursors:
             table.add(found.entries, [_runs_of(body) for body in found.records], found.cursors)
         if found.start_offset > self._start_offset:
@@ -390,8 +396,7 @@ class ScheduleService:
         def done(answer: Command) -> None:
             self._in_flight -= 1
             told = decode_header(DeliverDueResponse, answer.header)
-            runs = table.settle(taken, told.statuses)
-            table.note_record(told.record_offset)
+            runs = table.settle(taken, told.statuses, told.record_offset)
             self._delivered += sum(count for _, _, count in runs)
             early = DueStatus.NOT_DUE in told.statuses
             self._note_time(told.now_ms, exact=early)
@@ -484,8 +489,7 @@ class ScheduleService:
 
         def done(answer: Command) -> None:
             told = decode_header(DeliverDueResponse, answer.header)
-            table.remove(runs[: len(told.statuses)])
-            table.note_record(told.record_offset)
+            table.remove(runs[: len(told.statuses)], told.record_offset)
             table.release(chunk_ids)
             then()
             self._plan()
@@ -550,7 +554,7 @@ class ScheduleService:
 
     def _fail(self, error: StorageError) -> None:
         """The timetable cannot be used: from disk again, or anew when it is damaged."""
-        self._suspect = isinstance(error, CorruptRecord)
+        self._suspect = str(error) if isinstance(error, CorruptRecord) else ""
         self._table = None
         self._begin_again(error)
 

@@ -41,7 +41,7 @@ from mqmesh.roles.schedule.chunks import (
     without,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 MOST_CHUNKS: Final = 2_048
 """Looked at for one request."""
 MOST_STEPS: Final = 256
@@ -90,11 +90,13 @@ class TimetableState(msgspec.Struct, array_like=True):
     Attributes:
         version: Of the table's form.
         store_id: Store that the log belongs to.
-        epoch: Of the log; another one means that its tail was cut.
+        epoch: Of the log in which ``cursors`` are right; 0 for a store that has no epochs.
         cursors: Next queue offset of each queue of the schedule topic.
         pending: Messages that wait.
         boot_id: Of the system that wrote it.
         clean: It was made durable after the last change.
+        settled: Queue offset behind the newest record whose effect the table holds; it may be
+            ahead of the cursor of the record queue.
     """
 
     version: int = VERSION
@@ -104,6 +106,7 @@ class TimetableState(msgspec.Struct, array_like=True):
     pending: int = 0
     boot_id: bytes = b""
     clean: bool = False
+    settled: int = 0
 
 
 class Taken(msgspec.Struct):
@@ -152,25 +155,32 @@ class Timetable:
 
     # ---- The log ---------------------------------------------------------------------
 
-    def begin(self, store_id: int, epoch: int, boot_id: bytes) -> bool:
-        """Tells whether the table can be gone on with; else it must be made anew.
+    def begin(self, store_id: int, epoch: int, boot_id: bytes) -> str:
+        """Begins a session, unless the table must be made anew.
+
+        Whether the log lost messages that the table has is the broker's to say: each pull carries
+        ``epoch`` and the cursors.
 
         Args:
             store_id: Of the broker's store.
-            epoch: Of its log.
+            epoch: Of its log; a new table begins in it.
             boot_id: Of the running system.
+
+        Returns:
+            Why the table cannot be used; empty if it can.
         """
         state = self.state
         if not state.cursors:
             state.store_id, state.epoch, state.boot_id = store_id, epoch, boot_id
             state.cursors = [0] * SCHEDULE_QUEUES
-            return True
-        same_log = (state.store_id, state.epoch) == (store_id, epoch)
-        # What was not synced before a power cut may be anything.
-        if not same_log or not (state.clean or state.boot_id == boot_id):
-            return False
+            return ""
+        if state.store_id != store_id:
+            return f"it is of store {state.store_id:x}, not {store_id:x}"
+        # After a power cut the file may hold some changes and lack others that were made before.
+        if not (state.clean or state.boot_id == boot_id):
+            return "the machine went down before its last changes were on the disk"
         state.boot_id = boot_id
-        return True
+        return ""
 
     def add(
         self,
@@ -194,20 +204,22 @@ class Timetable:
             key = _ID.pack(b"i", entry.producer_id, entry.first_sequence, place)
             puts.append((key, _U32.pack(entry.message_count)))
             self.state.pending += entry.message_count
-        record_cursor = self.state.cursors[RECORD_QUEUE]
-        self.state.cursors = list(cursors)
+        state = self.state
+        record_cursor = state.cursors[RECORD_QUEUE]
+        state.cursors = list(cursors)
         if puts:
             # The records may be about these, so they are written first.
-            self.state.cursors[RECORD_QUEUE] = record_cursor
+            state.cursors[RECORD_QUEUE] = record_cursor
             self._save(puts)
-            self.state.cursors[RECORD_QUEUE] = cursors[RECORD_QUEUE]
+        state.cursors[RECORD_QUEUE] = max(record_cursor, cursors[RECORD_QUEUE])
+        state.settled = max(state.settled, state.cursors[RECORD_QUEUE])
         self.remove([run for runs in records for run in runs])
 
-    def note_record(self, queue_offset: int) -> None:
-        """A record of what was settled here has this offset: it need not be read."""
-        cursors = self.state.cursors
-        if cursors[RECORD_QUEUE] == queue_offset:
-            cursors[RECORD_QUEUE] += 1
+    def _note_record(self, queue_offset: int) -> None:
+        state = self.state
+        if state.cursors[RECORD_QUEUE] == queue_offset:
+            state.cursors[RECORD_QUEUE] += 1  # it need not be read
+        state.settled = max(state.settled, queue_offset + 1)
 
     # ---- What is due -------------------------------------------------------------------
 
@@ -250,12 +262,13 @@ class Timetable:
         _merge(parts, taken)
         return taken
 
-    def settle(self, taken: Taken, statuses: bytes) -> list[Run]:
+    def settle(self, taken: Taken, statuses: bytes, record_offset: int = -1) -> list[Run]:
         """The broker has answered.
 
         Args:
             taken: What it was asked for.
             statuses: ``DueStatus`` of each run from the first one on; the others wait again.
+            record_offset: Queue offset of the broker's record of it, -1 for none.
 
         Returns:
             The runs that need not wait any more.
@@ -278,6 +291,7 @@ class Timetable:
             self._replace(chunk_id, key, left, puts, deletes)
             self.state.pending -= sum(all_runs[index][2] for index in runs)
         self.put_back(taken)
+        self._note_record(record_offset)
         self._save(puts, deletes)
         if changed:
             self.remove(changed)
@@ -399,8 +413,14 @@ class Timetable:
             found.append(((place, int(number)), due_key, decode_chunk(value)))
         return found
 
-    def remove(self, runs: Sequence[Run]) -> None:
-        """Messages that need not wait any more; those that do not wait do no harm."""
+    def remove(self, runs: Sequence[Run], record_offset: int = -1) -> None:
+        """Removes messages that need not wait any more.
+
+        Args:
+            runs: Which; those that do not wait do no harm.
+            record_offset: Queue offset of the broker's record of it, -1 for none, or for those
+                that ``add`` was given.
+        """
         puts: list[Pair] = []
         deletes: list[bytes] = []
         by_place: dict[int, list[Run]] = {}
@@ -414,6 +434,7 @@ class Timetable:
                 if left != before:
                     self._replace(chunk_id, key, left, puts, deletes)
                     self.state.pending -= _count(before) - _count(left)
+        self._note_record(record_offset)
         self._save(puts, deletes)
 
     def _replace(

@@ -12,7 +12,12 @@ from harness.batches import PRODUCER_ID
 from harness.served import served
 from harness.sorted_pairs import SortedPairs
 
-from mqmesh.batch.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
+from mqmesh.batch.delayed_batch import (
+    ANY_TIME_QUEUE,
+    RECORD_QUEUE,
+    DelayedMeta,
+    pack_due_times,
+)
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.batch.redelivery import redeliver
@@ -455,6 +460,56 @@ def test_a_log_that_lost_its_end_means_a_new_timetable(rig):
     rig.advance(2_000, 10)
     assert rig.service.status().rebuilds == 1
     assert len(rig.delivered()) == 1
+
+
+class Epochs:
+    """The epochs of a store: 1, and later ones that begin at given offsets of queue 19."""
+
+    def __init__(self, store, monkeypatch):
+        self.newest = 1
+        self.cuts = {}
+        monkeypatch.setattr(store, "epoch", lambda: self.newest)
+        monkeypatch.setattr(store, "cut_offset", self.cut_offset)
+
+    def begin(self, **cuts):
+        self.newest += 1
+        self.cuts = {int(name.removeprefix("queue_")): cut for name, cut in cuts.items()}
+
+    def cut_offset(self, topic, queue_id, epoch):
+        assert (topic, 1 <= epoch < self.newest) == (SCHEDULE_TOPIC, True)
+        return self.cuts.get(queue_id)
+
+
+def test_a_restart_that_lost_nothing_keeps_the_timetable(rig, monkeypatch, caplog):
+    epochs = Epochs(rig.stage.store, monkeypatch)
+    rig.kill_service()
+    rig.send(rig.now_ms + 50, rig.now_ms + 5_000)
+    rig.advance(100)
+    for cut in (2, 3):
+        epochs.begin(**{f"queue_{ANY_TIME_QUEUE}": cut, f"queue_{RECORD_QUEUE}": 1})
+        rig.restart_broker()
+        rig.advance(100)
+        assert Timetable(rig.pairs).state.pending == 1
+        assert rig.service.status().rebuilds == 0
+    assert caplog.messages == []
+    rig.advance(6_000, 10)
+    assert [s for s, _ in rig.delivered()] == [0, 1]
+
+
+@pytest.mark.parametrize(("queue_id", "cut"), [(ANY_TIME_QUEUE, 1), (RECORD_QUEUE, 0)])
+def test_an_epoch_in_which_the_log_lost_its_end_means_a_new_timetable(
+    rig, monkeypatch, caplog, queue_id, cut
+):
+    epochs = Epochs(rig.stage.store, monkeypatch)
+    rig.kill_service()
+    rig.send(rig.now_ms + 50, rig.now_ms + 5_000)
+    rig.advance(100)
+    epochs.begin(**{f"queue_{queue_id}": cut})
+    rig.restart_broker()
+    rig.advance(2_000, 10)
+    assert rig.service.status().rebuilds == 1
+    assert f"queue {queue_id} of the schedule topic lost its messages from {cut} on" in caplog.text
+    assert rig.service.state is SessionState.SERVING
 
 
 def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):

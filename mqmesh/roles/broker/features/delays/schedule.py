@@ -42,7 +42,7 @@ from mqmesh.protocol.schedule import (
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.due_messages import Prepared, prepare
-from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
+from mqmesh.roles.broker.features.delays.schedule_reading import check_cursors, read_schedule
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.units import CommitLogOffset
 
@@ -56,21 +56,14 @@ _WHY = {
 }
 
 
-def _cut_epoch(context: BrokerContext) -> int:
-    """Grows when something is gone that a service may have been told of."""
-    leadership = context.leadership
-    if leadership is None:
-        return context.store.epoch()
-    # It is told of what is confirmed, and an election takes nothing of that back.
-    return leadership.in_sync.state.unclean_since
-
-
 def open_schedule(context: BrokerContext, request: Request, asked: OpenScheduleRequest) -> Reply:
     """A schedule service begins."""
     stats = context.store.stats()
     session = context.schedule.open(request.peer)
     return reply_with(
-        OpenScheduleResponse(session, stats.store_id, _cut_epoch(context), context.clock.wall_ms())
+        OpenScheduleResponse(
+            session, stats.store_id, context.store.epoch(), context.clock.wall_ms()
+        )
     )
 
 
@@ -83,6 +76,9 @@ def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleR
         lowest = asked.lowest_offset
         desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
         context.store.keep_from(HOLDER, CommitLogOffset(desk.keep_from))
+    epoch = context.store.epoch()
+    if 0 < asked.epoch < epoch:
+        check_cursors(context.store, asked.cursors, asked.settled, asked.epoch)
     found = read_schedule(context.store, asked.cursors)
     stats = context.store.stats()
     if not found.more:
@@ -97,6 +93,7 @@ def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleR
             found.more,
             stats.min_commitlog_offset,
             context.store.retention_wish(),
+            epoch,
         )
     )
 

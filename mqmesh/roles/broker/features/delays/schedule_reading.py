@@ -36,6 +36,32 @@ class ScheduleNewsRead(msgspec.Struct):
     more: bool
 
 
+def check_cursors(store: MessageStore, cursors: Sequence[int], settled: int, epoch: int) -> None:
+    """Checks that the log still has what a timetable knows of.
+
+    Args:
+        store: Where the messages are.
+        cursors: Next offset of each queue.
+        settled: Next offset of the record queue, if that is higher.
+        epoch: Of the log when these were right, from 1.
+
+    Raises:
+        OffsetIllegal: The log lost the end of a queue since, and other messages may stand there.
+    """
+    for queue_id, cursor in enumerate(cursors[:SCHEDULE_QUEUES]):
+        known = max(cursor, settled) if queue_id == RECORD_QUEUE else cursor
+        try:
+            cut = store.cut_offset(SCHEDULE_TOPIC, queue_id, epoch)
+        except CorruptRecord as error:
+            raise OffsetIllegal(
+                f"queue {queue_id} of the schedule topic cannot be compared: {error}"
+            ) from error
+        if cut is not None and cut < known:
+            raise OffsetIllegal(
+                f"queue {queue_id} of the schedule topic lost its messages from {cut} on"
+            )
+
+
 def read_schedule(store: MessageStore, cursors: Sequence[int]) -> ScheduleNewsRead:
     """Reads on in all queues of the schedule topic.
 
