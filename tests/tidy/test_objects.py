@@ -20,7 +20,7 @@ MANY_METHODS = {
     "mqmesh.storage.interface.MessageStore": 18,
     "mqmesh.transport.zmq.loop.EventLoop": 16,
     "mqmesh.roles.broker.features.groups.consumer_groups.ConsumerGroups": 16,
-    "mqmesh.roles.schedule.timetable.Timetable": 15,
+    "mqmesh.roles.schedule.timetable.Timetable": 14,
     "mqmesh.transport.simulated.loop.SimulatedLoop": 14,
     "mqmesh.filtering.sql92._Builder": 13,
     # RocketMQ's DefaultLitePullConsumer is one class to its users: sixteen of these are its. What
