@@ -35,7 +35,12 @@ def context() -> None:
 @click.option("--use", "in_use", is_flag=True, help="Use it from now on.")
 @json_option
 def add(name: str, namesrv: str, in_use: bool, as_json: bool) -> None:
-    """Add a context, or give one other name servers."""
+    """Add a context, or give one other name servers.
+
+    \b
+    Examples:
+      mqmesh context add production --namesrv 10.0.0.1:9876,10.0.0.2:9876 --use
+    """
     if not 0 < len(name) <= 255:
         raise ConfigError("a context's name has 1 to 255 characters")
     contexts = load_contexts()
@@ -54,7 +59,12 @@ def add(name: str, namesrv: str, in_use: bool, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def use(name: str, as_json: bool) -> None:
-    """Let commands use a context."""
+    """Let commands use a context.
+
+    \b
+    Examples:
+      mqmesh context use production
+    """
     contexts = load_contexts()
     namesrv = contexts.namesrv(name)
     contexts.current = name
@@ -68,7 +78,12 @@ def use(name: str, as_json: bool) -> None:
 @context.command("list")
 @json_option
 def list_contexts(as_json: bool) -> None:
-    """List all contexts."""
+    """List all contexts.
+
+    \b
+    Examples:
+      mqmesh context list
+    """
     contexts = load_contexts()
     rows = [
         _as_dict(name, namesrvs, contexts.current)
@@ -87,7 +102,12 @@ def list_contexts(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def remove(name: str, as_json: bool) -> None:
-    """Remove a context. The cluster itself is not touched."""
+    """Remove a context. The cluster itself is not touched.
+
+    \b
+    Examples:
+      mqmesh context remove production
+    """
     contexts = load_contexts()
     contexts.namesrv(name)
     namesrvs = contexts.contexts.pop(name)

@@ -149,7 +149,12 @@ def add(
 @namesrv_option
 @json_option
 def list_users(namesrv: str, as_json: bool) -> None:
-    """List all users."""
+    """List all users.
+
+    \b
+    Examples:
+      mqmesh user list
+    """
     found = _read(namesrv).user
     if as_json:
         print_json([msgspec.to_builtins(one) for one in found])
@@ -175,7 +180,12 @@ def list_users(namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def show(name: str, namesrv: str, as_json: bool) -> None:
-    """Show a user as the access list has it."""
+    """Show a user as the access list has it.
+
+    \b
+    Examples:
+      mqmesh user show billing
+    """
     now = _read(namesrv)
     _tell_list(AccessList(now.version, [now.find(name)]), as_json)
 
@@ -185,7 +195,12 @@ def show(name: str, namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def disable(name: str, namesrv: str, as_json: bool) -> int:
-    """Let nobody be this user; its connections end."""
+    """Let nobody be this user; its connections end.
+
+    \b
+    Examples:
+      mqmesh user disable billing
+    """
     return _set(namesrv, as_json, name, f"user {name} is disabled", enabled=False)
 
 
@@ -194,7 +209,12 @@ def disable(name: str, namesrv: str, as_json: bool) -> int:
 @namesrv_option
 @json_option
 def enable(name: str, namesrv: str, as_json: bool) -> int:
-    """Let whoever has its key be this user again."""
+    """Let whoever has its key be this user again.
+
+    \b
+    Examples:
+      mqmesh user enable billing
+    """
     return _set(namesrv, as_json, name, f"user {name} is enabled", enabled=True)
 
 
@@ -336,7 +356,12 @@ def remove_key(name: str, public_key: str, yes: bool, namesrv: str, as_json: boo
 @namesrv_option
 @json_option
 def show_list(namesrv: str, as_json: bool) -> None:
-    """Show the access list, to be edited and applied."""
+    """Show the access list, to be edited and applied.
+
+    \b
+    Examples:
+      mqmesh acl show > access.toml
+    """
     _tell_list(_read(namesrv), as_json)
 
 
@@ -406,7 +431,12 @@ def check(name: str, action: str, topic: str, group: str, namesrv: str, as_json:
 @namesrv_option
 @json_option
 def list_status(namesrv: str, as_json: bool) -> int:
-    """Show which version is in force where; exit code 1 if they differ."""
+    """Show which version is in force where; exit code 1 if they differ.
+
+    \b
+    Examples:
+      mqmesh acl status
+    """
     with AccessClient(namesrv) as client:
         found = client.access_states()
     if as_json:

@@ -54,6 +54,11 @@ def status(broker: str, watch: bool, namesrv: str, as_json: bool) -> int:
     """Show the replicas of all broker groups, or of BROKER.
 
     Exit code 1 when one does not answer, or follows nobody.
+
+    \b
+    Examples:
+      mqmesh ha status
+      mqmesh ha status broker-a --watch
     """
     with HaAdmin(namesrv) as admin:
         while watch:
@@ -89,6 +94,10 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as
     What the follower had not got from its master is lost to the group: a few milliseconds of
     messages, or nothing where sends waited for a follower (ha.ack_replicas). Before the old
     master starts again, let it follow (broker_id, ha.master_addr).
+
+    \b
+    Examples:
+      mqmesh ha promote broker-a 2
     """
     with HaAdmin(namesrv) as admin:
         if not yes:
@@ -117,6 +126,10 @@ def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json
 
     Nothing is lost, and clients see a short pause. For groups that elect their master (ha.mode
     "auto"): before its machine is taken down, or after it came back.
+
+    \b
+    Examples:
+      mqmesh ha switch broker-a --to 2
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.switch_over(broker, broker_id or 0, epoch=epoch)
@@ -149,6 +162,10 @@ def elect(
 
     It may lack messages that were acknowledged, and consumers may have seen them: they are lost.
     Replicas that come back later are cut to what it has.
+
+    \b
+    Examples:
+      mqmesh ha elect broker-a 2 --unclean
     """
     with HaAdmin(namesrv) as admin:
         if not yes:
@@ -178,6 +195,10 @@ def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
 
     All replicas of the group have to be there, and nobody else. The one with most of the log leads
     then. Where replicas were added or removed, say which ones there are.
+
+    \b
+    Examples:
+      mqmesh ha init broker-a --replicas 1,2,3
     """
     names = [one.strip() for one in replicas.split(",") if one.strip()]
     wrong = [one for one in names if not one.isdecimal()]
@@ -203,6 +224,10 @@ def add(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) ->
 
     Start it before or after that, with the group's settings and ha.total_replicas as large as its
     id at least. It gets the log, and comes in sync. No harm if it belongs to the group already.
+
+    \b
+    Examples:
+      mqmesh ha add broker-a 4
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.add_replica(broker, broker_id, epoch=epoch)
@@ -220,6 +245,10 @@ def remove(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool)
 
     Its files stay where they are. Of the master: first have it hand the lead over (mqmesh ha
     switch). No harm if it does not belong to the group.
+
+    \b
+    Examples:
+      mqmesh ha remove broker-a 4
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.remove_replica(broker, broker_id, epoch=epoch)
@@ -236,6 +265,10 @@ def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
 
     For work on machines and networks. `mqmesh ha switch` works all the same, and a master that is
     started again leads again. One that stays away is missed until somebody resumes.
+
+    \b
+    Examples:
+      mqmesh ha pause broker-a
     """
     return _pause(broker, epoch, namesrv, paused=True, as_json=as_json)
 
@@ -246,7 +279,12 @@ def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
 @namesrv_option
 @json_option
 def resume(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
-    """Have another replica of BROKER elected again when its master is missed."""
+    """Have another replica of BROKER elected again when its master is missed.
+
+    \b
+    Examples:
+      mqmesh ha resume broker-a
+    """
     return _pause(broker, epoch, namesrv, paused=False, as_json=as_json)
 
 
@@ -270,6 +308,10 @@ def settings(
     These are failsafe, lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. They are kept by
     the coordinator, and replicas use them within seconds. BROKER is the group that is asked and
     shown.
+
+    \b
+    Examples:
+      mqmesh ha settings broker-a
     """
     pairs = [one.partition("=") for one in sets]
     wrong = [name for name, found, _ in pairs if not found]
@@ -296,6 +338,10 @@ def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
 
     In an epoch one master writes. Logs with another history than the first one are cut where they
     part when they follow it. Exit code 1 when one has.
+
+    \b
+    Examples:
+      mqmesh ha epochs broker-a --last 5
     """
     with HaAdmin(namesrv) as admin:
         logs = admin.epochs(broker)
@@ -334,6 +380,10 @@ def verify(broker: str, rate: int, namesrv: str, as_json: bool) -> int:
 
     Each reads its log from the disk, a MiB at a time, and tells checksums. Exit code 1 when there
     is a difference; it ends after ten of them.
+
+    \b
+    Examples:
+      mqmesh ha verify broker-a --rate 32
     """
     differences, told = [], None
     with HaAdmin(namesrv) as admin, progress_bar() as on_progress:

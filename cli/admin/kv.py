@@ -31,7 +31,12 @@ def kv() -> None:
 @namesrv_option
 @json_option
 def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> None:
-    """Set KEY of NAMESPACE to VALUE, at every name server."""
+    """Set KEY of NAMESPACE to VALUE, at every name server.
+
+    \b
+    Examples:
+      mqmesh kv put shop currency EUR
+    """
     with NamesrvAdmin(namesrv) as admin:
         done = admin.put_kv(namespace, key, value)
     _tell(done, f"{namespace}/{key} is set", as_json)
@@ -43,7 +48,12 @@ def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> No
 @namesrv_option
 @json_option
 def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
-    """Print the value of KEY of NAMESPACE."""
+    """Print the value of KEY of NAMESPACE.
+
+    \b
+    Examples:
+      mqmesh kv get shop currency
+    """
     with NamesrvAdmin(namesrv) as admin:
         value = admin.get_kv(namespace, key)
     if as_json:
@@ -59,7 +69,12 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> int:
-    """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it."""
+    """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it.
+
+    \b
+    Examples:
+      mqmesh kv delete shop currency
+    """
     confirm(
         "this removes the key and its value from every name server",
         f"Remove {namespace}/{key} from every name server?",
@@ -80,7 +95,13 @@ def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> 
 @namesrv_option
 @json_option
 def list_kv(namespace: str, namesrv: str, as_json: bool) -> None:
-    """List all keys, or those of NAMESPACE."""
+    """List all keys, or those of NAMESPACE.
+
+    \b
+    Examples:
+      mqmesh kv list
+      mqmesh kv list shop
+    """
     with NamesrvAdmin(namesrv) as admin:
         names = [namespace] if namespace else admin.kv_namespaces()
         found = {name: admin.list_kv(name) for name in names}

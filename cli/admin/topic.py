@@ -260,7 +260,13 @@ def _hidden(
 @namesrv_option
 @json_option
 def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> None:
-    """Delete a topic with all its messages from every broker, or from one."""
+    """Delete a topic with all its messages from every broker, or from one.
+
+    \b
+    Examples:
+      mqmesh topic delete orders
+      mqmesh topic delete orders --broker broker-b --yes
+    """
     confirm(
         "this deletes all messages of the topic",
         f"Delete topic {name} and all its messages?",
@@ -284,7 +290,12 @@ def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> No
 @namesrv_option
 @json_option
 def route(name: str, namesrv: str, as_json: bool) -> None:
-    """Show which brokers carry a topic, as clients are told."""
+    """Show which brokers carry a topic, as clients are told.
+
+    \b
+    Examples:
+      mqmesh topic route orders
+    """
     with AdminClient(namesrv) as admin:
         found = admin.route(name)
     addresses = masters_of(found.brokers)

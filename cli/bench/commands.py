@@ -153,6 +153,11 @@ def produce(
     """Send messages as fast as they are acknowledged, or at a rate.
 
     By default 500,000 messages. Each is one `send_async`; every acknowledgement is waited for.
+
+    \b
+    Examples:
+      mqmesh bench produce --clients 4 --size 1024 --duration 30
+      mqmesh bench produce orders --count 100000 --rate 5000 --tag new --keys -p shop=Berlin
     """
     count = _count(count, duration, COUNT)
     with _bench(topic, namesrv, queues, clients) as (name, interrupt):
@@ -181,6 +186,11 @@ def consume(
     Of TOPIC all that is stored, from the first on; with --count or --duration it waits for
     more. Nothing is committed, so no group of yours is disturbed. Without TOPIC messages are
     sent first (500,000, or --count), which is not measured. Clients divide the queues.
+
+    \b
+    Examples:
+      mqmesh bench consume --clients 2
+      mqmesh bench consume orders --json
     """
     with _bench(topic, namesrv, queues, clients) as (name, interrupt):
         if topic is None:
@@ -231,6 +241,10 @@ def latency(
 
     Each client sends one message after the other, and another one reads; by default 5,000
     messages. Percentiles are up to 2.2 percent too high.
+
+    \b
+    Examples:
+      mqmesh bench latency --rate 1000 --duration 20
     """
     if message["size"] < MIN_STAMPED_BYTES:
         raise click.UsageError(

@@ -48,7 +48,14 @@ def tx() -> None:
 def list_half_messages(
     group: str, topic: str, parked: bool, older_than: int, count: int, namesrv: str, as_json: bool
 ) -> None:
-    """List half messages that wait, oldest first."""
+    """List half messages that wait, oldest first.
+
+    \b
+    Examples:
+      mqmesh tx list
+      mqmesh tx list --group shop --older-than 60
+      mqmesh tx list --parked --json
+    """
     with TransactionAdmin(namesrv) as admin:
         found = admin.half_messages(
             group=group,
@@ -90,7 +97,12 @@ def list_half_messages(
 @namesrv_option
 @json_option
 def show(message_id: str, namesrv: str, as_json: bool) -> None:
-    """Show a half message that waits, with its contents."""
+    """Show a half message that waits, with its contents.
+
+    \b
+    Examples:
+      mqmesh tx show 0C6A9F0E5D3B7A12000000000000002A
+    """
     with TransactionAdmin(namesrv) as admin:
         found = admin.half_message(message_id)
     message = found.message
@@ -121,7 +133,13 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
-    """Commit a half message whose local transaction is known to be done."""
+    """Commit a half message whose local transaction is known to be done.
+
+    \b
+    Examples:
+      mqmesh tx commit 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh tx commit 0C6A9F0E5D3B7A12000000000000002A --yes
+    """
     _end(message_id, Decision.COMMIT, yes, namesrv, as_json)
 
 
@@ -131,7 +149,12 @@ def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def rollback(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
-    """Roll back a half message whose local transaction is known not to have happened."""
+    """Roll back a half message whose local transaction is known not to have happened.
+
+    \b
+    Examples:
+      mqmesh tx rollback 0C6A9F0E5D3B7A12000000000000002A
+    """
     _end(message_id, Decision.ROLLBACK, yes, namesrv, as_json)
 
 

@@ -160,6 +160,11 @@ def status(
     """Show the processes of a running cluster, asking each how it is.
 
     Exit code 1 when something is down, or nothing is running.
+
+    \b
+    Examples:
+      mqmesh status
+      mqmesh status --data-dir /var/lib/mqmesh --json
     """
     folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
     pid = supervisor_pid(folder)

@@ -21,6 +21,10 @@ def boards(folder: Path, as_json: bool) -> int:
     """Write boards for Grafana and alert rules for Prometheus into FOLDER.
 
     Files of the same names are replaced.
+
+    \b
+    Examples:
+      mqmesh exporter boards /etc/grafana/boards
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []

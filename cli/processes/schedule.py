@@ -104,7 +104,12 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
 @namesrv_option
 @json_option
 def cancel(message_id: str, namesrv: str, as_json: bool) -> None:
-    """Cancel a delayed message that was not delivered yet."""
+    """Cancel a delayed message that was not delivered yet.
+
+    \b
+    Examples:
+      mqmesh schedule cancel 0C6A9F0E5D3B7A12000000000000002A
+    """
     from mqmesh.sdk.admin.delays import DelayClient
 
     with DelayClient(namesrv) as client:
