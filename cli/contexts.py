@@ -1,5 +1,6 @@
 """Named clusters that commands find: the file behind `mqmesh context`."""
 
+import codecs
 import os
 from pathlib import Path
 from typing import Annotated, Final
@@ -59,7 +60,7 @@ def load_contexts() -> Contexts:
     """
     path = contexts_file()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Contexts)
+        return msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=Contexts)
     except FileNotFoundError:
         return Contexts()
     except (OSError, msgspec.DecodeError) as error:

@@ -208,7 +208,8 @@ def _key_names(info: inspect.StructType, prefix: str) -> Iterator[str]:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        # Editors of Windows put a byte order mark in front.
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
 

@@ -189,7 +189,7 @@ def _selector(tags: str | None, sql: str | None, python_file: Path | None) -> Me
 
 def _read_source(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: no UTF-8 text: {error.reason}") from None
 

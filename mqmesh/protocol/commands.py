@@ -388,6 +388,18 @@ COMMANDS: Final[dict[RequestCode, CommandSpec]] = {row.code: row for row in _ROW
 """Every command, by its code."""
 
 
+def not_served(code: int) -> str:
+    """Returns why a server refuses a request that it has no handler for."""
+    if code not in COMMANDS:
+        return f"request code {code} is not known to this version"
+    spec = COMMANDS[RequestCode(code)]
+    servers = " or ".join(sorted(spec.servers))
+    return (
+        f"request code {code} ({spec.code.name}) is not served here but by a {servers}; is the "
+        "address right?"
+    )
+
+
 def served_by(server: ServedBy) -> dict[RequestCode, CommandSpec]:
     """The commands that a role serves, those of every role among them."""
     return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, ServedBy.ALL}}

@@ -194,9 +194,21 @@ class RequestTable:
         sent = [key for key in late if self._waiting[key].sent]
         unsent = [key for key in late if not self._waiting[key].sent]
         self._fail(sent, too_late(self._endpoint))
-        self._fail(unsent, EndpointUnreachable(f"no connection to {self._endpoint} in time"))
+        self._fail(unsent, no_connection(self._endpoint))
         if self._waiting and not self._closed:
             self._plan_sweep(min(waiting.deadline_ms for waiting in self._waiting.values()))
+
+
+def no_connection(endpoint: str, reason: str = "") -> EndpointUnreachable:
+    """Returns the error of a request that waited for a connection in vain.
+
+    Args:
+        endpoint: Of the server.
+        reason: Why there is none, if that is known.
+    """
+    return EndpointUnreachable(
+        f"no connection to {endpoint} in time{': ' if reason else ''}{reason}"
+    )
 
 
 def broken(endpoint: str) -> EndpointUnreachable:

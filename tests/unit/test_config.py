@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.config import dump_toml, key_names, load_config, parse_config
+from mqmesh.config import dump_toml, key_names, load_config, parse_config, read_toml
 from mqmesh.errors import ConfigError
 
 
@@ -157,6 +157,12 @@ def test_what_is_not_toml_is_refused(text):
 )
 def test_a_wrong_file_is_told_in_one_line(text, message):
     assert refusal(text) == message
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfname = 'a'\r\n")
+    assert read_toml(path) == {"name": "a"}
 
 
 def test_a_required_key_that_is_missing_is_named():

@@ -8,7 +8,7 @@ from mqmesh.errors import MQMeshError, TransportError
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
-from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient, no_namesrv_answers
 from mqmesh.transport.endpoints import endpoint_of
 
 NO_TEXT: Final = (1 << 53) - 1
@@ -43,15 +43,15 @@ class AccessClient(AdminClient):
         """
         header = encode_header(GetAccessListRequest())
         found: list[AccessListInfo] = []
-        failure: TransportError | None = None
+        failures: list[TransportError] = []
         for where in self._namesrvs:
             try:
                 answer = self._request(endpoint_of(where), RequestCode.GET_ACCESS_LIST, header)
                 found.append(decode_header(AccessListInfo, answer.header))
             except TransportError as error:
-                failure = error
-        if failure is not None and not found:
-            raise failure
+                failures.append(error)
+        if not found:
+            raise no_namesrv_answers(failures)
         return max(found, key=lambda one: one.version)
 
     def access_states(self) -> list[AccessListState]:

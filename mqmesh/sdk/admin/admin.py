@@ -14,8 +14,10 @@ from mqmesh.errors import (
     NoRoute,
     NotMaster,
     SystemBusy,
+    TooManyOpenFiles,
     TopicNotFound,
     TransportError,
+    UnsupportedCommand,
 )
 from mqmesh.figures import FigureReading, Readings
 from mqmesh.message import check_topic
@@ -475,22 +477,20 @@ class AdminClient:
         header = encode_header(request)
         alone = len(self._namesrvs) == 1
         timeout_ms = self._timeout_ms if alone else min(NAMESRV_TIMEOUT_MS, self._timeout_ms)
+        failures: list[TransportError] = []
         for address in list(self._namesrvs):
             try:
                 answer = self._request(endpoint_of(address), code, header, timeout_ms)
+            except UnsupportedCommand as error:
+                text = f"{address} is no name server: {error}"
+                raise UnsupportedCommand(text, code=error.code) from error
             except TransportError as error:
-                if address == self._namesrvs[-1]:
-                    if isinstance(error, AuthenticationFailed):
-                        raise
-                    raise type(error)(
-                        f"no name server answers ({'; '.join(self._namesrvs)}); is the cluster "
-                        "running? `mqmesh up` starts one"
-                    ) from error
+                failures.append(error)
                 continue
             # The one that answers is asked first from now on.
             self._namesrvs.sort(key=lambda one: one != address)
             return decode_header(kind, answer.header)
-        raise AssertionError("there is at least one name server")
+        raise no_namesrv_answers(failures)
 
     def _ask_masters(
         self,
@@ -553,6 +553,27 @@ class AdminClient:
             return
         with suppress(TransportError):  # what is asked then says what is wrong
             self.cluster()
+
+
+def no_namesrv_answers(failures: Sequence[TransportError]) -> TransportError:
+    """Returns the error of a request that no name server answered.
+
+    Args:
+        failures: Of each name server, in the order in which they were asked; at least one.
+
+    Returns:
+        The first refusal of a key or for want of one, since nothing else matters then; else an
+        error of the last one's class that names all reasons.
+    """
+    for failure in failures:
+        if isinstance(failure, AuthenticationFailed | TooManyOpenFiles):
+            return failure
+    error = type(failures[-1])(
+        f"no name server answers ({'; '.join(map(str, failures))}); is the cluster running? "
+        "`mqmesh up` starts one"
+    )
+    error.__cause__ = failures[-1]
+    return error
 
 
 def check_restarts(endpoint: str, restarts: int) -> None:

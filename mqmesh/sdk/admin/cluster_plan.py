@@ -1,5 +1,6 @@
 """What a cluster is set up with, as one document, and what has to change to become that. Pure."""
 
+import codecs
 import enum
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -116,6 +117,7 @@ def read_setup(data: bytes, source: str) -> ClusterSetup:
     Raises:
         ConfigError: It is none, or of another format.
     """
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         head = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

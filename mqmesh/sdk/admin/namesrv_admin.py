@@ -22,7 +22,7 @@ from mqmesh.protocol.route import (
     WipeWritePermRequest,
     WipeWritePermResponse,
 )
-from mqmesh.sdk.admin.admin import NAMESRV_TIMEOUT_MS, AdminClient
+from mqmesh.sdk.admin.admin import NAMESRV_TIMEOUT_MS, AdminClient, no_namesrv_answers
 from mqmesh.sdk.admin.broker_admin import config_request
 from mqmesh.transport.endpoints import endpoint_of
 
@@ -103,10 +103,12 @@ class NamesrvAdmin(AdminClient):
         """
         header, code = encode_header(KvRequest(namespace, key)), RequestCode.GET_KV_CONFIG
         has_answered = False
+        failures: list[TransportError] = []
         for address in self._namesrvs:
             try:
                 self._request(endpoint_of(address), code, header, NAMESRV_TIMEOUT_MS)
-            except TransportError:
+            except TransportError as failure:
+                failures.append(failure)
                 continue
             except BrokerError as error:
                 if error.code != ResponseCode.QUERY_NOT_FOUND:
@@ -115,7 +117,7 @@ class NamesrvAdmin(AdminClient):
             else:
                 return True
         if not has_answered:
-            raise TransportError(f"no name server answers ({'; '.join(self._namesrvs)})")
+            raise no_namesrv_answers(failures)
         return False
 
     def delete_kv(self, namespace: str, key: str) -> NamesrvChange:
@@ -230,10 +232,12 @@ class NamesrvAdmin(AdminClient):
         header = encode_header(request)
         done: list[str] = []
         silent: list[str] = []
+        failures: list[TransportError] = []
         for address in self._namesrvs:
             try:
                 answer = self._request(endpoint_of(address), code, header, NAMESRV_TIMEOUT_MS)
-            except TransportError:
+            except TransportError as failure:
+                failures.append(failure)
                 silent.append(address)
                 continue
             except MQMeshError as error:
@@ -243,5 +247,5 @@ class NamesrvAdmin(AdminClient):
             done.append(address)
             note(answer.header)
         if not done:
-            raise TransportError(f"no name server answers ({'; '.join(silent)})")
+            raise no_namesrv_answers(failures)
         return NamesrvChange(done, silent)

@@ -14,6 +14,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TopicNotFound,
     TransportError,
+    UnsupportedCommand,
 )
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
@@ -221,6 +222,9 @@ class ClientEngine:
             return self.call(ask, timeout_ms)
         except AuthenticationFailed:
             raise  # the topic has nothing to do with it
+        except UnsupportedCommand as error:
+            text = f"{self.options.namesrv_addr} is no name server: {error}"
+            raise NoRoute(text) from error
         except TopicNotFound as error:
             raise NoRoute(f"{error} (asked: {self.options.namesrv_addr})") from error
         except TransportError as error:

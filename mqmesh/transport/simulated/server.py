@@ -18,6 +18,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
+from mqmesh.protocol.commands import not_served
 from mqmesh.refusals import Refusals
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials
@@ -190,7 +191,7 @@ class SimulatedServer:
                 raise RemoteProtocolError("a response to nothing that was asked")
             handler = self._handlers.get(request.command.code)
             if handler is None:
-                raise UnsupportedCommand(f"request code {request.command.code} is not served here")
+                raise UnsupportedCommand(not_served(request.command.code))
             reply = handler(request)
         except Exception as error:
             if not isinstance(error, MQMeshError):

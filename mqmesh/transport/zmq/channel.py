@@ -6,7 +6,7 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import AuthenticationFailed, ClientClosed, EndpointUnreachable
+from mqmesh.errors import AuthenticationFailed, ClientClosed
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
 from mqmesh.security.keys import KeyRing
@@ -147,7 +147,7 @@ class BlockingChannel:
             except zmq.Again:
                 self._check_open()
                 if time.monotonic() >= deadline:
-                    raise EndpointUnreachable(f"no connection to {self.endpoint} in time") from None
+                    raise self._handshakes.no_connection() from None
             else:
                 return
 
@@ -176,7 +176,7 @@ class BlockingChannel:
         while not self._connected:
             self._check_open()
             if time.monotonic() >= deadline:
-                raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
+                raise self._handshakes.no_connection()
             self._monitor.poll(SLICE_MS)
             self._look()
 

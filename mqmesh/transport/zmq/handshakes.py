@@ -5,8 +5,9 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import AuthenticationFailed, ConfigError
+from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable
 from mqmesh.security.keys import Credentials, KeyRing
+from mqmesh.transport.requests import no_connection
 
 FAILURES_OF_WRONG_KEY: Final = 3
 """In a row, and it was there all the while: one that ends just then fails a handshake, too."""
@@ -14,6 +15,7 @@ FAILURES_OF_WRONG_KEY: Final = 3
 _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
 """Why a handshake fails when the server ends the connection; one that hangs fails it for another
 reason."""
+_ADVICE: Final = "pass credentials (MQMESH_CREDENTIALS)"
 _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
@@ -54,10 +56,12 @@ class HandshakeWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._refused()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-            said = "wants CURVE; pass credentials" if self._ring is None else "speaks no CURVE"
+            said = f"wants CURVE; {_ADVICE}" if self._ring is None else "speaks no CURVE"
             return AuthenticationFailed(f"{self._endpoint} {said}")
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._ring is not None:
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._failures = self._failures + 1 if value in _HUNG_UP else 0
+            if self._ring is None:
+                return None  # it may be a server that stops: `no_connection` says what is likely
             if self._failures >= FAILURES_OF_WRONG_KEY:
                 keys = " or ".join(self._tried)
                 return AuthenticationFailed(
@@ -68,6 +72,14 @@ class HandshakeWatch:
                 self._tried[self._key] = None
                 self._is_there, self.anew = False, True
         return None
+
+    def no_connection(self) -> EndpointUnreachable:
+        """Returns the error for a client that waited for a connection in vain."""
+        reason = ""
+        if self._failures and self._ring is None:
+            # A server that wants CURVE may close the connection before it has said so.
+            reason = f"it ends each handshake; where security is on, {_ADVICE}"
+        return no_connection(self._endpoint, reason)
 
     def has_news(self) -> bool:
         """Somebody told meanwhile that the server has another key."""

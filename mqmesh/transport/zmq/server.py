@@ -30,6 +30,7 @@ from mqmesh.protocol.command import (
     encode_header,
     peek_opaque,
 )
+from mqmesh.protocol.commands import not_served
 from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
@@ -471,7 +472,7 @@ class CommandServer:
             if command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
             if handler is None:
-                raise UnsupportedCommand(f"request code {command.code} is not served here")
+                raise UnsupportedCommand(not_served(command.code))
             if account.held:
                 if not self._outbox.has_room(account, account.refused):
                     raise self._no_room(account)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     BrokerError,
     ClientClosed,
     EndpointUnreachable,
@@ -15,11 +16,13 @@ from mqmesh.errors import (
     RequestTimeout,
     SystemBusy,
     TopicNotFound,
+    UnsupportedCommand,
 )
 from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample
 from mqmesh.protocol import admin as words
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import not_served
 from mqmesh.protocol.route import (
     BrokerAddress,
     BrokerData,
@@ -121,8 +124,33 @@ def test_the_next_name_server_is_asked_when_one_is_silent_and_then_stays_first(n
 
 def test_no_name_server_at_all_is_told_with_advice(network, client):
     network.answers.clear()
-    with pytest.raises(EndpointUnreachable, match=r"\(ns-1:1; ns-2:2\); is the cluster running"):
+    with pytest.raises(
+        EndpointUnreachable,
+        match=r"no name server answers \(no connection to tcp://ns-1:1 in time; "
+        r"no connection to tcp://ns-2:2 in time\); is the cluster running",
+    ):
         client.cluster()
+
+
+@pytest.mark.parametrize("refusing", [ONE, TWO])
+def test_a_name_server_that_wants_keys_is_named_whichever_it_is(network, client, refusing):
+    network.answers.clear()
+    network.answer(
+        refusing, RequestCode.GET_BROKER_CLUSTER_INFO, AuthenticationFailed("wants CURVE")
+    )
+    with pytest.raises(AuthenticationFailed, match=r"^wants CURVE$"):
+        client.cluster()
+
+
+def test_a_broker_that_is_asked_as_a_name_server_is_none(network, client):
+    code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    network.answer(ONE, code, UnsupportedCommand(not_served(code)))
+    with pytest.raises(UnsupportedCommand) as caught:
+        client.route("t")
+    assert str(caught.value) == (
+        "ns-1:1 is no name server: request code 105 (GET_ROUTEINFO_BY_TOPIC) is not served here "
+        "but by a name server; is the address right?"
+    )
 
 
 def test_a_refusal_of_a_name_server_is_final(network, client):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import RequestTimeout, SystemBusy, TransportError
+from mqmesh.errors import AuthenticationFailed, RequestTimeout, SystemBusy
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import KvRequest, KvResponse, WipeWritePermRequest, WipeWritePermResponse
@@ -67,8 +67,16 @@ def test_who_was_silent_is_told(network, admin):
     network.answers[ONE] = RequestTimeout("silent")
     assert admin.delete_kv("shop", "currency") == NamesrvChange(["ns-2:2"], ["ns-1:1"])
     network.answers[TWO] = RequestTimeout("silent")
-    with pytest.raises(TransportError, match=r"no name server answers \(ns-1:1; ns-2:2\)"):
+    with pytest.raises(RequestTimeout, match=r"no name server answers \(silent; silent\)"):
         admin.delete_kv("shop", "currency")
+
+
+def test_a_key_that_is_wanted_is_the_reason_for_silence(network, admin):
+    network.answers[ONE] = AuthenticationFailed("wants CURVE")
+    network.answers[TWO] = RequestTimeout("silent")
+    for ask in (admin.delete_kv, admin.has_kv):
+        with pytest.raises(AuthenticationFailed, match="wants CURVE"):
+            ask("shop", "currency")
 
 
 def test_a_refusal_says_whose_it_is_and_who_has_the_change(network, admin):
