@@ -43,6 +43,9 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     order: bool = False
 
 
+TopicConfigList = Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
+
+
 class DataVersion(msgspec.Struct, array_like=True, frozen=True, order=True, gc=False):
     """Version of a broker's topic table: grows with every change.
 
@@ -86,6 +89,10 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         instance_id: Random number of this life of the process.
         epoch: Of its log. Of two masters the one with the higher epoch is the group's.
         is_elected: The replicas of its group elect their master.
+        since: With ``topics`` None: the version that ``changed`` and ``deleted`` start from. A name
+            server that has another version asks for the whole table.
+        changed: Topics that were created or changed since that version.
+        deleted: Names of topics that were deleted since that version.
     """
 
     cluster_name: Name
@@ -93,13 +100,14 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     broker_id: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
     address: BrokerAddress
     data_version: DataVersion
-    topics: Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)] | None = (
-        None
-    )
-    perm: int = Perm.READ_WRITE.value
+    topics: TopicConfigList | None = None
+    perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = Perm.READ_WRITE.value
     instance_id: int = 0
     epoch: Epoch = 0
     is_elected: bool = False
+    since: DataVersion | None = None
+    changed: TopicConfigList = []
+    deleted: Names = []
 
 
 class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

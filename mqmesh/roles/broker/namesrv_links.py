@@ -165,19 +165,27 @@ class NamesrvLinks:
         self._clients.clear()
 
     def _register(self, broker: BrokerContext, registration: Registration) -> None:
-        config = self._config
+        config, topics = self._config, broker.topics
+        with_topics, since = registration.with_topics, registration.since
+        names = topics.changes_since(since) if since is not None else []
+        if names is None:
+            with_topics, since, names = True, None, []
+        found = [(name, topics.get(name)) for name in names]
         request = RegisterBrokerRequest(
             config.cluster_name,
             config.broker_name,
             self._broker_id,
             self._address,
-            broker.topics.version,
-            announced_topics(broker) if registration.with_topics else None,
+            topics.version,
+            announced_topics(broker) if with_topics else None,
             Perm.READ_WRITE.value,
             self._instance_id,
             # Alone in its group it is the master whatever its log has gone through.
             0 if config.ha.mode is HaMode.OFF else broker.store.epoch(),
             config.ha.mode is HaMode.AUTO,
+            since,
+            [topic.config for _, topic in found if topic is not None],
+            [name for name, topic in found if topic is None],
         )
         try:
             self._clients[registration.server].request(

@@ -1,8 +1,9 @@
 """When to register with which name server, and with how much.
 
 Pure: it is told of connections, answers, changes and the time, and says whom to
-send a registration. A heartbeat carries the version of the topic table only;
-the table itself goes to a name server that has another version.
+send a registration. A heartbeat carries the version of the topic table only. A change
+carries the topics that changed since the version that the name server has; the table
+itself goes to a name server that has another version.
 """
 
 import enum
@@ -12,8 +13,6 @@ import msgspec
 
 from mqmesh.protocol.route import DataVersion, RegisterBrokerResponse
 
-CHANGE_INTERVAL_MS: Final = 100
-"""Changes of the topic table within so long travel together."""
 RETRY_MS: Final = 1_000
 """After a registration failed though the connection stands."""
 
@@ -24,10 +23,12 @@ class Registration(msgspec.Struct, frozen=True):
     Attributes:
         server: Index of the name server.
         with_topics: Send the whole topic table along.
+        since: Version that the name server has, where the table changed since: send the changes.
     """
 
     server: int
     with_topics: bool
+    since: DataVersion | None = None
 
 
 class ServerState(enum.Enum):
@@ -46,7 +47,6 @@ class _Server(msgspec.Struct):
     needs_topics: bool = False
     due_ms: int = 0
     rest_until_ms: int = 0
-    last_full_ms: int | None = None
 
 
 class RegistrationPlan:
@@ -109,16 +109,11 @@ class RegistrationPlan:
         for index, one in enumerate(self._servers):
             if one.state is not ServerState.IDLE or now_ms < one.rest_until_ms:
                 continue
-            changed = one.known_version is not None and one.known_version != version
-            with_topics = one.needs_topics or changed
-            if with_topics and one.last_full_ms is not None and changed:
-                if now_ms - one.last_full_ms < CHANGE_INTERVAL_MS:
-                    continue
-            if not changed and now_ms < one.due_ms:
+            since = one.known_version if one.known_version != version else None
+            if since is None and now_ms < one.due_ms:
                 continue
+            # One at a time: what changes until its answer comes travels with the next one.
             one.state = ServerState.ASKED
             one.sent_version = version
-            if with_topics:
-                one.last_full_ms = now_ms
-            found.append(Registration(index, with_topics))
+            found.append(Registration(index, one.needs_topics, since))
         return found

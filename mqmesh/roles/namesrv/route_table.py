@@ -13,7 +13,8 @@ They stay until the broker returns, or the topic is deleted at the name server.
 The states and events are drawn in ``docs/state-machines.md``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -30,6 +31,7 @@ from mqmesh.figures import Measured, gauge
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, check_group, check_topic
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import (
+    MAX_TOPICS_PER_BROKER,
     BrokerAddress,
     BrokerData,
     DataVersion,
@@ -52,6 +54,8 @@ MAX_HINT_TOPICS: Final = 256
 RETRY_AFTER_CONFLICT_MS: Final = 1_000
 
 _Table = dict[str, TopicConfig]
+_Changes = Mapping[str, tuple[TopicConfig | None, TopicConfig | None]]
+"""By topic, what it was and what it is; None where it was or is not there."""
 
 
 class _Member(msgspec.Struct):
@@ -138,6 +142,7 @@ class RouteTable:
         name, broker_id = request.broker_name, request.broker_id
         group = self._groups.get(name)
         member = group.members.get(broker_id) if group is not None else None
+        known = _known_table(request, member)
         topics = _table_of(request, member)
         self._check(request, peer, group, member, topics)
         if group is None:
@@ -147,12 +152,15 @@ class RouteTable:
         before = _appearance(group)
         version = request.data_version
         need_topics = False
+        changes: _Changes = {}
         if topics is None:
-            same_life = member is not None and member.instance_id == request.instance_id
-            topics = member.topics if member is not None and same_life else None
-            if topics is None or member is None or member.data_version != version:
+            topics = known
+            has_version = version if request.since is None else request.since
+            if known is None or member is None or member.data_version != has_version:
                 # The version is forgotten, not believed, until the topics have come.
                 need_topics, version = True, DataVersion(-1, -1)
+            elif request.since is not None:
+                changes = _change(known, request)
         if member is not None:
             self._forget_peer(member.peer, (name, broker_id))
         self._keys_of_peer.setdefault(peer, set()).add((name, broker_id))
@@ -163,7 +171,7 @@ class RouteTable:
             request.address, version, request.instance_id, request.perm, peer, now_ms, topics
         )
         response = RegisterBrokerResponse(need_topics, name in self._drained)
-        return response, self._changes(name, group, before)
+        return response, self._changes(name, group, before, changes)
 
     def on_unregister(self, request: UnregisterBrokerRequest) -> list[Effect]:
         """A broker closes cleanly; one of another life, or unknown, changes nothing."""
@@ -332,21 +340,25 @@ class RouteTable:
             raise SystemBusy(f"no room for {who} (max_brokers = {self._max_brokers})")
         if group is not None and member is None and len(group.members) >= MAX_MEMBERS_PER_GROUP:
             raise SystemBusy(f"{who} is one too many; a group has {MAX_MEMBERS_PER_GROUP} members")
-        if topics is not None:
-            self._check_room(who, topics, member)
+        if topics is not None or request.changed:
+            known = (member.topics if member is not None else None) or {}
+            new = sum(config.topic not in known for config in request.changed)
+            self._check_room(who, len(known) + new if topics is None else len(topics), member)
 
-    def _check_room(self, who: str, topics: _Table, member: _Member | None) -> None:
+    def _check_room(self, who: str, own: int, member: _Member | None) -> None:
         count = sum(
             len(one.topics or ())
             for group in self._groups.values()
             for one in group.members.values()
             if one is not member
         ) + sum(map(len, self._absent.values()))
-        if count + len(topics) > self._max_topic_entries:
+        if count + own > self._max_topic_entries:
             raise SystemBusy(
-                f"no room for the {len(topics)} topics of {who} beside {count} of others "
+                f"no room for the {own} topics of {who} beside {count} of others "
                 f"(max_topic_entries = {self._max_topic_entries})"
             )
+        if own > MAX_TOPICS_PER_BROKER:
+            raise SystemBusy(f"{who} has {own} topics; at most {MAX_TOPICS_PER_BROKER} are taken")
 
     def _remove(self, keys: Iterable[tuple[str, int]]) -> list[Effect]:
         effects: list[Effect] = []
@@ -375,17 +387,41 @@ class RouteTable:
         return effects
 
     def _changes(
-        self, name: str, group: _BrokerGroup, before: dict[int, tuple[BrokerAddress, int, bool]]
+        self,
+        name: str,
+        group: _BrokerGroup,
+        before: dict[int, tuple[BrokerAddress, int, bool]],
+        changes: _Changes = MappingProxyType({}),
     ) -> list[Effect]:
-        """Brings the index up to date, and tells what clients must know."""
-        old = group.indexed
-        changed = self._reindex(name, group, _leading_table(group))
+        """Brings the index up to date; returns what clients must be notified of.
+
+        Args:
+            name: Broker group.
+            group: The same.
+            before: Its appearance before the event.
+            changes: Topics that were changed within the table of one of its members.
+        """
+        old, leading = group.indexed, _leading_table(group)
+        changed = self._reindex(name, group, leading)
+        if leading is old:
+            # Only what changed is looked at, however many topics there are.
+            for topic, (_, config) in changes.items():
+                if config is None:
+                    self._drop_entry(topic, name)
+                else:
+                    self._index.setdefault(topic, {})[name] = config
+            changed = list(changes)
         effects: list[Effect] = []
         if _appearance(group) != before:
-            effects += _announce(name, old | group.indexed)
+            effects += _announce(name, old | group.indexed | dict.fromkeys(changes))
         else:
             effects += _announce(name, changed)
-        if any(_is_ordered(table, topic) for topic in changed for table in (old, group.indexed)):
+        is_ordered = any(
+            _is_ordered(table, topic) for topic in changed for table in (old, group.indexed)
+        )
+        if is_ordered or any(
+            one is not None and one.order for pair in changes.values() for one in pair
+        ):
             effects.append(Persist())
         return effects
 
@@ -439,6 +475,10 @@ class RouteTable:
 
 
 def _table_of(request: RegisterBrokerRequest, member: _Member | None) -> _Table | None:
+    known = (member.topics if member is not None else None) or {}
+    for config in request.changed:
+        if config.topic not in known:
+            check_topic(config.topic)
     if request.topics is None:
         return None
     table = {config.topic: config for config in request.topics}
@@ -447,10 +487,31 @@ def _table_of(request: RegisterBrokerRequest, member: _Member | None) -> _Table 
             f"broker {request.broker_name!r} names {len(request.topics) - len(table)} topics twice"
         )
     # Of ten thousand topics one may be new; the names of the others were checked before.
-    known = (member.topics if member is not None else None) or {}
     for topic in table.keys() - known.keys():
         check_topic(topic)
     return table
+
+
+def _known_table(request: RegisterBrokerRequest, member: _Member | None) -> _Table | None:
+    """The topics that are known of this life of a broker."""
+    if member is None or member.instance_id != request.instance_id:
+        return None
+    return member.topics
+
+
+def _change(table: _Table, request: RegisterBrokerRequest) -> _Changes:
+    """Makes a table what it is at the broker now; returns what that changed."""
+    changes: dict[str, tuple[TopicConfig | None, TopicConfig | None]] = {}
+    for topic in request.deleted:
+        old = table.pop(topic, None)
+        if old is not None:
+            changes[topic] = old, None
+    for config in request.changed:
+        old = table.get(config.topic)
+        if old != config:
+            table[config.topic] = config
+            changes[config.topic] = changes.get(config.topic, (old, None))[0], config
+    return changes
 
 
 def _leading_table(group: _BrokerGroup) -> _Table | None:

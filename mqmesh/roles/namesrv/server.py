@@ -56,6 +56,8 @@ from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
 STATE_VERSION: Final = 1
+HINT_INTERVAL_MS: Final = 100
+"""The first change is published at once, what changes within so long after it together."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class NameServer:
         self._unsaved = False
         self._hint_endpoint = ""
         self._hint: Announce | None = None
+        self._next_hint_ms = 0
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -275,11 +278,12 @@ class NameServer:
                 raise error
 
     def _announce(self, news: Announce) -> None:
-        _log.info("routes of %s changed", ", ".join(sorted(news.brokers)))
         if self._hint is None:
-            # After this turn of the loop, so that many changes together make one hint.
+            # After this turn of the loop, so that many changes together make one hint; and in a
+            # rush of changes at most one each HINT_INTERVAL_MS.
+            now_ms = self._clock.monotonic_ms()
             self._hint = news
-            self._loop.call_later(0, self._publish)
+            self._loop.call_later(max(self._next_hint_ms - now_ms, 0), self._publish)
             return
         both = self._hint.topics | news.topics
         few = self._hint.topics and news.topics and len(both) <= MAX_HINT_TOPICS
@@ -287,7 +291,9 @@ class NameServer:
 
     def _publish(self) -> None:
         hint, self._hint = self._hint, None
+        self._next_hint_ms = self._clock.monotonic_ms() + HINT_INTERVAL_MS
         if hint is not None and self._publisher is not None:
+            _log.info("routes of %s changed", ", ".join(sorted(hint.brokers)))
             self._publisher.publish(
                 encode_header(RouteHint(sorted(hint.brokers), sorted(hint.topics)))
             )

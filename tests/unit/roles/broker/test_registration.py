@@ -6,7 +6,6 @@ import pytest
 
 from mqmesh.protocol.route import DataVersion, RegisterBrokerResponse
 from mqmesh.roles.broker.registration import (
-    CHANGE_INTERVAL_MS,
     RETRY_MS,
     Registration,
     RegistrationPlan,
@@ -59,14 +58,19 @@ def test_a_name_server_that_always_asks_again_makes_no_storm(plan):
     assert plan.tick(V1, INTERVAL_MS + RETRY_MS) == [Registration(0, True)]
 
 
-def test_changed_topics_are_told_at_once_but_gathered_in_a_rush(plan):
-    assert plan.tick(V2, 10) == [Registration(0, True)]
+def test_changes_are_sent_at_once_and_those_during_a_registration_with_the_next_one(plan):
+    assert plan.tick(V2, 10) == [Registration(0, False, since=V1)]
     assert plan.tick(V3, 11) == [], "the answer is still to come"
     plan.on_answer(0, FINE, 12)
-    assert plan.tick(V3, 12) == []
-    assert plan.tick(V3, 10 + CHANGE_INTERVAL_MS) == [Registration(0, True)]
-    plan.on_answer(0, FINE, 200)
-    assert plan.tick(V3, 201) == []
+    assert plan.tick(V3, 12) == [Registration(0, False, since=V2)]
+    plan.on_answer(0, FINE, 13)
+    assert plan.tick(V3, 14) == []
+
+
+def test_a_name_server_without_the_version_that_changes_start_from_gets_the_table(plan):
+    plan.tick(V2, 10)
+    plan.on_answer(0, MORE, 11)
+    assert plan.tick(V2, 11) == [Registration(0, True)]
 
 
 def test_a_new_connection_is_registered_at_once_since_a_new_server_may_be_behind_it(plan):
@@ -99,4 +103,4 @@ def test_a_failed_announcement_of_topics_is_no_storm_either(plan):
     plan.tick(V2, 10)
     plan.on_failure(0, 3_010)
     assert plan.tick(V2, 3_010 + RETRY_MS - 1) == []
-    assert plan.tick(V2, 3_010 + RETRY_MS) == [Registration(0, True)]
+    assert plan.tick(V2, 3_010 + RETRY_MS) == [Registration(0, False, since=V1)]

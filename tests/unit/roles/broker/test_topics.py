@@ -216,3 +216,32 @@ def test_what_a_broker_knows_of_itself_is_shown_to_nobody(table):
     assert not table.may_read("RMQ_SYS_STATE_TOPIC")
     with pytest.raises(NoPermission):
         table.check_readable("t", "RMQ_SYS_STATE_TOPIC")
+
+
+def test_a_table_says_what_changed_since_a_version():
+    table = TopicTable(10)
+    versions = [table.version]
+    for name in ("t", "u", "t"):
+        table.set(TopicConfig(name), 1)
+        versions.append(table.version)
+    assert table.changes_since(versions[0]) == ["t", "u"]
+    assert table.changes_since(versions[1]) == ["t", "u"]
+    assert table.changes_since(versions[2]) == ["t"]
+    assert table.changes_since(versions[3]) == []
+    table.delete("u", 2)
+    assert table.changes_since(versions[3]) == ["u"]
+    assert table.changes_since(DataVersion(1, 99)) is None, "of another life"
+    table.begin_life(9_000, 50)
+    assert table.changes_since(versions[3]) is None
+    assert table.changes_since(table.version) == []
+
+
+def test_changes_of_long_ago_are_not_kept(monkeypatch):
+    monkeypatch.setattr(topics, "MAX_TOPICS_PER_BROKER", 2)
+    table = TopicTable(10)
+    versions = [table.version]
+    for name in ("t", "u", "v"):
+        table.update(TopicConfig(name), 1)
+        versions.append(table.version)
+    assert table.changes_since(versions[0]) is None
+    assert table.changes_since(versions[1]) == ["v", "u"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqmesh.errors import (
@@ -66,6 +67,16 @@ class Broker:
         self.topics = [TopicConfig(one) if isinstance(one, str) else one for one in topics]
         self.version = DataVersion(1_000, self.version.counter + 1)
         return self.table.on_register(self.request(self.topics), self.peer, now_ms)
+
+    def change(self, *changed: TopicConfig | str, deleted=(), since=None):
+        """Register what changed since the version that was registered last, or another one."""
+        configs = [TopicConfig(one) if isinstance(one, str) else one for one in changed]
+        since = since or self.version
+        self.version = DataVersion(1_000, self.version.counter + 1)
+        request = msgspec.structs.replace(
+            self.request(None), since=since, changed=configs, deleted=list(deleted)
+        )
+        return self.table.on_register(request, self.peer, 0)
 
     def heartbeat(self, now_ms=0):
         return self.table.on_register(self.request(None), self.peer, now_ms)
@@ -554,3 +565,85 @@ def test_followers_say_nothing_of_the_groups_epoch():
     Broker(table, broker_id=1, epoch=9).register("t")
     Broker(table, epoch=2).register("t")
     assert table.route("t", HINTS).brokers[0].epoch == 2
+
+
+def test_a_change_names_the_topics_that_changed_and_only_those_are_announced():
+    table = make_table()
+    broker = Broker(table)
+    broker.register("t", "u", "v")
+    response, effects = broker.change(TopicConfig("t", 8, 8), "new", "v", deleted=["u", "never"])
+    assert not response.need_topics
+    assert announced(effects) == ({"broker-a"}, {"t", "new", "u"}), "v is as it was"
+    assert table.topics() == ["new", "t", "v"]
+    assert queues(table, "t")["broker-a"].read_queue_nums == 8
+    assert not broker.heartbeat()[0].need_topics, "the name server has this version now"
+    assert broker.register("t")[1], "the whole table may come at any time"
+    assert table.topics() == ["t"]
+
+
+@pytest.mark.parametrize("is_new_life", [False, True])
+def test_a_change_of_a_version_that_is_not_here_asks_for_the_whole_table(is_new_life):
+    table = make_table()
+    broker = Broker(table)
+    broker.register("t")
+    peer, since = broker.peer, DataVersion(1_000, 77)
+    if is_new_life:
+        broker, since = Broker(table, instance=2), broker.version
+        broker.peer = peer
+    response, effects = broker.change("new", since=since)
+    assert response.need_topics
+    assert table.topics() == ["t"]
+    assert announced(effects)[1] <= {"t"}
+    assert broker.heartbeat()[0].need_topics, "the version that was announced is not believed"
+    broker.register("t", "new")
+    assert table.topics() == ["new", "t"]
+
+
+def test_a_change_is_checked_as_a_table_is():
+    table = make_table(max_topic_entries=3)
+    broker = Broker(table)
+    broker.register("t", "u")
+    with pytest.raises(InvalidArgument):
+        broker.change("b@d name")
+    broker.register("t", "u")
+    with pytest.raises(SystemBusy, match="max_topic_entries = 3"):
+        broker.change("v", "w")
+    assert table.topics() == ["t", "u"]
+
+
+def test_changed_ordered_topics_are_saved():
+    table = make_table()
+    broker = Broker(table)
+    broker.register("t")
+    assert Persist() not in broker.change("u")[1]
+    assert Persist() in broker.change(TopicConfig("u", order=True))[1]
+    assert Persist() in broker.change(deleted=["u"])[1]
+    assert table.ordered() == []
+
+
+def test_the_work_of_a_change_does_not_grow_with_the_topics_of_the_broker():
+    class Counted(dict):
+        """A table that counts how often all of it is gone through."""
+
+        walks = 0
+
+        def __iter__(self):
+            Counted.walks += 1
+            return super().__iter__()
+
+        def items(self):
+            Counted.walks += 1
+            return super().items()
+
+        def keys(self):
+            Counted.walks += 1
+            return super().keys()
+
+    table = make_table()
+    broker = Broker(table)
+    broker.register(*(f"t{number}" for number in range(100)))
+    member = table._groups["broker-a"].members[0]
+    member.topics = table._groups["broker-a"].indexed = Counted(member.topics)
+    broker.change("new", deleted=["t7"])
+    assert Counted.walks == 0
+    assert len(table.topics()) == 100

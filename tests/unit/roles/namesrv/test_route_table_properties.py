@@ -79,7 +79,37 @@ class Life(RuleBasedStateMachine):
             "peer": peer,
             "seen_ms": self.now_ms,
             "topics": topics,
+            "version": request.data_version,
         }
+        self.learn(effects)
+
+    @rule(name=NAMES, broker_id=IDS, topics=TOPICS, is_known=st.booleans())
+    def change(self, name, broker_id, topics, is_known):
+        known = self.members.get((name, broker_id))
+        if known is None:
+            return
+        self.counter += 1
+        since = known["version"] if is_known else DataVersion(1, -7)
+        before = known["topics"]
+        request = RegisterBrokerRequest(
+            "C",
+            name,
+            broker_id,
+            BrokerAddress(f"{name}:{broker_id}"),
+            DataVersion(1, self.counter),
+            None,
+            6,
+            known["instance"],
+            since=since,
+            changed=[TopicConfig(topic, count, count) for topic, count in topics.items()],
+            deleted=[topic for topic in before if topic not in topics],
+        )
+        answer, effects = self.table.on_register(request, known["peer"], self.now_ms)
+        known["seen_ms"] = self.now_ms
+        assert answer.need_topics is (since != known["version"])
+        known["version"] = DataVersion(-1, -1) if answer.need_topics else request.data_version
+        if not answer.need_topics:
+            known["topics"] = topics
         self.learn(effects)
 
     @rule(name=NAMES, broker_id=IDS, instance=INSTANCES)

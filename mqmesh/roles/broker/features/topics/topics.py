@@ -99,6 +99,8 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self.changed: dict[str, None] = {}
         self.version = DataVersion()
+        self._last_changes: dict[str, int] = {}
+        self._changes_known_from = 0
         self.on_deleting: Callable[[str], None] = _nothing
         self.on_deleted: Callable[[str], None] = _nothing
 
@@ -321,6 +323,27 @@ class TopicTable:
             counter: At least as large as in earlier lives.
         """
         self.version = DataVersion(now_ms, counter)
+        self._last_changes.clear()
+        self._changes_known_from = counter
+
+    def changes_since(self, version: DataVersion) -> list[str] | None:
+        """Names of topics that were created, changed or deleted since a version of this life.
+
+        Args:
+            version: An earlier ``version`` of the table.
+
+        Returns:
+            The names, each once; None where that is too long ago: more than
+            ``MAX_TOPICS_PER_BROKER`` topics changed since, or the table began a new life.
+        """
+        if not self._changes_known_from <= version.counter <= self.version.counter:
+            return None
+        names = []
+        for name in reversed(self._last_changes):
+            if self._last_changes[name] <= version.counter:
+                break
+            names.append(name)
+        return names
 
     def state_keys(self) -> list[str]:
         """Names of all topics."""
@@ -357,7 +380,7 @@ class TopicTable:
             topic = self._topics[name] = Topic(config, one.is_auto)
             self._auto_count += one.is_auto
             _prepare(topic, config)
-        self.version = DataVersion(self.version.timestamp_ms, self.version.counter + 1)
+        self._next_version(name, self.version.timestamp_ms)
 
     def _check_room(self, name: str, most: int) -> None:
         if name not in self._topics and len(self._topics) >= most:
@@ -379,7 +402,16 @@ class TopicTable:
 
     def _note_change(self, name: str, now_ms: TimestampMs) -> None:
         self.changed[name] = None
+        self._next_version(name, now_ms)
+
+    def _next_version(self, name: str, now_ms: TimestampMs | int) -> None:
         self.version = DataVersion(now_ms, self.version.counter + 1)
+        # The newest change stands last.
+        self._last_changes.pop(name, None)
+        self._last_changes[name] = self.version.counter
+        if len(self._last_changes) > MAX_TOPICS_PER_BROKER:
+            oldest = next(iter(self._last_changes))
+            self._changes_known_from = self._last_changes.pop(oldest)
 
 
 def _prepare(topic: Topic, config: TopicConfig) -> None:
