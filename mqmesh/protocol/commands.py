@@ -203,6 +203,8 @@ _ROWS: Final = (
          broker="broker_name"),
     _row(C.GET_ROUTEINFO_BY_TOPIC, NAMESRV, NONE, "topic", "",
          route.GetRouteRequest, route.TopicRoute),
+    _row(C.GET_ROUTES_OF_TOPICS, NAMESRV, NONE, LOOKED_UP, "",
+         route.GetRoutesRequest, route.TopicRoutes),
     _row(C.GET_BROKER_CLUSTER_INFO, NAMESRV, NONE, "", "",
          route.GetClusterRequest, route.ClusterInfo),
     _row(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NAMESRV, VIEW, "", "",

@@ -9,6 +9,8 @@ from mqmesh.log_identity import MAX_EPOCH
 
 MAX_QUEUES_PER_TOPIC: Final = 65_536
 MAX_TOPICS_PER_BROKER: Final = 100_000
+MAX_TOPICS_PER_REQUEST: Final = 1_000
+"""Topics of one GET_ROUTES_OF_TOPICS."""
 
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 QueueCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES_PER_TOPIC)]
@@ -183,6 +185,56 @@ class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):
     brokers: list[BrokerData]
     hint_endpoint: str = ""
     order: bool = False
+
+
+class GetRoutesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ROUTES_OF_TOPICS, answered with ``TopicRoutes``.
+
+    Attributes:
+        topics: 0 to 1,000 names.
+    """
+
+    topics: Annotated[list[Name], msgspec.Meta(max_length=MAX_TOPICS_PER_REQUEST)]
+
+
+class TopicQueues(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The queues of one topic; fields as in ``TopicRoute``."""
+
+    topic: Name
+    queues: list[QueueData]
+    order: bool = False
+
+
+class TopicRoutes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_ROUTES_OF_TOPICS.
+
+    A topic that is neither in ``routes`` nor in ``missing`` had no room; ask for it again.
+
+    Attributes:
+        routes: Topics that were found.
+        brokers: The groups named in ``routes``, each once.
+        missing: Topics that no broker carries, or that the client has no right to.
+        hint_endpoint: As in ``TopicRoute``.
+    """
+
+    routes: list[TopicQueues]
+    brokers: list[BrokerData]
+    missing: list[Name] = []
+    hint_endpoint: str = ""
+
+    def of_topics(self) -> dict[str, TopicRoute]:
+        """Return the routes of the topics found, by topic, as GET_ROUTEINFO_BY_TOPIC gives them."""
+        groups = {one.broker_name: one for one in self.brokers}
+        return {
+            one.topic: TopicRoute(
+                one.topic,
+                one.queues,
+                [groups[data.broker_name] for data in one.queues if data.broker_name in groups],
+                self.hint_endpoint,
+                one.order,
+            )
+            for one in self.routes
+        }
 
 
 class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -33,10 +33,13 @@ from mqmesh.protocol.route import (
     BrokerData,
     ClusterInfo,
     GetRouteRequest,
+    GetRoutesRequest,
     Perm,
     QueueData,
     RouteHint,
+    TopicQueues,
     TopicRoute,
+    TopicRoutes,
 )
 from mqmesh.storage.interface import BatchToPut, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
@@ -242,12 +245,14 @@ class SimulatedNamesrv(SimulatedServer):
 
     Attributes:
         known: Names of the brokers that have registered.
+        topics_asked: Topics whose routes clients asked for, in order.
     """
 
     def __init__(self, cluster: "SimulatedCluster", endpoint: str) -> None:
         super().__init__(cluster.network, endpoint)
         self.hint_endpoint = endpoint + "1"
         self.known: set[str] = set()
+        self.topics_asked: list[str] = []
         self._cluster = cluster
 
     def serve(self, command: Command, answer: Answer) -> None:
@@ -255,14 +260,30 @@ class SimulatedNamesrv(SimulatedServer):
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             answer(reply_with(ClusterInfo([], self.hint_endpoint)), 0)
             return
+        if command.code == RequestCode.GET_ROUTES_OF_TOPICS:
+            topics = decode_header(GetRoutesRequest, command.header).topics
+            self.topics_asked += topics
+            answer(reply_with(self._routes(topics)), 0)
+            return
         assert command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC
         topic = decode_header(GetRouteRequest, command.header).topic
+        self.topics_asked.append(topic)
         route = self.route(topic)
         if route is None:
             header = ErrorHeader(f"no broker carries topic {topic!r}")
             answer(Reply(encode_header(header), code=ResponseCode.TOPIC_NOT_EXIST), 0)
         else:
             answer(reply_with(route), 0)
+
+    def _routes(self, topics: list[str]) -> TopicRoutes:
+        found = {topic: self.route(topic) for topic in topics}
+        routes = [one for one in found.values() if one is not None]
+        return TopicRoutes(
+            [TopicQueues(one.topic, one.queues, one.order) for one in routes],
+            list({group.broker_name: group for one in routes for group in one.brokers}.values()),
+            [topic for topic, one in found.items() if one is None],
+            self.hint_endpoint,
+        )
 
     def route(self, topic: str) -> TopicRoute | None:
         """A topic's route, of the brokers that are known."""
@@ -278,6 +299,13 @@ class SimulatedNamesrv(SimulatedServer):
                     BrokerData("c", broker.name, address, broker.epoch, broker.is_elected)
                 )
         return TopicRoute(topic, queues, brokers, self.hint_endpoint) if queues else None
+
+    def announce(self, hint: RouteHint) -> None:
+        """Publishes a hint."""
+        data = encode_header(hint)
+        for hearer in self.network.hearers:
+            if hearer.endpoint == self.hint_endpoint:
+                hearer.hear(data)
 
     def forget(self) -> None:
         """Is started again, empty."""
@@ -341,10 +369,7 @@ class SimulatedCluster:
             elif self.notices_deaths:
                 namesrv.known.discard(broker_name)
             if namesrv.up:
-                hint = encode_header(RouteHint([broker_name]))
-                for hearer in self.network.hearers:
-                    if hearer.endpoint == namesrv.hint_endpoint:
-                        hearer.hear(hint)
+                namesrv.announce(RouteHint([broker_name]))
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """Everything stored of a topic, broker by broker and queue by queue."""

@@ -41,7 +41,7 @@ from mqmesh.protocol.route import (
     WipeWritePermResponse,
 )
 from mqmesh.roles.namesrv.config import NamesrvConfig
-from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.roles.namesrv.server import HINT_INTERVAL_MS, NameServer
 from mqmesh.transport.zmq.hints import HintSubscriber
 from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS
 
@@ -137,7 +137,8 @@ class Site:
             self.register(name="probe", topics=["probe"], counter=number, instance=9)
             self.ask(RequestCode.UNREGISTER_BROKER, UnregisterBrokerRequest("C", "probe", 0, 9))
             self.wire.loop.tick(20)
-        self.wire.turn_for(0.05)
+        # Hints of the probe may be gathered still.
+        self.wire.turn_for(3 * HINT_INTERVAL_MS / 1_000)
         self.hints.clear()
 
 

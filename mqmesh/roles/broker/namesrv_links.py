@@ -167,7 +167,7 @@ class NamesrvLinks:
     def _register(self, broker: BrokerContext, registration: Registration) -> None:
         config, topics = self._config, broker.topics
         with_topics, since = registration.with_topics, registration.since
-        names = topics.changes_since(since) if since is not None else []
+        names = topics.changes.since(since) if since is not None else []
         if names is None:
             with_topics, since, names = True, None, []
         found = [(name, topics.get(name)) for name in names]

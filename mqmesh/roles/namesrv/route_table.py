@@ -40,7 +40,9 @@ from mqmesh.protocol.route import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
     TopicConfig,
+    TopicQueues,
     TopicRoute,
+    TopicRoutes,
     UnregisterBrokerRequest,
     WipeWritePermRequest,
     WipeWritePermResponse,
@@ -51,6 +53,8 @@ MASTER_ID: Final = 0
 MAX_MEMBERS_PER_GROUP: Final = 64
 MAX_HINT_TOPICS: Final = 256
 """A hint names so many topics; for more it names none, and everybody asks again."""
+MAX_ROUTE_QUEUES: Final = 50_000
+"""Pairs of topic and broker group in one answer, about 2 MB; clients ask again for the rest."""
 RETRY_AFTER_CONFLICT_MS: Final = 1_000
 
 _Table = dict[str, TopicConfig]
@@ -252,26 +256,29 @@ class RouteTable:
         Raises:
             TopicNotFound: No broker carries it.
         """
-        entries = self._index.get(topic)
-        if not entries:
+        found = self._queues(topic)
+        if found is None:
             raise TopicNotFound(f"no topic {topic[:255]!r}{self._advice(topic)}")
-        queues = []
-        brokers = []
-        # Sorted, because producers of one key must see the queues in one order everywhere.
-        for name, config in sorted(entries.items()):
-            group = self._groups.get(name)
-            queues.append(
-                QueueData(
-                    name,
-                    config.read_queue_nums,
-                    config.write_queue_nums,
-                    self._perm(name, group, config),
-                )
-            )
-            if group is not None:
-                brokers.append(_broker_data(name, group))
-        order = any(config.order for config in entries.values())
-        return TopicRoute(topic, queues, brokers, hint_endpoint, order)
+        names = [data.broker_name for data in found.queues]
+        return TopicRoute(topic, found.queues, self._named(names), hint_endpoint, found.order)
+
+    def routes(self, topics: Iterable[str], hint_endpoint: str) -> TopicRoutes:
+        """Return the routes of several topics; the rest is left out behind ``MAX_ROUTE_QUEUES``."""
+        found: list[TopicQueues] = []
+        missing: list[str] = []
+        names: set[str] = set()
+        size = 0
+        for topic in topics:
+            one = self._queues(topic)
+            if one is None:
+                missing.append(topic)
+                continue
+            found.append(one)
+            names.update(data.broker_name for data in one.queues)
+            size += len(one.queues)
+            if size >= MAX_ROUTE_QUEUES:
+                break
+        return TopicRoutes(found, self._named(sorted(names)), missing, hint_endpoint)
 
     def brokers(self) -> list[BrokerData]:
         """All broker groups, by name."""
@@ -295,6 +302,25 @@ class RouteTable:
         return [one for one in kept if one.topics]
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _queues(self, topic: str) -> TopicQueues | None:
+        entries = self._index.get(topic)
+        if not entries:
+            return None
+        # Sorted, because producers of one key must see the queues in one order everywhere.
+        queues = [
+            QueueData(
+                name,
+                config.read_queue_nums,
+                config.write_queue_nums,
+                self._perm(name, self._groups.get(name), config),
+            )
+            for name, config in sorted(entries.items())
+        ]
+        return TopicQueues(topic, queues, any(config.order for config in entries.values()))
+
+    def _named(self, names: Iterable[str]) -> list[BrokerData]:
+        return [_broker_data(name, self._groups[name]) for name in names if name in self._groups]
 
     def _advice(self, topic: str) -> str:
         """What to do about a topic that nobody carries."""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import ConfigError, CorruptRecord, StorageError
+from mqmesh.errors import ConfigError, CorruptRecord, StorageError, TopicNotFound
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
@@ -26,6 +26,7 @@ from mqmesh.protocol.route import (
     DeleteTopicRequest,
     GetClusterRequest,
     GetRouteRequest,
+    GetRoutesRequest,
     KvRequest,
     KvResponse,
     RegisterBrokerRequest,
@@ -175,6 +176,7 @@ class NameServer:
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_ROUTES_OF_TOPICS: self._routes,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
@@ -208,6 +210,17 @@ class NameServer:
     def _route(self, request: Request, header: GetRouteRequest) -> Reply:
         topic = header.topic
         return reply_with(self._table.route(topic, self._hint_endpoint))
+
+    def _routes(self, request: Request, header: GetRoutesRequest) -> Reply:
+        known, hidden = [], []
+        for topic in header.topics:
+            try:
+                self._shell.dispatch.permit(request, topic)
+                known.append(topic)
+            except TopicNotFound:
+                hidden.append(topic)  # as if it were not there
+        found = self._table.routes(known, self._hint_endpoint)
+        return reply_with(msgspec.structs.replace(found, missing=found.missing + hidden))
 
     def _cluster(self, request: Request, header: GetClusterRequest) -> Reply:
         return reply_with(ClusterInfo(self._table.brokers(), self._hint_endpoint))

@@ -106,7 +106,7 @@ class ClientEngine:
             addresses,
             options,
             self.routes,
-            on_changed=self._route_changed,
+            on_changed=self._routes_changed,
             lost=self.brokers.unreachable,
             closed=lambda: self._closed,
         )
@@ -337,10 +337,10 @@ class ClientEngine:
         if self._on_command is not None:
             self._on_command(broker_name, command)
 
-    def _route_changed(self, topic: str) -> None:
+    def _routes_changed(self, topics: set[str]) -> None:
         self.brokers.follow_routes()
         if self._on_routes is not None:
-            self._on_routes({topic})
+            self._on_routes(topics)
 
     def _broker_came(self, broker_name: str, connection: Connection) -> None:
         self.heartbeats.send(broker_name, connection)
@@ -348,6 +348,6 @@ class ClientEngine:
             self._on_broker(broker_name, True)
 
     def _broker_went(self, broker_name: str) -> None:
-        self.finder.refresh_all()
+        self.finder.refresh(self.routes.topics_of(broker_name))
         if self._on_broker is not None:
             self._on_broker(broker_name, False)

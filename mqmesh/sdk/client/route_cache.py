@@ -4,7 +4,7 @@ import msgspec
 
 from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, RouteHint, TopicRoute
+from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, TopicRoute
 
 MASTER_ID = 0
 
@@ -23,6 +23,7 @@ class RouteCache:
         self._publish: dict[str, tuple[MessageQueue, ...]] = {}
         self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, BrokerData] = {}
+        self._topics_of: dict[str, set[str]] = {}
 
     def update(self, route: TopicRoute) -> bool:
         """Takes a fresh route.
@@ -37,7 +38,10 @@ class RouteCache:
             self._brokers[broker.broker_name] = broker
         if self._routes.get(route.topic) == route:
             return False
+        self._drop(route.topic)
         self._routes[route.topic] = route
+        for broker in route.brokers:
+            self._topics_of.setdefault(broker.broker_name, set()).add(route.topic)
         masters = {one.broker_name for one in route.brokers if MASTER_ID in one.addresses}
         self._publish[route.topic] = tuple(
             MessageQueue(route.topic, data.broker_name, queue_id)
@@ -77,10 +81,14 @@ class RouteCache:
             known, addresses={**known.addresses, MASTER_ID: master}, epoch=refusal.epoch
         )
         self._brokers[broker_name] = moved
-        for route in list(self._routes.values()):
-            if known.broker_name in (one.broker_name for one in route.brokers):
-                self.update(route)
+        for topic in self.topics_of(broker_name):
+            self.update(self._routes[topic])
         return True
+
+    def _drop(self, topic: str) -> None:
+        for broker_name in self.brokers_of(topic):
+            self._topics_of[broker_name].discard(topic)
+        self._routes.pop(topic, None)
 
     def _newer(self, told: BrokerData) -> BrokerData:
         known = self._brokers.get(told.broker_name)
@@ -88,7 +96,7 @@ class RouteCache:
 
     def forget(self, topic: str) -> None:
         """Drops a topic that a broker said does not exist."""
-        self._routes.pop(topic, None)
+        self._drop(topic)
         self._publish.pop(topic, None)
         self._subscribe.pop(topic, None)
 
@@ -139,22 +147,11 @@ class RouteCache:
 
     def is_used(self, broker_name: str) -> bool:
         """True while a broker group carries a known topic."""
-        return any(
-            one.broker_name == broker_name
-            for route in self._routes.values()
-            for one in route.brokers
-        )
+        return bool(self._topics_of.get(broker_name))
 
-    def concerned(self, hint: RouteHint) -> list[str]:
-        """Known topics that a name server's hint may concern."""
-        if not hint.topics:
-            return list(self._routes)  # too many to list: a new broker may carry any of them
-        topics, brokers = set(hint.topics), set(hint.brokers)
-        return [
-            topic
-            for topic, route in self._routes.items()
-            if topic in topics or any(one.broker_name in brokers for one in route.queues)
-        ]
+    def topics_of(self, broker_name: str) -> list[str]:
+        """Known topics that a broker group carries."""
+        return list(self._topics_of.get(broker_name, ()))
 
 
 def why_not_writable(route: TopicRoute) -> str:

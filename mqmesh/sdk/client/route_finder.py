@@ -1,13 +1,22 @@
 """Asks name servers for the routes of a client's topics, and keeps them fresh."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.route import GetRouteRequest, RouteHint, TopicRoute
+from mqmesh.protocol.route import (
+    MAX_TOPICS_PER_REQUEST,
+    GetRouteRequest,
+    GetRoutesRequest,
+    RouteHint,
+    TopicRoute,
+    TopicRoutes,
+)
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.client.route_cache import RouteCache
@@ -16,6 +25,9 @@ from mqmesh.transport.interface import Transport
 
 LOST_MASTER_MS: Final = 500
 """While a group's master cannot be reached routes are asked for so often."""
+
+MOST_REQUESTS: Final = 4
+"""Requests in flight; topics that are wanted meanwhile go together into the next one."""
 
 OnRoute = Callable[[TopicRoute | MQMeshError], None]
 
@@ -28,7 +40,7 @@ class RouteFinder:
         addresses: ``host:port`` of each name server.
         options: How often to ask.
         routes: Where what was found is kept.
-        on_changed: Told a topic whose route is another one now, before whoever asked for it.
+        on_changed: Called with topics whose routes are others now, before whoever asked for them.
         lost: Which brokers cannot be reached.
         closed: True when nobody is asked any more.
 
@@ -43,7 +55,7 @@ class RouteFinder:
         options: ClientOptions,
         routes: RouteCache,
         *,
-        on_changed: Callable[[str], None],
+        on_changed: Callable[[set[str]], None],
         lost: Callable[[], list[str]],
         closed: Callable[[], bool],
     ) -> None:
@@ -57,9 +69,13 @@ class RouteFinder:
         self._closed = closed
         self._link: NamesrvLink | None = None
         self._topics: set[str] = set()
+        self._missing: set[str] = set()
+        self._wanted: dict[str, None] = {}
+        self._requests = 0
         self._asking: dict[str, list[OnRoute]] = {}
         self._ask_again: set[str] = set()
-        self._missing_planned = False
+        self._probes: set[str] = set()
+        self._look_planned = False
         self.problem: MQMeshError | None = None
 
     def start(self) -> None:
@@ -83,29 +99,21 @@ class RouteFinder:
 
         Args:
             topic: Topic.
-            on_done: Told the route, or ``TopicNotFound``, or why no name server answered.
+            on_done: Called with the route, or ``TopicNotFound``, or why no name server answered.
             anew: It has changed just now: an answer that is on its way may be of before.
+
+        Raises:
+            LocalProtocolError: The name cannot be encoded.
         """
-        header = encode_header(GetRouteRequest(topic))
-        self._topics.add(topic)
-        asking = self._asking.get(topic)
-        if asking is not None:
-            asking.append(on_done)
-            if anew:
-                self._ask_again.add(topic)
-            return
-        assert self._link is not None
-        self._asking[topic] = [on_done]
-        self._link.request(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            header,
-            lambda answer: self._take_route(topic, answer),
-        )
+        encode_header(GetRouteRequest(topic))  # or the others in its request would fail, too
+        self._want(topic, on_done, anew=anew)
+        self._ask_wanted()
 
     def refresh(self, topics: Iterable[str]) -> None:
         """Asks for routes again."""
         for topic in list(topics):
-            self.find(topic, _ignore, anew=True)
+            self._want(topic, _ignore, anew=True)
+        self._ask_wanted()
 
     def refresh_all(self) -> None:
         """Asks for the routes of all topics again."""
@@ -114,69 +122,138 @@ class RouteFinder:
     def forget(self, topic: str) -> None:
         """Stops refreshing a topic."""
         self._topics.discard(topic)
+        self._missing.discard(topic)
 
     def _take_hint(self, hint: RouteHint) -> None:
-        missing = [
-            topic
-            for topic in self._topics
-            if self._routes.route(topic) is None
-            and (topic in hint.topics or not hint.topics or not _comes_late(topic))
-        ]
-        self.refresh({*self._routes.concerned(hint), *missing} & self._topics)
+        if hint.topics:
+            # A hint that lists topics lists all that changed, whichever brokers carry them.
+            self.refresh(self._topics.intersection(hint.topics))
+            return
+        known = self._routes.route
+        self.refresh(one for one in self._topics if known(one) is not None or not _comes_late(one))
 
-    def _refresh_missing(self) -> None:
-        self._missing_planned = False
-        self._look_for_missing(again=True)
+    def _look_again(self) -> None:
+        self._look_planned = False
+        topics = set(self._missing)
+        for broker_name in self._lost():
+            # A group without its master elects another one, or waits for it: hints tell of that,
+            # and may be lost. One topic of the group shows whether it is time to ask for all.
+            one = next(iter(self._topics.intersection(self._routes.topics_of(broker_name))), None)
+            if one is not None:
+                self._probes.add(one)
+                topics.add(one)
+        self.refresh(topics)
+        self._plan_look()
 
-    def _look_for_missing(self, *, again: bool = False) -> None:
+    def _plan_look(self) -> None:
         """Asks for missing routes now and then. Idle clients sleep: only while one is missing."""
-        missing = {
-            topic
-            for topic in self._topics
-            if self._routes.route(topic) is None and not _comes_late(topic)
-        }
-        # A group without its master elects another one, or waits for it: hints tell of that, and
-        # may be lost.
-        lost = {
-            topic
-            for name in self._lost()
-            for topic in self._topics
-            if name in self._routes.brokers_of(topic)
-        }
-        if again:
-            self.refresh(missing | lost)
-        if (missing or lost) and not (self._missing_planned or self._closed()):
+        is_lost = any(self._routes.is_used(broker_name) for broker_name in self._lost())
+        if (self._missing or is_lost) and not (self._look_planned or self._closed()):
             interval_ms = self._options.missing_route_interval_ms
-            delay_ms = min(LOST_MASTER_MS, interval_ms) if lost else interval_ms
-            self._missing_planned = True
-            self._loop.call_later(delay_ms, self._refresh_missing)
+            delay_ms = min(LOST_MASTER_MS, interval_ms) if is_lost else interval_ms
+            self._look_planned = True
+            self._loop.call_later(delay_ms, self._look_again)
 
-    def _take_route(self, topic: str, answer: Command | MQMeshError) -> None:
-        asking = self._asking.pop(topic, [])
-        outcome: TopicRoute | MQMeshError
+    def _want(self, topic: str, on_done: OnRoute, *, anew: bool) -> None:
+        self._topics.add(topic)
+        asking = self._asking.get(topic)
+        if asking is None:
+            self._asking[topic] = [on_done]
+            self._wanted[topic] = None
+            return
+        if on_done is not _ignore:
+            asking.append(on_done)
+        if anew and topic not in self._wanted:
+            self._ask_again.add(topic)
+
+    def _ask_wanted(self) -> None:
+        """Asks for what is wanted: many topics in one request, few requests at a time."""
+        assert self._link is not None
+        while self._wanted and self._requests < MOST_REQUESTS:
+            topics = list(islice(self._wanted, MAX_TOPICS_PER_REQUEST))
+            for topic in topics:
+                del self._wanted[topic]
+            self._requests += 1
+            if len(topics) == 1:
+                code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+                header = encode_header(GetRouteRequest(topics[0]))
+            else:
+                code = RequestCode.GET_ROUTES_OF_TOPICS
+                header = encode_header(GetRoutesRequest(topics))
+            self._link.request(code, header, partial(self._take, topics))
+
+    def _take(self, topics: list[str], answer: Command | MQMeshError) -> None:
+        self._requests -= 1
         if self._closed():
             # It came with the last turn; whoever took it would try to connect.
             answer = ClientClosed("the client is closed")
-        if isinstance(answer, MQMeshError):
-            outcome = answer
+            topics += self._wanted
+            self._wanted.clear()
+        try:
+            found = self._read(topics, answer)
+            self.problem = None
+        except MQMeshError as error:
+            self.problem = None if isinstance(error, TopicNotFound) else error
+            found = dict.fromkeys(topics, error)
+        changed = {
+            topic
+            for topic, outcome in found.items()
+            if isinstance(outcome, TopicRoute) and self._routes.update(outcome)
+        }
+        if changed:
+            self._on_changed(changed)
+        for topic in topics:
+            self._end(topic, found.get(topic))
+        for topic in self._probes.intersection(topics):
+            self._probes.discard(topic)
+            if topic in changed:
+                for broker_name in self._routes.brokers_of(topic):
+                    self.refresh(self._topics.intersection(self._routes.topics_of(broker_name)))
+        self._ask_wanted()
+        self._plan_look()
+
+    def _end(self, topic: str, outcome: TopicRoute | MQMeshError | None) -> None:
+        """Ends a search; None where the answer had no room for the topic."""
+        if outcome is None:
+            self._wanted[topic] = None
+            return
+        if topic in self._topics and self._routes.route(topic) is None and not _comes_late(topic):
+            self._missing.add(topic)
         else:
-            try:
-                outcome = decode_header(TopicRoute, answer.header)
-                for group in outcome.brokers:
-                    learn_keys(self._transport.ring, group.addresses.values())
-            except RemoteProtocolError as error:
-                outcome = error
-        is_answer = isinstance(outcome, TopicRoute | TopicNotFound)
-        self.problem = None if is_answer else outcome  # type: ignore[assignment]
-        if isinstance(outcome, TopicRoute) and self._routes.update(outcome):
-            self._on_changed(topic)
+            self._missing.discard(topic)
+        asking = self._asking.pop(topic, [])
+        is_wanted_again = topic in self._ask_again and topic in self._topics
+        self._ask_again.discard(topic)
+        if is_wanted_again and not self._closed():
+            self._want(topic, _ignore, anew=False)
         for on_done in asking:
             on_done(outcome)
-        if topic in self._ask_again:
-            self._ask_again.discard(topic)
-            if topic in self._topics and not self._closed():
-                self.find(topic, _ignore)
-        self._look_for_missing()
+
+    def _read(
+        self, topics: list[str], answer: Command | MQMeshError
+    ) -> Mapping[str, TopicRoute | MQMeshError]:
+        """Outcomes that an answer has for topics.
+
+        Raises:
+            MQMeshError: The outcome of all of them.
+        """
+        if isinstance(answer, MQMeshError):
+            raise answer
+        if len(topics) == 1:
+            route = decode_header(TopicRoute, answer.header)
+            found: dict[str, TopicRoute | MQMeshError] = {route.topic: route}
+            brokers = route.brokers
+        else:
+            routes = decode_header(TopicRoutes, answer.header)
+            found = {**routes.of_topics()}
+            for topic in routes.missing:
+                found[topic] = TopicNotFound(f"no topic {topic!r} on a broker that runs")
+            brokers = routes.brokers
+        if found.keys().isdisjoint(topics):
+            raise RemoteProtocolError(f"a name server's answer has none of {len(topics)} topics")
+        for group in brokers:
+            learn_keys(self._transport.ring, group.addresses.values())
+        return found
 
 
 def _comes_late(topic: str) -> bool:

@@ -14,6 +14,7 @@ from mqmesh.errors import (
     InvalidArgument,
     MQMeshError,
     NoRoute,
+    RemoteProtocolError,
     RequestTimeout,
     TopicNotFound,
 )
@@ -21,7 +22,7 @@ from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
-from mqmesh.protocol.route import BrokerAddress, TopicRoute
+from mqmesh.protocol.route import BrokerAddress, QueueData, RouteHint, TopicRoute, TopicRoutes
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
@@ -134,6 +135,74 @@ def test_a_hint_brings_a_new_route_at_once_and_the_poll_brings_it_at_last(world,
     assert len(client.engine.routes.publish_queues("t")) == 6
     world.run(30_000)
     assert len(client.engine.routes.publish_queues("t")) == 7
+
+
+def test_a_hint_makes_a_client_ask_only_for_the_topics_that_changed(world, make):
+    namesrv = world.cluster.namesrvs[0]
+    topics = [f"t{number}" for number in range(100)]
+    world.broker.topics.update({one: QueueData("a", 1, 1, 6) for one in topics})
+    client = make()
+    client.engine.finder.refresh([*topics, "missing"])
+    world.run()
+    assert all(client.engine.routes.route(one) is not None for one in topics)
+    namesrv.topics_asked.clear()
+    for name in ("t7", "of_others"):
+        namesrv.announce(RouteHint(["a"], [name]))
+    world.run(10)
+    assert namesrv.topics_asked == ["t7"]
+
+
+def test_many_routes_are_asked_for_in_few_requests(world, make):
+    namesrv = world.cluster.namesrvs[0]
+    topics = [f"t{number}" for number in range(10_000)]
+    world.broker.topics.update({one: QueueData("a", 1, 1, 6) for one in topics})
+    client = make()
+    before = len(namesrv.requests)
+    found = [client.find(topic) for topic in topics]
+    world.run()
+    assert [one[0].topic for one in found] == topics
+    assert len(namesrv.requests) - before <= 16
+    assert sum(map(len, client.routes_told)) == len(topics)
+    for ask_all in (client.engine.finder.refresh_all, lambda: namesrv.announce(RouteHint(["a"]))):
+        namesrv.topics_asked.clear()
+        before = len(namesrv.requests)
+        ask_all()
+        world.run(10)
+        assert sorted(namesrv.topics_asked) == sorted(topics)
+        assert len(namesrv.requests) - before <= 16
+
+
+def test_a_name_server_that_answers_for_other_topics_ends_the_search(world, make, monkeypatch):
+    client = make()
+    namesrv = world.cluster.namesrvs[0]
+    monkeypatch.setattr(namesrv, "_routes", lambda topics: TopicRoutes([], [], ["else"]))
+    found = [[], []]
+    client.engine.finder.refresh(["x", "y"])
+    for topic, one in zip(("x", "y"), found, strict=True):
+        client.engine.finder.find(topic, one.append)
+    world.run()
+    assert [type(one[0]) for one in found] == [RemoteProtocolError] * 2
+
+
+def test_while_a_master_is_lost_one_topic_of_its_group_is_asked_for_and_then_all(world, make):
+    namesrv = world.cluster.namesrvs[0]
+    topics = [f"t{number}" for number in range(100)]
+    world.broker.topics.update({one: QueueData("a", 1, 1, 6) for one in topics})
+    client = make()
+    client.engine.finder.refresh(topics)
+    world.run()
+    client.send()
+    world.run()
+    world.cluster.notices_deaths = False  # the hint that tells of it is lost
+    world.broker.crash()
+    world.run(100)
+    namesrv.topics_asked.clear()
+    world.run(2 * LOST_MASTER_MS)
+    assert 1 <= len(namesrv.topics_asked) <= 3
+    world.network.hearers.clear()
+    world.broker.move("tcp://127.0.0.1:19999")
+    world.run(2 * LOST_MASTER_MS)
+    assert set(topics) <= set(namesrv.topics_asked)
 
 
 def test_a_route_that_changes_while_it_is_asked_for_is_asked_for_again(world, make):

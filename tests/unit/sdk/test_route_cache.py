@@ -10,7 +10,6 @@ from mqmesh.protocol.route import (
     BrokerData,
     Perm,
     QueueData,
-    RouteHint,
     TopicRoute,
 )
 from mqmesh.sdk.client.route_cache import RouteCache, why_not_writable
@@ -101,12 +100,15 @@ def test_a_topic_can_be_forgotten() -> None:
     assert cache.publish_queues("t") == cache.subscribe_queues("t") == ()
 
 
-def test_hints_concern_topics_by_name_and_by_broker() -> None:
+def test_the_topics_of_a_broker_are_known() -> None:
     cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 0)])
-    cache.update(TopicRoute("u", [QueueData("b", 1, 1, BOTH)], [broker("b", 0)]))
-    assert "t" in cache.concerned(RouteHint(["a"], ["other"]))
-    assert cache.concerned(RouteHint([], ["u"])) == ["u"]
-    assert cache.concerned(RouteHint(["x"], ["y"])) == []
+    cache.update(TopicRoute("u", [QueueData("a", 1, 1, BOTH)], [broker("a", 0), broker("b", 0)]))
+    assert sorted(cache.topics_of("a")) == ["t", "u"]
+    assert cache.topics_of("b") == ["u"]
+    cache.update(TopicRoute("u", [QueueData("a", 1, 1, BOTH)], [broker("a", 0)]))
+    assert cache.topics_of("b") == []
+    cache.forget("t")
+    assert cache.topics_of("a") == ["u"]
 
 
 def test_a_route_of_an_earlier_epoch_does_not_lead_back_to_the_old_master() -> None:

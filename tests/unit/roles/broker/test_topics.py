@@ -224,16 +224,16 @@ def test_a_table_says_what_changed_since_a_version():
     for name in ("t", "u", "t"):
         table.set(TopicConfig(name), 1)
         versions.append(table.version)
-    assert table.changes_since(versions[0]) == ["t", "u"]
-    assert table.changes_since(versions[1]) == ["t", "u"]
-    assert table.changes_since(versions[2]) == ["t"]
-    assert table.changes_since(versions[3]) == []
+    assert table.changes.since(versions[0]) == ["t", "u"]
+    assert table.changes.since(versions[1]) == ["t", "u"]
+    assert table.changes.since(versions[2]) == ["t"]
+    assert table.changes.since(versions[3]) == []
     table.delete("u", 2)
-    assert table.changes_since(versions[3]) == ["u"]
-    assert table.changes_since(DataVersion(1, 99)) is None, "of another life"
+    assert table.changes.since(versions[3]) == ["u"]
+    assert table.changes.since(DataVersion(1, 99)) is None, "of another life"
     table.begin_life(9_000, 50)
-    assert table.changes_since(versions[3]) is None
-    assert table.changes_since(table.version) == []
+    assert table.changes.since(versions[3]) is None
+    assert table.changes.since(table.version) == []
 
 
 def test_changes_of_long_ago_are_not_kept(monkeypatch):
@@ -243,5 +243,5 @@ def test_changes_of_long_ago_are_not_kept(monkeypatch):
     for name in ("t", "u", "v"):
         table.update(TopicConfig(name), 1)
         versions.append(table.version)
-    assert table.changes_since(versions[0]) is None
-    assert table.changes_since(versions[1]) == ["v", "u"]
+    assert table.changes.since(versions[0]) is None
+    assert table.changes.since(versions[1]) == ["v", "u"]

@@ -85,6 +85,7 @@ class TopicTable:
     Attributes:
         changed: Topics that are to be written into the log; see ``state_log``.
         version: Another one after each change.
+        changes: Topics that changed last.
         on_deleting: Told the name of a topic that is about to go; what it raises keeps the topic.
         on_deleted: Told the name of a topic that is no more.
     """
@@ -99,8 +100,7 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self.changed: dict[str, None] = {}
         self.version = DataVersion()
-        self._last_changes: dict[str, int] = {}
-        self._changes_known_from = 0
+        self.changes = TopicChanges()
         self.on_deleting: Callable[[str], None] = _nothing
         self.on_deleted: Callable[[str], None] = _nothing
 
@@ -323,27 +323,7 @@ class TopicTable:
             counter: At least as large as in earlier lives.
         """
         self.version = DataVersion(now_ms, counter)
-        self._last_changes.clear()
-        self._changes_known_from = counter
-
-    def changes_since(self, version: DataVersion) -> list[str] | None:
-        """Names of topics that were created, changed or deleted since a version of this life.
-
-        Args:
-            version: An earlier ``version`` of the table.
-
-        Returns:
-            The names, each once; None where that is too long ago: more than
-            ``MAX_TOPICS_PER_BROKER`` topics changed since, or the table began a new life.
-        """
-        if not self._changes_known_from <= version.counter <= self.version.counter:
-            return None
-        names = []
-        for name in reversed(self._last_changes):
-            if self._last_changes[name] <= version.counter:
-                break
-            names.append(name)
-        return names
+        self.changes = TopicChanges(counter)
 
     def state_keys(self) -> list[str]:
         """Names of all topics."""
@@ -406,12 +386,46 @@ class TopicTable:
 
     def _next_version(self, name: str, now_ms: TimestampMs | int) -> None:
         self.version = DataVersion(now_ms, self.version.counter + 1)
+        self.changes.note(name, self.version.counter)
+
+
+class TopicChanges:
+    """The last changes of a topic table, of ``MAX_TOPICS_PER_BROKER`` topics at most.
+
+    Args:
+        counter: Of the version of the table now.
+    """
+
+    def __init__(self, counter: int = 0) -> None:
+        self._known_from = self._counter = counter
+        self._counters: dict[str, int] = {}
+
+    def note(self, name: str, counter: int) -> None:
+        """A topic was created, changed or deleted, which made a version with this counter."""
+        self._counter = counter
         # The newest change stands last.
-        self._last_changes.pop(name, None)
-        self._last_changes[name] = self.version.counter
-        if len(self._last_changes) > MAX_TOPICS_PER_BROKER:
-            oldest = next(iter(self._last_changes))
-            self._changes_known_from = self._last_changes.pop(oldest)
+        self._counters.pop(name, None)
+        self._counters[name] = counter
+        if len(self._counters) > MAX_TOPICS_PER_BROKER:
+            self._known_from = self._counters.pop(next(iter(self._counters)))
+
+    def since(self, version: DataVersion) -> list[str] | None:
+        """Return the topics that were created, changed or deleted since a version.
+
+        Args:
+            version: An earlier ``version`` of the table.
+
+        Returns:
+            Names, each once; None where that was too long ago, or in an earlier life of the table.
+        """
+        if not self._known_from <= version.counter <= self._counter:
+            return None
+        names = []
+        for name in reversed(self._counters):
+            if self._counters[name] <= version.counter:
+                break
+            names.append(name)
+        return names
 
 
 def _prepare(topic: Topic, config: TopicConfig) -> None:
