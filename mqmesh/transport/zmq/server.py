@@ -30,7 +30,6 @@ from mqmesh.protocol.command import (
     encode_header,
     peek_opaque,
 )
-from mqmesh.protocol.commands import not_served
 from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
@@ -472,7 +471,7 @@ class CommandServer:
             if command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
             if handler is None:
-                raise UnsupportedCommand(not_served(command.code))
+                raise UnsupportedCommand(_not_served(command.code))
             if account.held:
                 if not self._outbox.has_room(account, account.refused):
                     raise self._no_room(account)
@@ -598,3 +597,10 @@ class CommandServer:
         except Exception:
             # The next peer's end must be told all the same.
             _log.exception("a callback for the end of a connection failed")
+
+
+def _not_served(code: int) -> str:
+    # Clients load this module, too, and need no table of commands.
+    from mqmesh.protocol.commands import not_served
+
+    return not_served(code)
