@@ -122,6 +122,7 @@ def print_table(
         rows: A cell may be a rich ``Text``.
         optional: Heads of columns that may be left out, the least important first.
     """
+    assert set(optional) <= set(columns), "what may be left out is there"
     rows = [list(row) for row in rows]
     numbers = [
         bool(rows) and all(isinstance(row[index], int) for row in rows)
@@ -136,7 +137,7 @@ def print_table(
             table.print_blocks()
             return
         if left_out:
-            tell_note(f"not shown for want of width: {', '.join(left_out)}; --json has all")
+            tell_note(f"no room for {', '.join(left_out)}: widen the terminal, or take --json")
     console = Console(file=out, highlight=False, soft_wrap=True)
     # Colours take 0.3 ms a row.
     table.print_lines(console if console.is_terminal and len(rows) <= MANY_ROWS else None)

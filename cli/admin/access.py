@@ -172,6 +172,7 @@ def list_users(namesrv: str, as_json: bool) -> None:
             )
             for one in found
         ],
+        optional=("RULES", "KEYS"),
     )
 
 
@@ -445,6 +446,7 @@ def list_status(namesrv: str, as_json: bool) -> int:
         print_table(
             ("ADDRESS", "VERSION", "DIGEST", "PROBLEM"),
             [(one.where, one.version or "-", one.digest, one.problem) for one in found],
+            optional=("DIGEST",),
         )
     same = len({(one.version, one.digest) for one in found}) == 1
     return ExitCode.OK if same and not found[0].problem else ExitCode.FAILED

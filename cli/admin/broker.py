@@ -62,7 +62,11 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
             f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
             f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
         )
-    print_table(("FIGURE", "OF", "VALUE", "UNIT"), figure_rows(figures))
+    print_table(
+        ("FIGURE", "OF", "VALUE", "UNIT"),
+        figure_rows(figures),
+        optional=("UNIT",),
+    )
     return ExitCode.OK
 
 
@@ -145,6 +149,7 @@ def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: 
             )
             for one in found
         ],
+        optional=("LANGUAGE", "VERSION", "SILENT"),
     )
 
 
@@ -189,6 +194,7 @@ def queue(
             )
             for one in found.entries
         ],
+        optional=("TAG HASH", "SIZE"),
     )
     if found.min_queue_offset == found.max_queue_offset:
         say(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
@@ -226,6 +232,7 @@ def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
             (one.topic, one.queues, one.messages, one.min_before, one.min_after)
             for one in done.topics
         ],
+        optional=("FIRST OFFSET",),
     )
     if done.more_topics:
         tell_note(f"and {done.more_topics} topics that lose fewer messages")

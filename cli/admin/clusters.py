@@ -103,6 +103,7 @@ def list_cluster(more: bool, check: bool, namesrv: str, as_json: bool) -> int:
                 )
                 for row in rows
             ],
+            optional=("VERSION", "UPTIME", "CLUSTER"),
         )
     return ExitCode.FAILED if check and not all(infos) else ExitCode.OK
 
@@ -160,6 +161,8 @@ def _print_more(rows: Iterable[dict[str, Any]]) -> None:
             )
             for row in rows
         ],
+        optional=("OUT YESTERDAY", "IN YESTERDAY", "VERSION", "OLDEST", "OUT TODAY", "IN TODAY",
+                  "ENDPOINT"),
     )  # fmt: skip
 
 
@@ -198,6 +201,7 @@ def report(check: bool, namesrv: str, as_json: bool) -> int:
                 )
                 for row in rows
             ],
+            optional=("VERSION", "GROUPS", "TOPICS", "LOG"),
         )
     is_whole = all("version" in row for row in rows)
     return ExitCode.FAILED if check and not is_whole else ExitCode.OK

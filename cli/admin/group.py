@@ -90,6 +90,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
             )
             for row in rows
         ],
+        optional=("MODEL", "TOPICS", "MSG/S"),
     )
 
 
@@ -301,6 +302,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
             )
             for one in found.queues
         ],
+        optional=("STORED", "IN FLIGHT", "OFFSET", "END", "WAITING"),
     )
     waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
     lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
@@ -352,6 +354,7 @@ def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> int:
             )
             for one in members
         ],
+        optional=("MODEL", "VERSION", "LAST WORD"),
     )
     for one in members:
         if one.difference:
@@ -374,6 +377,7 @@ def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> int:
             (one.client_id, _state(one.connected), duration(one.silent_ms), one.version or "-")
             for one in found
         ],
+        optional=("VERSION", "LAST WORD"),
     )
     return ExitCode.OK
 

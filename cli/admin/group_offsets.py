@@ -183,6 +183,7 @@ def _show(name: str, moves: OffsetMoves) -> None:
             )
             for one in moves.queues
         ],
+        optional=("OFFSET",),
     )
     counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
     if moves.dry_run:

@@ -20,6 +20,7 @@ def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
             *("STATE", "ENDPOINT"),
         ),
         [_row(report, reports) for report in reports],
+        optional=("LEASE MS", "ON DISK", "LOG END", "LAG MS", "EPOCH"),
     )
     for note in notes_of(reports):
         say(note)

@@ -102,6 +102,7 @@ def _show_members(found: list[RunningInfo]) -> None:
             )
             for one in found
         ],
+        optional=("BYTES", "KIND", "CACHED", "LAST PULL", "LAST COMMIT", "HANDLING"),
     )
     for one in found:
         _show_stacks(one)
@@ -144,6 +145,7 @@ def _show_member(one: RunningInfo) -> None:
             )
             for queue in one.queues
         ],
+        optional=("BYTES", "CACHED", "LAST PULL", "LAST COMMIT", "IN FLIGHT"),
     )
     _show_work(one)
     _show_stacks(one)
@@ -164,6 +166,7 @@ def _show_work(one: RunningInfo) -> None:
             )
             for topic in one.topics
         ],
+        optional=("PULL WAIT", "PULLED/S", "FAILED IN 1 H"),
     )
     if one.in_flight:
         print_table(
@@ -179,6 +182,7 @@ def _show_work(one: RunningInfo) -> None:
                 )
                 for each in one.in_flight
             ],
+            optional=("BROKER",),
         )
 
 

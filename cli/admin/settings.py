@@ -195,6 +195,7 @@ def _print_settings(shown: Iterable[dict[str, Any]]) -> None:
             )
             for one in shown
         ],
+        optional=("MAY BE SET", "AT THE START", "SET"),
     )
 
 

@@ -109,6 +109,7 @@ def list_topics(
             for name in sorted(found)
             for one in found[name]
         ],
+        optional=("ORDER", "PERM"),
     )
 
 
@@ -331,6 +332,7 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
             )
             for row in rows
         ],
+        optional=("LOCAL SOCKET", "CLUSTER", "PERM"),
     )
 
 
@@ -451,6 +453,7 @@ def stats(
             )
             for row in rows
         ],
+        optional=("OLDEST", "FIRST OFFSET", "NEXT OFFSET"),
     )
     noun = "message" if total == 1 else "messages"
     say(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
@@ -474,6 +477,7 @@ def _show_traffic(found: Sequence[TopicTraffic], as_json: bool) -> None:
             )
             for one in found
         ],
+        optional=("OUT TODAY", "IN TODAY"),
     )
 
 

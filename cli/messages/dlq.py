@@ -140,6 +140,7 @@ def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **ch
     print_table(
         ("MESSAGE ID", "TOPIC", "TAG", "KEYS", "GIVEN UP", "TRIES", "RESENT", "LAST FAILURE"),
         map(_row, last),
+        optional=("RESENT", "KEYS", "TAG", "TRIES"),
     )
     ages.show()
     if len(last) < count:

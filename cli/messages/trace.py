@@ -145,6 +145,7 @@ def _show(found: MessageSpans) -> None:
             )
             for one in found.spans
         ],
+        optional=("CLIENT", "MS"),
     )
 
 

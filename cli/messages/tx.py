@@ -9,7 +9,7 @@ from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 
 from ..notes import tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_json, print_table, say, timestamp
+from ..render import duration, print_body, print_fields, print_json, print_table, say, timestamp
 from .query import body_lines
 from .shown_message import message_dict
 
@@ -88,6 +88,7 @@ def list_half_messages(
             )
             for one in found.messages
         ],
+        optional=("CHECKS", "MEMBERS", "QUEUE", "TOPIC"),
     )
     tell_note(f"{found.pending_count:,} half messages wait, {found.parked_count:,} are parked")
 
@@ -122,9 +123,8 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
         *((f"property {name}", value) for name, value in (message.properties or {}).items()),
         ("born at", message.born_host),
     ]
-    print_table(("FIELD", "VALUE"), [row for row in rows if row[1] != ""])
-    for line in body_lines(message.body):
-        say(line)
+    print_fields([row for row in rows if row[1] != ""])
+    print_body(body_lines(message.body))
 
 
 @tx.command()

@@ -96,6 +96,7 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
             )
             for one in found
         ],
+        optional=("IN", "KEYS", "TAG", "BROKER"),
     )
 
 

@@ -129,7 +129,11 @@ def list_command(root: Path, as_json: bool) -> int:
             start, end, size = found.start_offset, found.end_offset, found.disk_bytes
             rows.append((path.name, found.broker_name, made, start, end, size))
     if not as_json:
-        print_table(["snapshot", "broker", "made", "from", "to", "bytes"], rows)
+        print_table(
+            ["snapshot", "broker", "made", "from", "to", "bytes"],
+            rows,
+            optional=("from", "to"),
+        )
     return code
 
 

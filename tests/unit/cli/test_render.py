@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from harness.terminal import on_terminal
 from rich.text import Text
 
 from mqmesh.cli.render import (
+    MANY_ROWS,
     LogStream,
     counted,
     duration,
@@ -26,6 +29,68 @@ def test_a_table_for_a_pipe_has_one_line_a_row_and_no_padding(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{'NAME':<200}      COUNT"
     assert lines[2] == f"{'b [x]':<200}  1,234,567"
+
+
+HEADS = ("MESSAGE ID", "STATE", "COUNT", "ENDPOINT")
+ROWS = [
+    ("0C6A9F0E5D3B7A12000000000000002A", Text("up", style="green"), 1_234_567, "tcp://[::1]:1"),
+    ("0C6A9F0E5D3B7A12000000000000002B", "down", 5, "ipc:///var/lib/mqmesh/a/sock"),
+]
+
+
+def test_a_narrow_terminal_gets_no_optional_columns(monkeypatch, capsys):
+    terminal = on_terminal(monkeypatch, 75, "dumb")
+    print_table(HEADS, ROWS, optional=("STATE", "COUNT", "ENDPOINT"))
+    assert terminal.lines == [
+        "MESSAGE ID                            COUNT  ENDPOINT",
+        "0C6A9F0E5D3B7A12000000000000002A  1,234,567  tcp://[::1]:1",
+        "0C6A9F0E5D3B7A12000000000000002B          5  ipc:///var/lib/mqmesh/a/sock",
+    ]
+    assert capsys.readouterr().err == "no room for STATE: widen the terminal, or take --json\n"
+
+
+def test_where_that_is_not_enough_each_row_is_a_block(monkeypatch, capsys):
+    terminal = on_terminal(monkeypatch, 40, "dumb")
+    print_table(HEADS, ROWS, optional=("STATE", "COUNT"))
+    assert terminal.lines == [
+        "MESSAGE ID 0C6A9F0E5D3B7A12000000000000002A",
+        "STATE      up",
+        "COUNT      1,234,567",
+        "ENDPOINT   tcp://[::1]:1",
+        "",
+        "MESSAGE ID 0C6A9F0E5D3B7A12000000000000002B",
+        "STATE      down",
+        "COUNT      5",
+        "ENDPOINT   ipc:///var/lib/mqmesh/a/sock",
+    ]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+@pytest.mark.parametrize("columns", range(10, 131, 10))
+def test_no_width_breaks_a_value(monkeypatch, columns, term):
+    terminal = on_terminal(monkeypatch, columns, term)
+    print_table(HEADS, ROWS, optional=("STATE",))
+    shown = terminal.getvalue()
+    for row in ROWS:
+        for value in (row[0], f"{row[2]:,}", row[3]):
+            assert value in shown
+
+
+def test_colours_do_not_move_columns(monkeypatch):
+    terminal = on_terminal(monkeypatch, 130)
+    print_table(HEADS, ROWS)
+    coloured = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in terminal.lines]
+    plain = on_terminal(monkeypatch, 130, "dumb")
+    print_table(HEADS, ROWS)
+    assert coloured == plain.lines
+    assert "\x1b" in terminal.getvalue()
+
+
+def test_a_terminal_gets_many_rows_in_their_columns_at_once(monkeypatch):
+    terminal = on_terminal(monkeypatch, 80)
+    print_table(("NAME",), [(str(number),) for number in range(MANY_ROWS + 1)])
+    assert terminal.lines == ["NAME", *map(str, range(MANY_ROWS + 1))]
 
 
 def test_an_empty_table_has_its_heads(capsys):

@@ -9,6 +9,7 @@ import sys
 
 import click
 import pytest
+from harness.terminal import on_terminal
 
 from mqmesh.cli import main
 from mqmesh.cli.lazy_group import LazyGroup
@@ -21,20 +22,6 @@ HOSTILE = (
     "a\x1b]0;t\x07b\x1b[2J\nFORGED\r\x9b31m\x85\u2028\u202eevil\u2066\u200fz\ufeff\ud800\U000e0041"
 )
 RAW = [mark for mark in HOSTILE if not (mark.isascii() and mark.isprintable())]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def on_terminal(monkeypatch, columns):
-    """Makes standard output a terminal, from now on and not from the fixtures on."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    out = Terminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    return out
 
 
 @pytest.fixture
