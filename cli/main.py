@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.FAILED
     except Exception as error:
         if options.debug:
-            traceback.print_exc()
+            sys.stderr.write("\n".join(traceback_lines(traceback.format_exc())) + "\n")
         tell(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
         return ExitCode.FAILED
     return result if isinstance(result, int) else ExitCode.OK

@@ -68,7 +68,9 @@ class ClusterName(TextArgument):
             found = self.known(find_namesrv(namesrv, ctx.find_root().params.get("context_name")))
         except (MQMeshError, OSError):
             return []
-        return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+        # A foreign broker may announce anything; no shell should be given that.
+        names = filter(str.isprintable, sorted(found))
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
     @abstractmethod
     def known(self, namesrv: str) -> set[str]:

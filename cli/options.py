@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from mqmesh.errors import ConfigError
+from mqmesh.logs import one_line
 
 from .contexts import find_namesrv
 from .credentials import use_credentials_of
@@ -80,7 +81,7 @@ def confirm(effect: str, question: str, *, yes: bool, as_json: bool) -> None:
         return
     if as_json or not sys.stdin.isatty():
         raise ConfigError(f"{effect}; add --yes")
-    click.confirm(question, abort=True)
+    click.confirm(one_line(question), abort=True)
 
 
 def config_options(function: _F) -> _F:

@@ -16,7 +16,14 @@ from harness.commands import CommandProcess, run_command
 from harness.stopwatch import Stopwatch
 
 from mqmesh.cli import main
+from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
+from mqmesh.sdk.client import options
+from mqmesh.sdk.consumer import consumer_engine
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 
@@ -123,6 +130,39 @@ def test_one_message_is_sent_and_consumed_with_all_its_parts(cli, topic):
         "properties": {"a": "b"},
         "sharding_key": "s",
     }
+
+
+HOSTILE = "a\x1b]0;t\x07b\x1b[2J\nFORGED\x9b31m\u202eevil\u2066"
+
+
+def test_nothing_that_a_client_says_moves_a_terminal(cluster, cli, topic, monkeypatch):
+    monkeypatch.setattr(options, "born_host", lambda: HOSTILE)
+    monkeypatch.setattr(consumer_engine, "VERSION", HOSTILE[:32])
+    group = f"{topic}-group"
+    with Producer("hostile", namesrv_addr=cluster.namesrv_addr) as producer:
+        properties = {"p" + HOSTILE: "v" + HOSTILE}
+        message = Message(topic, HOSTILE.encode(), HOSTILE, ["k" + HOSTILE], properties)
+        sent = producer.send(message)
+    with NamesrvAdmin(cluster.namesrv_addr) as admin:
+        admin.put_kv("shop", "hostile", HOSTILE)
+    consumer = PullConsumer(group, namesrv_addr=cluster.namesrv_addr)
+    consumer.subscribe(topic, MessageSelector.by_tag("t" + HOSTILE))
+    with consumer:
+        for command in (
+            ("query", "by-id", sent.message_id),
+            ("consume", topic, "--from", "first", "--max", "1"),
+            ("consume", topic, "--from", "first", "--max", "1", "--count-by", "tag"),
+            ("group", "connections", group),
+            ("group", "progress", group),
+            ("group", "running", group),
+            ("kv", "list", "shop"),
+        ):
+            for more in ((), ("--json",)):
+                code, out, err = cli(*command, *more)
+                assert code == 0, (command, err)
+                shown = "\n".join((*out, *err))
+                assert not [one for one in "\x1b\x07\x9b\u202e\u2066" if one in shown], command
+                assert not [line for line in (*out, *err) if line.startswith("FORGED")], command
 
 
 def test_a_result_and_a_message_are_lines_for_people(cli, topic):

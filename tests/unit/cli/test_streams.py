@@ -13,7 +13,7 @@ from harness.terminal import on_terminal
 
 from mqmesh.cli import main
 from mqmesh.cli.lazy_group import LazyGroup
-from mqmesh.cli.names import Integer, Number
+from mqmesh.cli.names import ClusterName, Integer, Number
 from mqmesh.cli.render import StyledLines, print_fields, print_json, print_table, say
 from mqmesh.cli.streams import json_line
 from mqmesh.logs import one_line
@@ -117,6 +117,17 @@ def test_closed_streams_and_a_full_disk_are_errors_in_a_line(contexts, tmp_path)
     assert (tmp_path / "err").read_text() == (
         "error: standard output is closed, so the answer is lost\nerror: No space left on device\n"
     )
+
+
+def test_a_shell_completes_no_name_that_holds_more_than_letters(monkeypatch):
+    class Name(ClusterName):
+        def known(self, namesrv):
+            return {"orders", "orders\x1b]0;t\x07", "orders\nrm", "orders\u202e"}
+
+    context = click.Context(main.root)
+    context.params = {"namesrv": "127.0.0.1:1"}
+    found = Name().shell_complete(context, click.Argument(["topic"]), "ord")
+    assert [one.value for one in found] == ["orders"]
 
 
 def all_commands(command, path=()):
