@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from .options import json_option
-from .render import print_as_is, print_json
+from .render import print_json, print_text
 
 
 @click.command()
@@ -25,4 +25,4 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     if as_json:
         print_json({"shell": shell, "source": source})
     else:
-        print_as_is(f"{source}\n".encode())
+        print_text(source)

@@ -51,15 +51,22 @@ def say(text: str = "") -> None:
     out.flush()
 
 
+def print_text(text: str) -> None:
+    """Prints a text of ours that has several lines: a script, a document."""
+    out = standard_output()
+    for line in text.removesuffix("\n").split("\n"):
+        out.write(one_line(line) + "\n")
+    out.flush()
+
+
 def print_as_is(data: bytes) -> None:
-    """Prints bytes for programs as they are; a terminal gets lines without control characters."""
+    """Prints bytes of others and a line break: as they are for programs, as one line for people."""
     out = standard_output()
     out.flush()
     if out.isatty():
-        for line in data.decode(errors="backslashreplace").removesuffix("\n").split("\n"):
-            out.write(one_line(line) + "\n")
+        out.write(one_line(data.decode(errors="backslashreplace")) + "\n")
     else:
-        out.buffer.write(data)
+        out.buffer.write(data + b"\n")
     out.flush()
 
 

@@ -31,7 +31,7 @@ from mqmesh.security.permissions import Permissions
 from ..notes import tell_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..processes.secure import new_credentials
-from ..render import print_as_is, print_json, print_table, say
+from ..render import print_json, print_table, print_text, say
 
 NAME: Final = click.argument("name")
 DAY: Final = click.DateTime(["%Y-%m-%d"])
@@ -544,7 +544,7 @@ def _tell_list(found: AccessList, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
-        print_as_is(write_access_list(found).encode())
+        print_text(write_access_list(found))
 
 
 def _today() -> datetime.date:

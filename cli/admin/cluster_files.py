@@ -9,13 +9,14 @@ import click
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.logs import escape_json
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, write_setup
 
 from ..notes import tell_error, tell_note
 from ..options import json_option, namesrv_option
-from ..render import print_as_is, print_json, print_table, say
+from ..render import print_json, print_table, print_text, say
 
 STDOUT: Final = "-"
 
@@ -37,9 +38,9 @@ def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> Non
     """
     with ClusterAdmin(namesrv) as admin:
         setup = admin.export(configs=configs)
-    text = write_setup(setup).decode()
+    text = escape_json(write_setup(setup).decode())
     if file == STDOUT:
-        print_as_is(text.encode())
+        print_text(text)
         return
     try:
         Path(file).write_text(text, encoding="utf-8")

@@ -59,7 +59,7 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
     if as_json:
         print_json({"namespace": namespace, "key": key, "value": value})
     else:
-        print_as_is(f"{value}\n".encode())
+        print_as_is(value.encode())
 
 
 @kv.command()

@@ -338,7 +338,7 @@ def _show_json(message: StoredMessage) -> None:
 
 
 def _show_body(message: StoredMessage) -> None:
-    print_as_is(message.body + b"\n")
+    print_as_is(message.body)
 
 
 def _pretty_printer() -> Show:

@@ -221,7 +221,7 @@ def find(
     )
     for row in found:
         if body:
-            print_as_is(row["body"] + b"\n")
+            print_as_is(row["body"])
         elif as_json:
             print_json(plain_row(row), flush=False)
         else:

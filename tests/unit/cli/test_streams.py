@@ -14,7 +14,15 @@ from harness.terminal import on_terminal
 from mqmesh.cli import main
 from mqmesh.cli.lazy_group import LazyGroup
 from mqmesh.cli.names import ClusterName, Integer, Number
-from mqmesh.cli.render import StyledLines, print_fields, print_json, print_table, say
+from mqmesh.cli.render import (
+    StyledLines,
+    print_as_is,
+    print_fields,
+    print_json,
+    print_table,
+    print_text,
+    say,
+)
 from mqmesh.cli.streams import json_line
 from mqmesh.logs import one_line
 
@@ -59,6 +67,22 @@ def test_nor_does_it_where_output_is_no_terminal(capsys):
     shown = capsys.readouterr().out
     assert [mark for mark in RAW if mark in shown and mark != "\n"] == []
     assert shown.count("\n") == 6
+
+
+def test_bytes_of_others_are_as_they_are_for_programs_and_a_line_for_people(
+    monkeypatch, capsysbinary
+):
+    body = b"a\nFORGED \x1b[2J\xff"
+    print_as_is(body)
+    assert capsysbinary.readouterr().out == body + b"\n"
+    terminal = on_terminal(monkeypatch, 80)
+    print_as_is(body)
+    assert terminal.lines == [r"a\nFORGED \x1b[2J\xff"]
+
+
+def test_a_text_of_several_lines_keeps_them(capsys):
+    print_text("a\n\tb\x1b\n\n")
+    assert capsys.readouterr().out == "a\n\tb\\x1b\n\n"
 
 
 def test_a_line_keeps_what_people_write():
