@@ -1,6 +1,6 @@
 """`mqmesh context`: names for clusters."""
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -9,7 +9,13 @@ from mqmesh.sdk.client.options import namesrv_addresses
 
 from .contexts import contexts_file, load_contexts, save_contexts
 from .options import json_option
-from .render import print_json, print_table, say
+from .render import Column, print_json, print_records, say
+
+_COLUMNS: Final = (
+    Column("context", "CONTEXT"),
+    Column("namesrv", "NAME SERVERS"),
+    Column("in_use", "IN USE"),
+)
 
 
 @click.group()
@@ -89,13 +95,7 @@ def list_contexts(as_json: bool) -> None:
         _as_dict(name, namesrvs, contexts.current)
         for name, namesrvs in sorted(contexts.contexts.items())
     ]
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        ("CONTEXT", "IN USE", "NAME SERVERS"),
-        [(row["context"], "yes" if row["in_use"] else "-", row["namesrv"]) for row in rows],
-    )
+    print_records(_COLUMNS, rows, as_json=as_json)
 
 
 @context.command()

@@ -6,10 +6,11 @@ servers can neither break a line nor move a terminal's cursor.
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -34,6 +35,14 @@ GAP: Final = "  "
 """Between two columns."""
 MANY_ROWS: Final = 1_000
 """A terminal gets more rows than this without colours, at once."""
+
+
+def _plainly(value: Any) -> object:
+    if value is None or value == "" or value == []:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def print_json(value: Any, *, flush: bool = True) -> None:
@@ -114,6 +123,44 @@ def print_body(lines: Iterable[str]) -> None:
     styled.say([("body", "dim")])
     for line in lines:
         styled.say([(f"  {line}", "")])
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One field of what a command lists, for programs and for people.
+
+    Attributes:
+        name: In JSON; stable.
+        heading: In a table; "" for a field that only JSON has.
+        shown: What people see of the value; by default "-" for nothing, yes or no, or a list
+            with blanks between.
+        value: Takes the value out of a record; by default the record's field of that name.
+        rank: Columns of the highest rank leave a narrow terminal first, those of rank 0 never.
+    """
+
+    name: str
+    heading: str
+    shown: Callable[[Any], object] = _plainly
+    value: Callable[[Any], Any] | None = None
+    rank: int = 0
+
+    def of(self, record: Any) -> Any:
+        """Returns the value that a record has."""
+        if self.value is not None:
+            return self.value(record)
+        return record[self.name] if isinstance(record, dict) else getattr(record, self.name)
+
+
+def print_records(columns: Sequence[Column], records: Iterable[Any], *, as_json: bool) -> None:
+    """Prints records as a list of JSON objects, or as a table."""
+    if as_json:
+        print_json([{one.name: one.of(record) for one in columns} for record in records])
+        return
+    shown = [one for one in columns if one.heading]
+    print_table(
+        [one.heading for one in shown],
+        [[one.shown(one.of(record)) for one in shown] for record in records],
+        optional=[one.heading for one in sorted(shown, key=lambda one: -one.rank) if one.rank],
+    )
 
 
 def print_table(

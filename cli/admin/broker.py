@@ -1,7 +1,7 @@
 """`mqmesh broker show`, `drain`, …: brokers that run."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -15,8 +15,18 @@ from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
 
 from ..notes import tell_error, tell_note, tell_warning
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_json, print_table, say
+from ..render import Column, duration, print_json, print_records, print_table, say
 from .clusters import ping_role, role_state
+
+_CLIENTS: Final = (
+    Column("client_id", "CLIENT"),
+    Column("language", "LANGUAGE", rank=3),
+    Column("version", "VERSION", rank=2),
+    Column("connected", "CONNECTED"),
+    Column("silent_ms", "SILENT", duration, rank=1),
+    Column("producer_groups", "PRODUCES FOR"),
+    Column("consumer_groups", "CONSUMES FOR"),
+)
 
 
 @click.command()
@@ -132,25 +142,7 @@ def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: 
             for one in admin.clients(name)
             if (one.producer_groups or not producers) and (one.consumer_groups or not consumers)
         ]
-    if as_json:
-        print_json([msgspec.structs.asdict(one) for one in found])
-        return
-    print_table(
-        ("CLIENT", "LANGUAGE", "VERSION", "CONNECTED", "SILENT", "PRODUCES FOR", "CONSUMES FOR"),
-        [
-            (
-                one.client_id,
-                one.language,
-                one.version or "-",
-                "yes" if one.connected else "no",
-                duration(one.silent_ms),
-                " ".join(one.producer_groups) or "-",
-                " ".join(one.consumer_groups) or "-",
-            )
-            for one in found
-        ],
-        optional=("LANGUAGE", "VERSION", "SILENT"),
-    )
+    print_records(_CLIENTS, found, as_json=as_json)
 
 
 @click.command()

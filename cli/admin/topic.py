@@ -1,6 +1,6 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -10,7 +10,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
-from mqmesh.sdk.admin.cluster_admin import ClusterAdmin, TopicTraffic
+from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
@@ -18,7 +18,7 @@ from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 from ..lazy_group import LazyGroup
 from ..notes import tell_note, tell_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import counted, print_json, print_table, rate, say, timestamp
+from ..render import Column, counted, print_json, print_records, print_table, rate, say, timestamp
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,
@@ -29,6 +29,16 @@ PERMS: Final = {
 _NAME_OF_PERM: Final = {int(perm): name for name, perm in PERMS.items()}
 
 _queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
+_TRAFFIC: Final = (
+    Column("topic", "TOPIC"),
+    Column("group", "GROUP"),
+    Column("in_per_s", "IN/S", rate),
+    Column("out_per_s", "OUT/S", rate),
+    Column("in_today", "IN TODAY", rank=1),
+    Column("out_today", "OUT TODAY", rank=2),
+    Column("backlog", "BACKLOG"),
+)
+
 _some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
 
 
@@ -418,7 +428,8 @@ def stats(
         raise click.UsageError("name one topic, or say --all; --active goes with --all")
     if show_all:
         with ClusterAdmin(namesrv, broker_name=broker) as whole:
-            _show_traffic([one for one in whole.traffic() if one.is_active or not active], as_json)
+            found = [one for one in whole.traffic() if one.is_active or not active]
+        print_records(_TRAFFIC, found, as_json=as_json)
         return
     with AdminClient(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_stats(name)
@@ -457,28 +468,6 @@ def stats(
     )
     noun = "message" if total == 1 else "messages"
     say(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
-
-
-def _show_traffic(found: Sequence[TopicTraffic], as_json: bool) -> None:
-    if as_json:
-        print_json([msgspec.structs.asdict(one) for one in found])
-        return
-    print_table(
-        ("TOPIC", "GROUP", "IN/S", "OUT/S", "IN TODAY", "OUT TODAY", "BACKLOG"),
-        [
-            (
-                one.topic,
-                one.group or "-",
-                rate(one.in_per_s),
-                rate(one.out_per_s),
-                one.in_today,
-                one.out_today,
-                one.backlog,
-            )
-            for one in found
-        ],
-        optional=("OUT TODAY", "IN TODAY"),
-    )
 
 
 def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from rich.text import Text
 
 from mqmesh.cli.render import (
     MANY_ROWS,
+    Column,
     LogStream,
     counted,
     duration,
     print_json,
+    print_records,
     print_table,
     shortened,
     timestamp,
@@ -75,6 +77,38 @@ def test_no_width_breaks_a_value(monkeypatch, columns, term):
     for row in ROWS:
         for value in (row[0], f"{row[2]:,}", row[3]):
             assert value in shown
+
+
+COLUMNS = (
+    Column("name", "NAME"),
+    Column("size_bytes", "SIZE", lambda size: f"{size // 1_024} KiB", rank=1),
+    Column("is_open", "OPEN", rank=2),
+    Column("tags", "TAGS"),
+    Column("key", "", value=lambda record: record["name"].upper()),
+)
+RECORDS = [
+    {"name": "a", "size_bytes": 2_048, "is_open": True, "tags": ["x", "y"]},
+    {"name": "b", "size_bytes": 0, "is_open": False, "tags": []},
+]
+
+
+def test_one_list_of_columns_serves_programs_and_people(capsys):
+    print_records(COLUMNS, RECORDS, as_json=True)
+    assert json.loads(capsys.readouterr().out) == [
+        {**record, "key": record["name"].upper()} for record in RECORDS
+    ]
+    print_records(COLUMNS, RECORDS, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME  SIZE   OPEN  TAGS",
+        "a     2 KiB  yes   x y",
+        "b     0 KiB  no    -",
+    ]
+
+
+def test_columns_of_the_highest_rank_leave_first(monkeypatch):
+    terminal = on_terminal(monkeypatch, 18, "dumb")
+    print_records(COLUMNS, RECORDS, as_json=False)
+    assert terminal.lines[0] == "NAME  SIZE   TAGS"
 
 
 def test_colours_do_not_move_columns(monkeypatch):
