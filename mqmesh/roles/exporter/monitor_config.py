@@ -12,6 +12,8 @@ from mqmesh.security.keys import Key
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _Name = Annotated[str, msgspec.Meta(max_length=255)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
+# Bounds leave out nan, which no value would ever exceed.
+_Threshold = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
 class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +23,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         alarm: Its name.
         group: Only of this consumer group; "" for all.
         topic: Of what waits in this topic, beside the alarm of all topics; "" for that one.
-        threshold: In place of the default.
+        threshold: In place of the default, 0 to 1e18; in the unit of the rule.
         for_s: In place of the default, 0 to 86,400 s.
         enabled: False for no alarm.
     """
@@ -29,7 +31,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     alarm: str
     group: _Name = ""
     topic: _Name = ""
-    threshold: float | None = None
+    threshold: _Threshold | None = None
     for_s: _Seconds | None = None
     enabled: bool = True
 

@@ -9,6 +9,7 @@ import threading
 import msgspec
 import pytest
 
+from mqmesh.config import parse_config
 from mqmesh.errors import ConfigError
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
@@ -214,6 +215,12 @@ def test_a_group_has_its_own_threshold_and_another_none():
     assert [one.labels["consumer_group"] for one in watch.look(0, *found)] == ["stock"]
     (later,) = watch.look(60, *found)
     assert later.summary == "billing lacks 11 messages, more than 10"
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e300"])
+def test_a_threshold_is_a_number_that_values_can_exceed(text):
+    with pytest.raises(ConfigError, match="threshold"):
+        parse_config(MonitorConfig, f'[[rule]]\nalarm = "group-behind"\nthreshold = {text}', "m")
 
 
 def test_a_topic_has_its_own_threshold_beside_that_of_all_topics():
