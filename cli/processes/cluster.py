@@ -208,7 +208,7 @@ def status(
                 )
                 for row in rows
             ],
-            optional=("PID", "ROLE", "UPTIME", "RESTARTS"),
+            optional=("ENDPOINT", "PID", "UPTIME", "RESTARTS"),
         )
     all_well = bool(rows) and all(row["state"] == "running" for row in rows)
     return ExitCode.OK if all_well else ExitCode.FAILED
