@@ -124,7 +124,7 @@ def list_topics(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
     "-q", "--queues", type=_some_queues, help="Read and write queues on each broker. [default: 4]"
 )
@@ -139,7 +139,7 @@ def list_topics(
 @namesrv_option
 @json_option
 def create(
-    name: str,
+    names: tuple[str, ...],
     queues: int | None,
     read_queues: int | None,
     write_queues: int | None,
@@ -150,32 +150,44 @@ def create(
     namesrv: str,
     as_json: bool,
 ) -> None:
-    """Create a topic on every broker, or on one.
+    """Create topics on every broker, or on one.
 
     \b
     Examples:
       mqmesh topic create orders
       mqmesh topic create orders --queues 16
       mqmesh topic create ledger --queues 1 --order
+      mqmesh topic create orders payments returns --queues 8
     """
     each = 4 if queues is None else queues
-    config = TopicConfig(
-        name,
-        read_queue_nums=each if read_queues is None else read_queues,
-        write_queue_nums=each if write_queues is None else write_queues,
-        perm=int(PERMS[perm]),
-        order=order,
-    )
-    with AdminClient(namesrv, broker_name=broker) as admin:
-        done = admin.create_topic(config, exist_ok=if_missing)
-    is_named = order or perm != "rw" or {queues, read_queues, write_queues} != {None}
-    left = sorted(key for key, one in done.items() if one != config)
-    if left and is_named:
-        tell_warning(
-            f"topic {name} was there with other settings, and was left as it was on "
-            f"{', '.join(left)}"
+    configs = [
+        TopicConfig(
+            name,
+            read_queue_nums=each if read_queues is None else read_queues,
+            write_queue_nums=each if write_queues is None else write_queues,
+            perm=int(PERMS[perm]),
+            order=order,
         )
-    _show_configs(name, done, as_json)
+        for name in names
+    ]
+    with AdminClient(namesrv, broker_name=broker) as admin:
+        if len(configs) == 1:
+            done = {names[0]: admin.create_topic(configs[0], exist_ok=if_missing)}
+        else:
+            done = admin.create_topics(configs, exist_ok=if_missing)
+    is_named = order or perm != "rw" or {queues, read_queues, write_queues} != {None}
+    for config in configs:
+        left = sorted(key for key, one in done[config.topic].items() if one != config)
+        if left and is_named:
+            tell_warning(
+                f"topic {config.topic} was there with other settings, and was left as it was on "
+                f"{', '.join(left)}"
+            )
+    if as_json and len(names) > 1:
+        print_json([_configs_as_dict(name, done[name]) for name in names])
+        return
+    for name in names:
+        _show_configs(name, done[name], as_json)
 
 
 @topic.command()
@@ -480,12 +492,17 @@ def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:
     }
 
 
-def _show_configs(name: str, configs: dict[str, TopicConfig], as_json: bool) -> None:
+def _configs_as_dict(name: str, configs: dict[str, TopicConfig]) -> dict[str, Any]:
     rows = [_as_dict(broker_name, config) for broker_name, config in configs.items()]
+    return {"topic": name, "brokers": rows}
+
+
+def _show_configs(name: str, configs: dict[str, TopicConfig], as_json: bool) -> None:
+    found = _configs_as_dict(name, configs)
     if as_json:
-        print_json({"topic": name, "brokers": rows})
+        print_json(found)
         return
-    for row in rows:
+    for row in found["brokers"]:
         say(
             f"topic {name} on {row['broker_name']}: {row['read_queue_nums']} read and "
             f"{row['write_queue_nums']} write queues, {row['perm']}"

@@ -9,6 +9,8 @@ from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.route import Name, TopicConfig
 from mqmesh.units import MAX_OFFSET
 
+MAX_TOPICS_PER_CREATION: Final = 10_000
+
 
 class RoleInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to PING, of every role.
@@ -44,6 +46,16 @@ class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
     must_exist: bool = False
     must_be_new: bool = False
     may_hide: bool = False
+
+
+class CreateTopicsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CREATE_TOPICS: all of them or none; answered with ``TopicConfigs`` once they are on disk.
+
+    Attributes:
+        configs: 0 to 10,000 topics, all of which are new.
+    """
+
+    configs: Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_CREATION)]
 
 
 class GetTopicConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

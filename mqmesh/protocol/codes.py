@@ -96,6 +96,7 @@ class RequestCode(enum.IntEnum):
 
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17
+    CREATE_TOPICS = 1_086
     GET_TOPIC_CONFIG = 21
     UPDATE_BROKER_CONFIG = 25
     GET_BROKER_CONFIG = 26

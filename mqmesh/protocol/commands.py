@@ -318,6 +318,8 @@ _ROWS: Final = (
     # Topics and the broker, for administrators.
     _row(C.UPDATE_AND_CREATE_TOPIC, BROKER, ADMIN, "config.topic", "",
          admin.UpdateTopicRequest, route.TopicConfig),
+    _row(C.CREATE_TOPICS, BROKER, ADMIN, "configs[].topic", "",
+         admin.CreateTopicsRequest, admin.TopicConfigs),
     _row(C.GET_TOPIC_CONFIG, BROKER, VIEW, "topic", "",
          admin.GetTopicConfigRequest, admin.TopicConfigs),
     _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),

@@ -1,5 +1,6 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
@@ -22,6 +23,8 @@ from mqmesh.errors import (
 from mqmesh.figures import FigureReading, Readings
 from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
+    MAX_TOPICS_PER_CREATION,
+    CreateTopicsRequest,
     GetTopicConfigRequest,
     RoleInfo,
     RuntimeInfo,
@@ -63,7 +66,9 @@ NAMESRV_TIMEOUT_MS: Final = 1_000
 MASTER_ID: Final = 0
 ANNOUNCE_TIMEOUT_MS: Final = 2_000
 SNAPSHOT_TIMEOUT_MS: Final = 600_000
+ANNOUNCE_FIRST_PAUSE_S: Final = 0.001
 ANNOUNCE_PAUSE_S: Final = 0.01
+"""The longest pause between looks at a name server."""
 MOST_RESTARTS: Final = 3
 """Who asks for pages begins anew so often when the other side has forgotten where he was."""
 
@@ -84,6 +89,8 @@ class TopicDeletion(msgspec.Struct, frozen=True):
 
 class AdminClient:
     """Administration, one request at a time, in the caller's thread.
+
+    Threads may share a client: their requests wait for one another.
 
     Args:
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
@@ -113,15 +120,19 @@ class AdminClient:
         self._transport = client_transport(transport, credentials)
         self._channels: dict[str, Channel] = {}
         self._closed = False
+        # Channels serve one request at a time. To be taken again by the thread that has it, for
+        # the request for a key within a request.
+        self._lock = threading.RLock()
 
     def close(self) -> None:
         """Closes all connections; idempotent."""
-        if not self._closed:
-            self._closed = True
-            for channel in self._channels.values():
-                channel.close()
-            self._channels.clear()
-            self._transport.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for channel in self._channels.values():
+                    channel.close()
+                self._channels.clear()
+                self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -306,6 +317,62 @@ class AdminClient:
         request = UpdateTopicRequest(topic, must_be_new=True)
         return kept | self._put_topic(masters, dict.fromkeys(missing, request))
 
+    def create_topics(
+        self,
+        topics: Iterable[str | TopicConfig],
+        *,
+        queues: int | None = None,
+        perm: Perm | None = None,
+        order: bool | None = None,
+        exist_ok: bool = False,
+    ) -> dict[str, dict[str, TopicConfig]]:
+        """Creates many topics on every master: one request for each 10,000 topics.
+
+        A master makes all topics of a request, or none. Repeating a call that failed finishes it,
+        as for ``create_topic``.
+
+        Args:
+            topics: Names, or ``TopicConfig``s, which say the next three as well; each topic once.
+            queues, perm, order, exist_ok: Of each topic, as for ``create_topic``.
+
+        Returns:
+            What is in force, by topic and broker group.
+
+        Raises:
+            InvalidArgument: As for ``create_topic``; or a topic is named twice.
+            BrokerError, NoRoute, TransportError: As for ``create_topic``.
+        """
+        given = _given_settings(queues, perm, order)
+        wanted: dict[str, TopicConfig] = {}
+        limits: dict[str, dict[str, Any]] = {}
+        for one in [topics] if isinstance(topics, str) else topics:
+            config = TopicConfig(one, **given) if isinstance(one, str) else one
+            if check_topic(config.topic) in wanted:
+                raise InvalidArgument(f"topic {config.topic!r} is named twice")
+            wanted[config.topic] = config
+            limits[config.topic] = given if isinstance(one, str) else {}
+        if not wanted:
+            return {}
+        masters = self._masters()
+        there: dict[str, dict[str, TopicConfig]] = {name: {} for name in wanted}
+        for broker_name, configs in self.topic_configs().items():
+            for config in configs:
+                if config.topic in there:
+                    there[config.topic][broker_name] = config
+        done: dict[str, dict[str, TopicConfig]] = {}
+        missing: dict[str, list[TopicConfig]] = {name: [] for name in masters}
+        for name, config in wanted.items():
+            if exist_ok:
+                _check_left(there[name], limits[name])
+            done[name], left = left_to_make(masters, there[name], config, exist_ok=exist_ok)
+            for broker_name in left:
+                missing[broker_name].append(config)
+        self._create_all(masters, {name: some for name, some in missing.items() if some})
+        for broker_name, configs in missing.items():
+            for config in configs:
+                done[config.topic][broker_name] = config
+        return done
+
     def put_topic(
         self,
         config: TopicConfig | Mapping[str, TopicConfig],
@@ -412,6 +479,23 @@ class AdminClient:
             self._wait_announced(done)
         return done
 
+    def _create_all(
+        self, masters: Mapping[str, str], missing: Mapping[str, Sequence[TopicConfig]]
+    ) -> None:
+        at = {masters[name]: configs for name, configs in missing.items()}
+
+        def create(endpoint: str) -> None:
+            configs = at[endpoint]
+            for start in range(0, len(configs), MAX_TOPICS_PER_CREATION):
+                some = list(configs[start : start + MAX_TOPICS_PER_CREATION])
+                header = encode_header(CreateTopicsRequest(some))
+                self._request(endpoint, RequestCode.CREATE_TOPICS, header)
+
+        self._each({name: masters[name] for name in missing}, create, changes=True)
+        if missing:
+            # A broker registers changes in their order.
+            self._wait_announced({name: configs[-1] for name, configs in missing.items()})
+
     def _put(
         self,
         masters: dict[str, str],
@@ -432,6 +516,7 @@ class AdminClient:
         clock = self._transport.clock
         end_ms = clock.monotonic_ms() + ANNOUNCE_TIMEOUT_MS
         for address in self._namesrvs:
+            pause_s = ANNOUNCE_FIRST_PAUSE_S
             while clock.monotonic_ms() < end_ms:
                 try:
                     if self._announces(endpoint_of(address), configs):
@@ -440,20 +525,23 @@ class AdminClient:
                     pass
                 except MQMeshError:
                     break
-                self._transport.pause(ANNOUNCE_PAUSE_S)
+                self._transport.pause(pause_s)
+                pause_s = min(2 * pause_s, ANNOUNCE_PAUSE_S)
 
     def _announces(self, endpoint: str, configs: dict[str, TopicConfig]) -> bool:
-        topic = next(iter(configs.values())).topic
-        header = encode_header(GetRouteRequest(topic))
         code = RequestCode.GET_ROUTEINFO_BY_TOPIC
-        answer = self._request(endpoint, code, header, NAMESRV_TIMEOUT_MS)
-        queues = {one.broker_name: one for one in decode_header(TopicRoute, answer.header).queues}
-        return all(
-            name in queues
-            and queues[name].read_queue_nums == config.read_queue_nums
-            and queues[name].write_queue_nums == config.write_queue_nums
-            for name, config in configs.items()
-        )
+        for topic in {config.topic for config in configs.values()}:
+            header = encode_header(GetRouteRequest(topic))
+            answer = self._request(endpoint, code, header, NAMESRV_TIMEOUT_MS)
+            route = decode_header(TopicRoute, answer.header)
+            queues = {
+                one.broker_name: (one.read_queue_nums, one.write_queue_nums) for one in route.queues
+            }
+            for name, config in configs.items():
+                counts = config.read_queue_nums, config.write_queue_nums
+                if config.topic == topic and queues.get(name) != counts:
+                    return False
+        return True
 
     def _masters(self) -> dict[str, str]:
         """Endpoint of each group's master; of the client's group only, if it has one."""
@@ -478,7 +566,7 @@ class AdminClient:
         alone = len(self._namesrvs) == 1
         timeout_ms = self._timeout_ms if alone else min(NAMESRV_TIMEOUT_MS, self._timeout_ms)
         failures: list[TransportError] = []
-        for address in list(self._namesrvs):
+        for address in self._namesrvs:
             try:
                 answer = self._request(endpoint_of(address), code, header, timeout_ms)
             except UnsupportedCommand as error:
@@ -487,8 +575,9 @@ class AdminClient:
             except TransportError as error:
                 failures.append(error)
                 continue
-            # The one that answers is asked first from now on.
-            self._namesrvs.sort(key=lambda one: one != address)
+            # The one that answers is asked first from now on. Another list, because other threads
+            # may be going through this one.
+            self._namesrvs = sorted(self._namesrvs, key=lambda one: one != address)
             return decode_header(kind, answer.header)
         raise no_namesrv_answers(failures)
 
@@ -524,19 +613,20 @@ class AdminClient:
         timeout_ms: int | None = None,
         parts: Sequence[bytes | memoryview] = (),
     ) -> Command:
-        if self._closed:
-            raise ClientClosed("the admin client is closed")
         timeout_ms = timeout_ms or self._timeout_ms
-        try:
-            return self._channel(endpoint).request(
-                code, *parts, header=header, timeout_ms=timeout_ms
-            )
-        except NotMaster as error:
-            if not error.master:
-                raise
-            # The route was older than an election.
-            master = self._channel(endpoint_of(error.master))
-            return master.request(code, *parts, header=header, timeout_ms=timeout_ms)
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("the admin client is closed")
+            try:
+                return self._channel(endpoint).request(
+                    code, *parts, header=header, timeout_ms=timeout_ms
+                )
+            except NotMaster as error:
+                if not error.master:
+                    raise
+                # The route was older than an election.
+                master = self._channel(endpoint_of(error.master))
+                return master.request(code, *parts, header=header, timeout_ms=timeout_ms)
 
     def _channel(self, endpoint: str) -> Channel:
         channel = self._channels.get(endpoint)

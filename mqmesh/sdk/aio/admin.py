@@ -113,6 +113,7 @@ class AdminClient:
     runtime_info = awaited(BlockingAdminClient.runtime_info)
     role_info = awaited(BlockingAdminClient.role_info)
     create_topic = awaited(BlockingAdminClient.create_topic)
+    create_topics = awaited(BlockingAdminClient.create_topics)
     put_topic = awaited(BlockingAdminClient.put_topic)
     delete_topic = awaited(BlockingAdminClient.delete_topic)
     create_snapshot = awaited(BlockingAdminClient.create_snapshot)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -428,3 +430,64 @@ def test_a_change_of_settings_goes_to_all_replicas_and_says_which_have_it(networ
         assert request.unset == ["log_level"]
         with pytest.raises(NoRoute, match="no broker group 'x'; there are broker-a, broker-b"):
             admin.set_config("x", {"busy_poll_us": 0})
+
+
+def test_many_topics_are_created_by_one_request_to_each_master(network, client):
+    there = words.TopicConfigs([TopicConfig("old", 4, 4), TopicConfig("else", 1, 1)])
+    network.answer(A, RequestCode.GET_TOPIC_CONFIG, there)
+    network.answer(B, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([]))
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.CREATE_TOPICS, words.TopicConfigs([]))
+    names = [f"t{number}" for number in range(words.MAX_TOPICS_PER_CREATION)]
+    route = TopicRoute("old", [QueueData(name, 4, 4, 6) for name in ("broker-a", "broker-b")], [])
+    for endpoint in (ONE, TWO):
+        network.answer(endpoint, RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
+    done = client.create_topics([*names, TopicConfig("old", 4, 4)])
+    assert list(done) == [*names, "old"]
+    assert done["old"] == done["t7"] | dict.fromkeys(done["t7"], TopicConfig("old"))
+    asked = [
+        (endpoint, [one.topic for one in decode_header(words.CreateTopicsRequest, header).configs])
+        for endpoint, code, header in network.asked
+        if code == RequestCode.CREATE_TOPICS
+    ]
+    assert asked == [(A, names), (B, names), (B, ["old"])], "who has it from before keeps it"
+
+
+def test_topics_that_exist_stop_the_creation_of_many_unless_they_may(network, client):
+    there = words.TopicConfigs([TopicConfig("old", 8, 8)])
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.GET_TOPIC_CONFIG, there)
+        network.answer(endpoint, RequestCode.CREATE_TOPICS, InvalidArgument("'old' exists already"))
+    with pytest.raises(InvalidArgument, match="broker-a: 'old' exists"):
+        client.create_topics(["old"])
+    with pytest.raises(InvalidArgument, match="'old' exists on broker-a with read_queue_nums 8"):
+        client.create_topics(["old"], queues=4, exist_ok=True)
+    kept = client.create_topics([TopicConfig("old")], exist_ok=True)
+    assert kept == {"old": dict.fromkeys(("broker-a", "broker-b"), TopicConfig("old", 8, 8))}
+    assert client.create_topics([]) == {}
+    with pytest.raises(InvalidArgument, match="'t' is named twice"):
+        client.create_topics(["t", TopicConfig("t")])
+
+
+def test_threads_may_share_a_client(network, client):
+    busy, overlaps = [], []
+
+    class Slow(Channel):
+        def request(self, code, *, header, timeout_ms):
+            busy.append(code)
+            overlaps.append(len(busy))
+            gate.wait(0.001)
+            try:
+                return super().request(code, header=header, timeout_ms=timeout_ms)
+            finally:
+                busy.pop()
+
+    gate = threading.Event()
+    network.channel = lambda endpoint: Slow(network, endpoint)
+    # The second name server is asked each time the first one is silent.
+    del network.answers[ONE, RequestCode.GET_BROKER_CLUSTER_INFO]
+    network.answer(TWO, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo(BROKERS))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: client.cluster(), range(200)))
+    assert found == [ClusterInfo(BROKERS)] * 200
+    assert set(overlaps) == {1}

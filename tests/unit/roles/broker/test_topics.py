@@ -245,3 +245,14 @@ def test_changes_of_long_ago_are_not_kept(monkeypatch):
         versions.append(table.version)
     assert table.changes.since(versions[0]) is None
     assert table.changes.since(versions[1]) == ["v", "u"]
+
+
+def test_many_topics_have_room_together_or_none_is_made():
+    table = TopicTable(3)
+    table.update(TopicConfig("t"), 1)
+    with pytest.raises(SystemBusy, match="no more than 3"):
+        table.create_all([TopicConfig(name) for name in ("u", "v", "w")], 2)
+    assert table.state_keys() == ["t"]
+    table.create_all([TopicConfig("u"), TopicConfig("v")], 2)
+    table.create_all([], 3)
+    assert table.state_keys() == ["t", "u", "v"]

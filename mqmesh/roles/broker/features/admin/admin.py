@@ -17,6 +17,7 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.admin import (
     CleanRequest,
+    CreateTopicsRequest,
     GetTopicConfigRequest,
     QueueEntries,
     QueueEntriesRequest,
@@ -59,6 +60,13 @@ def update_and_create_topic(
         return reply
     reply_when_saved(context, request, reply)
     return None
+
+
+def create_topics(context: BrokerContext, request: Request, wanted: CreateTopicsRequest) -> None:
+    """Creates topics, all of them or none; answered once they are on disk."""
+    context.commit_point.check_room()
+    context.topics.create_all(wanted.configs, context.clock.wall_ms())
+    reply_when_saved(context, request, reply_with(TopicConfigs(wanted.configs)))
 
 
 def get_topic_config(

@@ -157,6 +157,7 @@ _PERIOD_FIGURES: Final[tuple[Measured[BrokerContext], ...]] = (
 ADMIN: Final = Feature(
     commands={
         RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,
+        RequestCode.CREATE_TOPICS: admin.create_topics,
         RequestCode.GET_TOPIC_CONFIG: admin.get_topic_config,
         RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
         RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,

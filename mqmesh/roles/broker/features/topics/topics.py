@@ -3,7 +3,7 @@
 The table is kept in the log, see ``state_log``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -232,6 +232,44 @@ class TopicTable:
             TopicNotFound: ``must_exist``, and it does not.
             SystemBusy: There are too many topics.
         """
+        old = self._topics.get(config.topic)
+        self._check_config(config)
+        if must_exist and old is None:
+            raise TopicNotFound(f"no topic {config.topic!r}")
+        if must_be_new and old is not None:
+            raise InvalidArgument(f"topic {config.topic!r} exists already")
+        if old is not None and old.config == config:
+            return old
+        self._check_room(config.topic, self._most)
+        return self._put(config, now_ms)
+
+    def create_all(self, configs: Sequence[TopicConfig], now_ms: TimestampMs) -> None:
+        """Creates topics because an administrator wants them: all of them, or none.
+
+        Args:
+            configs: Wanted; each topic once.
+            now_ms: Wall clock.
+
+        Raises:
+            InvalidArgument: A name, permission or number of queues that makes no sense, a topic
+                that exists already, or one that is named twice.
+            NoPermission: A name is reserved.
+            SystemBusy: There would be too many topics.
+        """
+        names = set()
+        for config in configs:
+            self._check_config(config)
+            if config.topic in self._topics:
+                raise InvalidArgument(f"topic {config.topic!r} exists already")
+            if config.topic in names:
+                raise InvalidArgument(f"topic {config.topic!r} is named twice")
+            names.add(config.topic)
+        if configs:
+            self._check_room(configs[0].topic, self._most - len(configs) + 1)
+        for config in configs:
+            self._put(config, now_ms)
+
+    def _check_config(self, config: TopicConfig) -> None:
         name = check_topic(config.topic)
         if is_closed_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
@@ -247,15 +285,6 @@ class TopicTable:
                 f"read_queue_nums {config.read_queue_nums}; nobody would get the messages of the "
                 "queues between"
             )
-        old = self._topics.get(name)
-        if must_exist and old is None:
-            raise TopicNotFound(f"no topic {name!r}")
-        if must_be_new and old is not None:
-            raise InvalidArgument(f"topic {name!r} exists already")
-        if old is not None and old.config == config:
-            return old
-        self._check_room(name, self._most)
-        return self._put(config, now_ms)
 
     def set(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
         """Creates or changes a topic as the broker itself likes, system topics included.
@@ -365,8 +394,8 @@ class TopicTable:
     def _check_room(self, name: str, most: int) -> None:
         if name not in self._topics and len(self._topics) >= most:
             raise SystemBusy(
-                f"this broker carries {len(self._topics)} topics, and may make no more than {most} "
-                "(max_topics)",
+                f"this broker carries {len(self._topics)} topics, and may make no more than "
+                f"{self._most} (max_topics)",
                 retry_after_ms=self._busy_retry_after_ms,
             )
 

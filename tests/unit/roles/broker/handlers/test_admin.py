@@ -10,6 +10,7 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, check_stored, decode_messages
 from mqmesh.errors import (
     InvalidArgument,
+    MQMeshError,
     NoPermission,
     OffsetIllegal,
     OffsetOutOfRange,
@@ -18,6 +19,7 @@ from mqmesh.errors import (
 from mqmesh.figures import FigureBoard, FigureKind, Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
+    CreateTopicsRequest,
     GetTopicConfigRequest,
     QueueStats,
     TopicConfigs,
@@ -52,6 +54,24 @@ def test_a_topic_is_created_changed_and_saved(stage):
     assert update(stage, "t", 8, 2, Perm.READ.value, True).order
     assert stage.saved == ["topics", "topics"]
     assert configs(stage) == configs(stage, "t") == [TopicConfig("t", 8, 2, 4, True)]
+
+
+def create_all(stage, *names):
+    request = CreateTopicsRequest([TopicConfig(name) for name in names])
+    return stage.ask(RequestCode.CREATE_TOPICS, request, TopicConfigs).topics
+
+
+def test_many_topics_are_created_together_or_not_at_all(stage):
+    assert create_all(stage, "t", "u") == [TopicConfig("t"), TopicConfig("u")]
+    assert stage.saved == ["topics"]
+    for names, why in (
+        (("v", "t"), "'t' exists already"),
+        (("v", "w", "v"), "'v' is named twice"),
+        (("v", "no blanks"), "no blanks"),
+    ):
+        with pytest.raises(MQMeshError, match=why):
+            create_all(stage, *names)
+    assert [one.topic for one in configs(stage)] == ["t", "u"]
 
 
 def test_wanting_what_is_there_already_changes_nothing(stage):
