@@ -1,12 +1,17 @@
 """Where a server may listen, and what it tells others to connect to. One rule for all roles."""
 
 import ipaddress
+import re
 from typing import Final
 
 from mqmesh.errors import ConfigError
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
+MAX_HOST_LENGTH: Final = 255
+MAX_PORT: Final = 65_535
+
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def is_loopback(host: str) -> bool:
@@ -17,6 +22,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is a host name of ASCII letters, or an address.
+
+    Args:
+        text: A name, an IPv4 address, or an IPv6 address in brackets; up to 255 characters.
+    """
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            return ipaddress.ip_address(text[1:-1]).version == 6
+        except ValueError:
+            return False
+    return len(text) <= MAX_HOST_LENGTH and _HOST.fullmatch(text) is not None
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is ``host:port``, a host as of ``is_host`` and a port of 1 to 65,535."""
+    host, _, port = text.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT
+    return is_port and is_host(host)
 
 
 def check_listen(
@@ -44,6 +70,11 @@ def check_listen(
             f"listen_host = {listen_host!r} can be reached from other machines, and this {role} "
             f"neither encrypts nor asks who a client is; listen at 127.0.0.1, {advice}, or set "
             "allow_insecure_bind = true where everybody may do everything"
+        )
+    if advertised_host and not is_host(bindable(advertised_host)):
+        raise ConfigError(
+            f"advertised_host = {advertised_host!r} is no host that clients can connect to; write "
+            f"a name of up to {MAX_HOST_LENGTH} letters, digits, '.', '-' and '_', or an IP address"
         )
     if listen_host in WILDCARDS and not advertised_host:
         raise ConfigError(

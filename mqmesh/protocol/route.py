@@ -5,6 +5,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.errors import InvalidArgument
+from mqmesh.hosts import MAX_PORT, is_address
 from mqmesh.log_identity import MAX_EPOCH
 
 MAX_QUEUES_PER_TOPIC: Final = 65_536
@@ -75,6 +77,23 @@ class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ipc: Name = ""
     host_id: Name = ""
     server_key: Annotated[str, msgspec.Meta(max_length=40)] = ""
+
+
+def check_address(address: BrokerAddress) -> None:
+    """Check that clients can connect to an address.
+
+    Raises:
+        InvalidArgument: ``tcp`` is not ``host:port`` with a port of 1 to 65,535, or ``ipc`` is no
+            absolute path, or a text has characters that cannot be printed.
+    """
+    if not is_address(address.tcp):
+        raise InvalidArgument(
+            f"address {address.tcp[:255]!r} is not host:port with a port of 1 to {MAX_PORT}"
+        )
+    if address.ipc and not (address.ipc.startswith("/") and address.ipc.isprintable()):
+        raise InvalidArgument(f"ipc {address.ipc[:255]!r} is no absolute path of a socket")
+    if not address.host_id.isprintable():
+        raise InvalidArgument(f"host_id {address.host_id[:255]!r} cannot be printed")
 
 
 class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -46,6 +46,7 @@ from mqmesh.protocol.route import (
     UnregisterBrokerRequest,
     WipeWritePermRequest,
     WipeWritePermResponse,
+    check_address,
 )
 from mqmesh.roles.namesrv.effects import Announce, Effect, Persist
 
@@ -137,7 +138,7 @@ class RouteTable:
             now_ms: Monotonic time.
 
         Raises:
-            InvalidArgument: An illegal name.
+            InvalidArgument: An illegal name, or an address that nobody can connect to.
             NoPermission: Another live process has this broker name and id, or the group
                 belongs to another cluster.
             StaleEpoch: A master of a later epoch was here.
@@ -340,6 +341,7 @@ class RouteTable:
     ) -> None:
         check_group(request.broker_name)
         check_group(request.cluster_name)
+        check_address(request.address)
         who = f"broker {request.broker_name!r} with id {request.broker_id}"
         newest = 0 if group is None else group.epoch
         if request.broker_id == MASTER_ID and request.epoch < newest:

@@ -21,6 +21,7 @@ from mqmesh.errors import (
     UnsupportedCommand,
 )
 from mqmesh.figures import FigureReading, Readings
+from mqmesh.hosts import is_address
 from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
     MAX_TOPICS_PER_CREATION,
@@ -58,7 +59,7 @@ from mqmesh.sdk.client.options import (
     namesrv_addresses,
 )
 from mqmesh.security.keys import Credentials
-from mqmesh.transport.endpoints import endpoint_of, learn_keys
+from mqmesh.transport.endpoints import endpoint_of, learn_keys, usable_brokers
 from mqmesh.transport.interface import Channel, Transport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
@@ -164,9 +165,7 @@ class AdminClient:
         found = self._ask_namesrv(
             RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo
         )
-        for group in found.brokers:
-            learn_keys(self._transport.ring, group.addresses.values())
-        return found
+        return msgspec.structs.replace(found, brokers=self._usable(found.brokers))
 
     def topics(self) -> list[str]:
         """Names of all topics, sorted.
@@ -186,9 +185,7 @@ class AdminClient:
         """
         request = GetRouteRequest(check_topic(topic))
         found = self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, request, TopicRoute)
-        for group in found.brokers:
-            learn_keys(self._transport.ring, group.addresses.values())
-        return found
+        return msgspec.structs.replace(found, brokers=self._usable(found.brokers))
 
     def topic_configs(self, topic: str = "") -> dict[str, list[TopicConfig]]:
         """Configuration of a topic, or of all topics, by broker group.
@@ -543,6 +540,12 @@ class AdminClient:
                     return False
         return True
 
+    def _usable(self, brokers: list[BrokerData]) -> list[BrokerData]:
+        found = usable_brokers(brokers)
+        for group in found:
+            learn_keys(self._transport.ring, group.addresses.values())
+        return found
+
     def _masters(self) -> dict[str, str]:
         """Endpoint of each group's master; of the client's group only, if it has one."""
         found = {
@@ -622,7 +625,7 @@ class AdminClient:
                     code, *parts, header=header, timeout_ms=timeout_ms
                 )
             except NotMaster as error:
-                if not error.master:
+                if not is_address(error.master):
                     raise
                 # The route was older than an election.
                 master = self._channel(endpoint_of(error.master))

@@ -12,6 +12,7 @@ from mqmesh.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from mqmesh.hosts import is_address
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
@@ -144,7 +145,16 @@ class NamesrvLink:
         except RemoteProtocolError as error:
             _log.warning("name server %s: %s", self._addresses[0], error)
             return
-        if not endpoint or (self._hints is not None and endpoint == self._hints.endpoint):
+        if not is_address(endpoint.removeprefix("tcp://")):
+            if endpoint:
+                _log.warning(
+                    "name server %s publishes hints at %.255r, which is no endpoint; its routes "
+                    "are asked for now and then",
+                    self._addresses[0],
+                    endpoint,
+                )
+            return
+        if self._hints is not None and endpoint == self._hints.endpoint:
             return
         self._drop_hints()
         ring = self._transport.ring

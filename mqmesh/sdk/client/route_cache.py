@@ -3,6 +3,7 @@
 import msgspec
 
 from mqmesh.errors import NotMaster
+from mqmesh.hosts import is_address
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, TopicRoute
 
@@ -69,7 +70,7 @@ class RouteCache:
             True if that is news: the group's master is there now, for all routes.
         """
         known = self._brokers.get(broker_name)
-        if known is None or not refusal.master or refusal.epoch <= known.epoch:
+        if known is None or not is_address(refusal.master) or refusal.epoch <= known.epoch:
             return False
         addresses = known.addresses.values()
         master = next((one for one in addresses if one.tcp == refusal.master), None)

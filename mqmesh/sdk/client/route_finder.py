@@ -5,6 +5,8 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
 from mqmesh.protocol.codes import RequestCode
@@ -20,7 +22,7 @@ from mqmesh.protocol.route import (
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.client.route_cache import RouteCache
-from mqmesh.transport.endpoints import learn_keys
+from mqmesh.transport.endpoints import learn_keys, usable_brokers
 from mqmesh.transport.interface import Transport
 
 LOST_MASTER_MS: Final = 500
@@ -241,14 +243,16 @@ class RouteFinder:
             raise answer
         if len(topics) == 1:
             route = decode_header(TopicRoute, answer.header)
+            brokers = usable_brokers(route.brokers)
+            route = msgspec.structs.replace(route, brokers=brokers)
             found: dict[str, TopicRoute | MQMeshError] = {route.topic: route}
-            brokers = route.brokers
         else:
             routes = decode_header(TopicRoutes, answer.header)
+            brokers = usable_brokers(routes.brokers)
+            routes = msgspec.structs.replace(routes, brokers=brokers)
             found = {**routes.of_topics()}
             for topic in routes.missing:
                 found[topic] = TopicNotFound(f"no topic {topic!r} on a broker that runs")
-            brokers = routes.brokers
         if found.keys().isdisjoint(topics):
             raise RemoteProtocolError(f"a name server's answer has none of {len(topics)} topics")
         for group in brokers:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from mqmesh.errors import (
@@ -15,6 +16,7 @@ from mqmesh.errors import (
     EndpointUnreachable,
     InvalidArgument,
     NoRoute,
+    NotMaster,
     RequestTimeout,
     SystemBusy,
     TopicNotFound,
@@ -491,3 +493,25 @@ def test_threads_may_share_a_client(network, client):
         found = list(threads.map(lambda _: client.cluster(), range(200)))
     assert found == [ClusterInfo(BROKERS)] * 200
     assert set(overlaps) == {1}
+
+
+def test_a_broker_with_an_address_that_is_none_is_left_out_and_named(network, client, caplog):
+    rogue = BrokerData("c", "rogue", {0: BrokerAddress("127.0.0.1:66x")})
+    for endpoint in (ONE, TWO):
+        network.answer(
+            endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo([rogue, *BROKERS])
+        )
+        network.answer(endpoint, RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE)
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([FOUR]))
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, FOUR)
+    assert client.cluster().brokers == [msgspec.structs.replace(rogue, addresses={}), *BROKERS]
+    assert list(client.topic_configs("t")) == ["broker-a", "broker-b"]
+    assert list(client.put_topic(FOUR)) == ["broker-a", "broker-b"]
+    assert "'rogue' of the name server is left out: address '127.0.0.1:66x'" in caplog.text
+
+
+def test_a_refusal_that_names_a_master_nobody_can_reach_is_told_as_it_is(network, client):
+    network.answer(A, RequestCode.GET_TOPIC_CONFIG, NotMaster("no", epoch=1, master="h:66x"))
+    with pytest.raises(NotMaster, match="broker-a: no"):
+        client.topic_configs("t")

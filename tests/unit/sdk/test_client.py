@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 from harness.batches import PRODUCER_KEY
 from harness.simulated_cluster import Fault, FaultKind
@@ -22,7 +23,14 @@ from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
-from mqmesh.protocol.route import BrokerAddress, QueueData, RouteHint, TopicRoute, TopicRoutes
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    QueueData,
+    RouteHint,
+    TopicRoute,
+    TopicRoutes,
+)
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
@@ -203,6 +211,35 @@ def test_while_a_master_is_lost_one_topic_of_its_group_is_asked_for_and_then_all
     world.broker.move("tcp://127.0.0.1:19999")
     world.run(2 * LOST_MASTER_MS)
     assert set(topics) <= set(namesrv.topics_asked)
+
+
+def test_a_broker_with_an_address_that_is_none_stops_nobody(world, make, monkeypatch):
+    namesrv = world.cluster.namesrvs[0]
+    real = namesrv.route
+
+    def route(topic):
+        """The rogue says that it carries each topic, too."""
+        found = real(topic)
+        assert found is not None
+        rogue = BrokerData("c", "rogue", {0: BrokerAddress("127.0.0.1:66x")})
+        return msgspec.structs.replace(
+            found,
+            queues=[*found.queues, QueueData("rogue", 4, 4, 6)],
+            brokers=[*found.brokers, rogue],
+        )
+
+    monkeypatch.setattr(namesrv, "route", route)
+    world.broker.add_topic("u")
+    client = make()
+    found = client.find("t") + client.find("u")
+    world.run()
+    for topic in ("t", "u"):
+        queues = client.engine.routes.publish_queues(topic)
+        assert {one.broker_name for one in queues} == {"a"}
+    assert found == []
+    sent = client.send()
+    world.run()
+    assert not isinstance(sent[0], MQMeshError)
 
 
 def test_a_route_that_changes_while_it_is_asked_for_is_asked_for_again(world, make):

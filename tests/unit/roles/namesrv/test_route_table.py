@@ -46,7 +46,7 @@ class Broker:
         self.epoch, self.is_elected = epoch, False
         self.peer = f"{name}/{broker_id}/{instance}".encode()
         self.version = DataVersion(1_000, 0)
-        self.address = BrokerAddress(f"{name}:{broker_id}")
+        self.address = BrokerAddress(f"{name}:{broker_id + 1}")
         self.topics: list[TopicConfig] = []
 
     def request(self, topics) -> RegisterBrokerRequest:
@@ -134,7 +134,7 @@ def test_a_registered_broker_is_in_the_route_of_its_topics_and_announced():
     )
     (broker,) = route.brokers
     assert (broker.cluster_name, broker.broker_name) == ("C", "broker-a")
-    assert broker.addresses == {0: BrokerAddress("broker-a:0")}
+    assert broker.addresses == {0: BrokerAddress("broker-a:1")}
     assert table.topics() == ["t", "u"]
 
 
@@ -640,3 +640,42 @@ def test_the_work_of_a_change_does_not_grow_with_the_topics_of_the_broker():
     assert announced(broker.change("new", deleted=["t7"])[1])[1] == {"new", "t7"}
     assert set(looked_up) <= {"t7"}
     assert len(table.topics()) == 100
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        BrokerAddress("127.0.0.1:66x"),
+        BrokerAddress("127.0.0.1:0"),
+        BrokerAddress("127.0.0.1:65536"),
+        BrokerAddress("127.0.0.1:\u0664\u0664"),
+        BrokerAddress("127.0.0.1"),
+        BrokerAddress(":10911"),
+        BrokerAddress("tcp://127.0.0.1:10911"),
+        BrokerAddress("two words:10911"),
+        BrokerAddress("esc\x1b[2J:10911"),
+        BrokerAddress("[::1:10911"),
+        BrokerAddress("h" * 256 + ":1"),
+        BrokerAddress(""),
+        BrokerAddress("h:1", ipc="relative/path"),
+        BrokerAddress("h:1", ipc="/tmp/\x1b[2J"),
+        BrokerAddress("h:1", host_id="a\nb"),
+    ],
+)
+def test_an_address_that_nobody_can_connect_to_is_refused(address):
+    table = make_table()
+    Broker(table, "broker-b").register("t")
+    broker = Broker(table)
+    broker.address = address
+    with pytest.raises(InvalidArgument):
+        broker.register("t")
+    assert [one.broker_name for one in table.brokers()] == ["broker-b"]
+
+
+@pytest.mark.parametrize("tcp", ["10.0.0.7:10911", "my_host-1.example.:1", "[fe80::1]:65535"])
+def test_addresses_are_names_and_numbers(tcp):
+    table = make_table()
+    broker = Broker(table)
+    broker.address = BrokerAddress(tcp, "/run/a b/broker.sock", "0123456789abcdef")
+    broker.register("t")
+    assert table.brokers()[0].addresses == {0: broker.address}

@@ -11,6 +11,7 @@ import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
 from mqmesh.protocol.filters import FilterServerInfo, RegisterFilterServerRequest
+from mqmesh.protocol.route import check_address
 
 MAX_SERVERS: Final = 16
 EXPIRY_MS: Final = 10_000
@@ -43,9 +44,11 @@ class FilterServers:
 
         Raises:
             NoPermission: This broker has none.
+            InvalidArgument: Its address is none that consumers can connect to.
             SystemBusy: It has too many.
         """
         self._check_allowed()
+        check_address(asked.address)
         self._forget_silent(now_ms)
         is_new = peer not in self._known
         if is_new and len(self._known) >= MAX_SERVERS:
