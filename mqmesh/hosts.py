@@ -39,7 +39,7 @@ def is_host(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is ``host:port``, a host as of ``is_host`` and a port of 1 to 65,535."""
+    """Return whether a text is ``host:port``, with a port of 1 to 65,535."""
     host, _, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT
     return is_port and is_host(host)

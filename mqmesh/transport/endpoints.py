@@ -1,15 +1,12 @@
 """Addresses as users write them, and the endpoints that they name."""
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.protocol.route import BrokerAddress, BrokerData, check_address
 from mqmesh.security.keys import KeyRing
-
-_log = logging.getLogger(__name__)
 
 
 def endpoint_of(address: str) -> str:
@@ -29,26 +26,31 @@ def endpoint_of(address: str) -> str:
     return f"tcp://{address}"
 
 
-def usable_brokers(brokers: Iterable[BrokerData]) -> list[BrokerData]:
-    """Return broker groups without the addresses that nobody can connect to.
+def usable_brokers(
+    brokers: Iterable[BrokerData], report: Callable[[str], None]
+) -> list[BrokerData]:
+    """Return broker groups without addresses that nobody can connect to; those with others only.
 
     Name servers refuse such addresses; one that lets them pass must not stop what concerns others.
+
+    Args:
+        brokers: As a name server says.
+        report: Called with a sentence for each address that is left out.
     """
     found = []
     for group in brokers:
-        usable = {key: one for key, one in group.addresses.items() if _is_usable(group, one)}
-        whole = len(usable) == len(group.addresses)
-        found.append(group if whole else msgspec.structs.replace(group, addresses=usable))
+        usable = {}
+        for broker_id, address in group.addresses.items():
+            try:
+                check_address(address)
+                usable[broker_id] = address
+            except InvalidArgument as error:
+                report(f"broker {group.broker_name[:255]!r} of a name server is left out: {error}")
+        if len(usable) == len(group.addresses):
+            found.append(group)
+        elif usable:
+            found.append(msgspec.structs.replace(group, addresses=usable))
     return found
-
-
-def _is_usable(group: BrokerData, address: BrokerAddress) -> bool:
-    try:
-        check_address(address)
-    except InvalidArgument as error:
-        _log.warning("broker %.255r of the name server is left out: %s", group.broker_name, error)
-        return False
-    return True
 
 
 def learn_keys(ring: KeyRing | None, addresses: Iterable[BrokerAddress]) -> None:

@@ -250,7 +250,8 @@ class SimulatedNamesrv(SimulatedServer):
 
     def __init__(self, cluster: "SimulatedCluster", endpoint: str) -> None:
         super().__init__(cluster.network, endpoint)
-        self.hint_endpoint = endpoint + "1"
+        host, _, port = endpoint.rpartition(":")
+        self.hint_endpoint = f"{host}:{int(port) + 1_000}"
         self.known: set[str] = set()
         self.topics_asked: list[str] = []
         self._cluster = cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import msgspec
 import pytest
 from harness.stopwatch import Stopwatch
 
@@ -251,6 +252,14 @@ def test_a_broker_that_was_killed_returns_with_a_new_life(site, peer_process):
         assert site.wire.until(returned) < 0.5
         broker.close()
         site.wire.until(lambda: not site.has_route())
+
+
+def test_a_registration_with_an_address_that_is_none_is_refused_and_stops_nobody(site):
+    site.register()
+    rogue = ["C", "rogue", 0, ["127.0.0.1:66x", "", ""], [1, 1], [["t", 4, 4, 6, False]], 6, 12345]
+    with pytest.raises(MessageIllegal, match=r"'127\.0\.0\.1:66x' is not host:port"):
+        site.ask(RequestCode.REGISTER_BROKER, msgspec.msgpack.encode(rogue))
+    assert [queue.broker_name for queue in site.route().queues] == ["broker-a"]
 
 
 def test_a_second_live_broker_of_the_same_name_is_refused(site):

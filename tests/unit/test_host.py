@@ -10,6 +10,7 @@ import pytest
 
 from mqmesh.errors import ConfigError
 from mqmesh.host import MAX_SOCKET_PATH_BYTES, host_id, socket_directory, socket_path
+from mqmesh.hosts import check_listen, is_address
 
 
 @pytest.fixture
@@ -85,3 +86,13 @@ def test_without_any_place_for_a_socket_it_is_said_what_to_do(temporary, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with pytest.raises(ConfigError, match="shorter data folder or a shorter TMPDIR"):
         socket_path(Path("a"))
+
+
+def test_a_host_that_clients_are_told_must_be_one():
+    for host in ("10.0.0.7", "a_b-c.example", "::1", "[::1]"):
+        check_listen("broker", "127.0.0.1", host, allow_insecure_bind=False)
+    for host in ("two words", "h:1", "tcp://h", "-h", "h" * 256, "a\x1bb"):
+        with pytest.raises(ConfigError, match="advertised_host"):
+            check_listen("broker", "127.0.0.1", host, allow_insecure_bind=False)
+    assert is_address("h:1")
+    assert not is_address("h:+1")

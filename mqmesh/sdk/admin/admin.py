@@ -1,6 +1,6 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
-import threading
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
@@ -52,6 +52,7 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import (
     DEFAULT_NAMESRV,
     NamesrvAddr,
@@ -74,6 +75,7 @@ MOST_RESTARTS: Final = 3
 """Who asks for pages begins anew so often when the other side has forgotten where he was."""
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class TopicDeletion(msgspec.Struct, frozen=True):
@@ -121,9 +123,7 @@ class AdminClient:
         self._transport = client_transport(transport, credentials)
         self._channels: dict[str, Channel] = {}
         self._closed = False
-        # Channels serve one request at a time. To be taken again by the thread that has it, for
-        # the request for a key within a request.
-        self._lock = threading.RLock()
+        self._lock = ranked_lock(LockRank.ADMIN)
 
     def close(self) -> None:
         """Closes all connections; idempotent."""
@@ -541,7 +541,7 @@ class AdminClient:
         return True
 
     def _usable(self, brokers: list[BrokerData]) -> list[BrokerData]:
-        found = usable_brokers(brokers)
+        found = usable_brokers(brokers, _log.warning)
         for group in found:
             learn_keys(self._transport.ring, group.addresses.values())
         return found
@@ -616,33 +616,38 @@ class AdminClient:
         timeout_ms: int | None = None,
         parts: Sequence[bytes | memoryview] = (),
     ) -> Command:
-        timeout_ms = timeout_ms or self._timeout_ms
-        with self._lock:
+        try:
+            return self._ask_channel(endpoint, code, header, timeout_ms, parts)
+        except NotMaster as error:
+            if not is_address(error.master):
+                raise
+            # The route was older than an election.
+            return self._ask_channel(endpoint_of(error.master), code, header, timeout_ms, parts)
+
+    def _ask_channel(
+        self,
+        endpoint: str,
+        code: int,
+        header: bytes,
+        timeout_ms: int | None,
+        parts: Sequence[bytes | memoryview],
+    ) -> Command:
+        self._find_key(endpoint)
+        with self._lock:  # a channel serves one request at a time
             if self._closed:
                 raise ClientClosed("the admin client is closed")
-            try:
-                return self._channel(endpoint).request(
-                    code, *parts, header=header, timeout_ms=timeout_ms
-                )
-            except NotMaster as error:
-                if not is_address(error.master):
-                    raise
-                # The route was older than an election.
-                master = self._channel(endpoint_of(error.master))
-                return master.request(code, *parts, header=header, timeout_ms=timeout_ms)
-
-    def _channel(self, endpoint: str) -> Channel:
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            self._find_key(endpoint)
-            channel = self._channels[endpoint] = self._transport.channel(endpoint)
-        return channel
+            channel = self._channels.get(endpoint)
+            if channel is None:
+                channel = self._channels[endpoint] = self._transport.channel(endpoint)
+            return channel.request(
+                code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
+            )
 
     def _find_key(self, endpoint: str) -> None:
         """Which key a server must prove is asked for where it was not told before."""
         ring = self._transport.ring
         own = {endpoint_of(address) for address in self._namesrvs}
-        if ring is None or endpoint in own or ring.knows(endpoint):
+        if ring is None or endpoint in self._channels or endpoint in own or ring.knows(endpoint):
             return
         with suppress(TransportError):  # what is asked then says what is wrong
             self.cluster()

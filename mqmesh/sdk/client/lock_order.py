@@ -20,6 +20,8 @@ class LockRank(enum.IntEnum):
     """What waits to be sent, the room for it, and the outcomes of sends."""
     LEAF = 6
     """Tables and counters whose holder calls nobody."""
+    ADMIN = 7
+    """The connections of an administrator's client; held until an answer is there."""
 
 
 def _plain_lock(_rank: LockRank) -> threading.Lock:

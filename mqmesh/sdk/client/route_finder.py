@@ -1,5 +1,6 @@
 """Asks name servers for the routes of a client's topics, and keeps them fresh."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
@@ -31,7 +32,12 @@ LOST_MASTER_MS: Final = 500
 MOST_REQUESTS: Final = 4
 """Requests in flight; topics that are wanted meanwhile go together into the next one."""
 
+MOST_REPORTED: Final = 1_000
+"""Different problems of routes that are logged in a client's life."""
+
 OnRoute = Callable[[TopicRoute | MQMeshError], None]
+
+_log = logging.getLogger(__name__)
 
 
 class RouteFinder:
@@ -78,6 +84,7 @@ class RouteFinder:
         self._ask_again: set[str] = set()
         self._probes: set[str] = set()
         self._look_planned = False
+        self._reported: set[str] = set()
         self.problem: MQMeshError | None = None
 
     def start(self) -> None:
@@ -243,12 +250,12 @@ class RouteFinder:
             raise answer
         if len(topics) == 1:
             route = decode_header(TopicRoute, answer.header)
-            brokers = usable_brokers(route.brokers)
+            brokers = usable_brokers(route.brokers, self._report)
             route = msgspec.structs.replace(route, brokers=brokers)
             found: dict[str, TopicRoute | MQMeshError] = {route.topic: route}
         else:
             routes = decode_header(TopicRoutes, answer.header)
-            brokers = usable_brokers(routes.brokers)
+            brokers = usable_brokers(routes.brokers, self._report)
             routes = msgspec.structs.replace(routes, brokers=brokers)
             found = {**routes.of_topics()}
             for topic in routes.missing:
@@ -258,6 +265,12 @@ class RouteFinder:
         for group in brokers:
             learn_keys(self._transport.ring, group.addresses.values())
         return found
+
+    def _report(self, problem: str) -> None:
+        """Logs once what each answer brings again."""
+        if problem not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(problem)
+            _log.warning("%s", problem)
 
 
 def _comes_late(topic: str) -> bool:

@@ -199,7 +199,7 @@ def test_while_a_master_is_lost_one_topic_of_its_group_is_asked_for_and_then_all
     client = make()
     client.engine.finder.refresh(topics)
     world.run()
-    client.send()
+    client.engine.brokers.connection("a")
     world.run()
     world.cluster.notices_deaths = False  # the hint that tells of it is lost
     world.broker.crash()
@@ -213,7 +213,7 @@ def test_while_a_master_is_lost_one_topic_of_its_group_is_asked_for_and_then_all
     assert set(topics) <= set(namesrv.topics_asked)
 
 
-def test_a_broker_with_an_address_that_is_none_stops_nobody(world, make, monkeypatch):
+def test_a_broker_with_an_address_that_is_none_stops_nobody(world, make, monkeypatch, caplog):
     namesrv = world.cluster.namesrvs[0]
     real = namesrv.route
 
@@ -231,15 +231,17 @@ def test_a_broker_with_an_address_that_is_none_stops_nobody(world, make, monkeyp
     monkeypatch.setattr(namesrv, "route", route)
     world.broker.add_topic("u")
     client = make()
-    found = client.find("t") + client.find("u")
+    found = []
+    for topic in ("t", "u"):
+        client.engine.finder.find(topic, found.append)
     world.run()
     for topic in ("t", "u"):
         queues = client.engine.routes.publish_queues(topic)
         assert {one.broker_name for one in queues} == {"a"}
-    assert found == []
-    sent = client.send()
+    assert [route.topic for route in found] == ["t", "u"]
+    client.engine.finder.refresh_all()
     world.run()
-    assert not isinstance(sent[0], MQMeshError)
+    assert caplog.text.count("'rogue'") == 1, "said once"
 
 
 def test_a_route_that_changes_while_it_is_asked_for_is_asked_for_again(world, make):

@@ -14,7 +14,7 @@ from mqmesh.errors import (
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.features.topics import topics
-from mqmesh.roles.broker.features.topics.topics import TopicTable
+from mqmesh.roles.broker.features.topics.topics import TopicTable, create_all
 
 
 @pytest.fixture
@@ -251,8 +251,8 @@ def test_many_topics_have_room_together_or_none_is_made():
     table = TopicTable(3)
     table.update(TopicConfig("t"), 1)
     with pytest.raises(SystemBusy, match="no more than 3"):
-        table.create_all([TopicConfig(name) for name in ("u", "v", "w")], 2)
+        create_all(table, [TopicConfig(name) for name in ("u", "v", "w")], 2)
     assert table.state_keys() == ["t"]
-    table.create_all([TopicConfig("u"), TopicConfig("v")], 2)
-    table.create_all([], 3)
+    create_all(table, [TopicConfig("u"), TopicConfig("v")], 2)
+    create_all(table, [], 3)
     assert table.state_keys() == ["t", "u", "v"]

@@ -33,7 +33,7 @@ from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.admin.cleaning import Answer
-from mqmesh.roles.broker.features.topics.topics import Topic
+from mqmesh.roles.broker.features.topics.topics import Topic, create_all
 from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.storage.interface import GetStatus, InspectableStore, RetainingStore
 from mqmesh.units import CommitLogOffset, TimestampMs
@@ -65,7 +65,7 @@ def update_and_create_topic(
 def create_topics(context: BrokerContext, request: Request, wanted: CreateTopicsRequest) -> None:
     """Creates topics, all of them or none; answered once they are on disk."""
     context.commit_point.check_room()
-    context.topics.create_all(wanted.configs, context.clock.wall_ms())
+    create_all(context.topics, wanted.configs, context.clock.wall_ms())
     reply_when_saved(context, request, reply_with(TopicConfigs(wanted.configs)))
 
 

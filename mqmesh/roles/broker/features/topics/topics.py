@@ -233,7 +233,7 @@ class TopicTable:
             SystemBusy: There are too many topics.
         """
         old = self._topics.get(config.topic)
-        self._check_config(config)
+        _check_config(config)
         if must_exist and old is None:
             raise TopicNotFound(f"no topic {config.topic!r}")
         if must_be_new and old is not None:
@@ -242,49 +242,6 @@ class TopicTable:
             return old
         self._check_room(config.topic, self._most)
         return self._put(config, now_ms)
-
-    def create_all(self, configs: Sequence[TopicConfig], now_ms: TimestampMs) -> None:
-        """Creates topics because an administrator wants them: all of them, or none.
-
-        Args:
-            configs: Wanted; each topic once.
-            now_ms: Wall clock.
-
-        Raises:
-            InvalidArgument: A name, permission or number of queues that makes no sense, a topic
-                that exists already, or one that is named twice.
-            NoPermission: A name is reserved.
-            SystemBusy: There would be too many topics.
-        """
-        names = set()
-        for config in configs:
-            self._check_config(config)
-            if config.topic in self._topics:
-                raise InvalidArgument(f"topic {config.topic!r} exists already")
-            if config.topic in names:
-                raise InvalidArgument(f"topic {config.topic!r} is named twice")
-            names.add(config.topic)
-        if configs:
-            self._check_room(configs[0].topic, self._most - len(configs) + 1)
-        for config in configs:
-            self._put(config, now_ms)
-
-    def _check_config(self, config: TopicConfig) -> None:
-        name = check_topic(config.topic)
-        if is_closed_topic(name):
-            raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
-        if config.perm & ~Perm.READ_WRITE.value:
-            raise InvalidArgument(
-                f"perm {config.perm} of topic {name!r} is none of 0, 2 (write), 4 (read), 6 (both)"
-            )
-        if config.read_queue_nums < 1:
-            raise InvalidArgument(f"topic {name!r} needs at least 1 read queue")
-        if config.write_queue_nums > config.read_queue_nums:
-            raise InvalidArgument(
-                f"topic {name!r}: write_queue_nums {config.write_queue_nums} is over "
-                f"read_queue_nums {config.read_queue_nums}; nobody would get the messages of the "
-                "queues between"
-            )
 
     def set(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
         """Creates or changes a topic as the broker itself likes, system topics included.
@@ -298,13 +255,17 @@ class TopicTable:
         self._check_room(config.topic, MAX_TOPICS_PER_BROKER)
         return self._put(config, now_ms)
 
-    def check_room(self, name: str) -> None:
+    def check_room(self, name: str, count: int = 1) -> None:
         """Tells whether a topic is there, or may be made within ``max_topics``.
+
+        Args:
+            name: Topic.
+            count: So many are to be made, this one first; from 1.
 
         Raises:
             SystemBusy: There are too many topics.
         """
-        self._check_room(name, self._most)
+        self._check_room(name, self._most - count + 1)
 
     def check_deletable(self, name: str) -> None:
         """Tells whether an administrator may delete a topic.
@@ -416,6 +377,52 @@ class TopicTable:
     def _next_version(self, name: str, now_ms: TimestampMs | int) -> None:
         self.version = DataVersion(now_ms, self.version.counter + 1)
         self.changes.note(name, self.version.counter)
+
+
+def create_all(table: TopicTable, configs: Sequence[TopicConfig], now_ms: TimestampMs) -> None:
+    """Creates topics because an administrator wants them: all of them, or none.
+
+    Args:
+        table: Where to.
+        configs: Wanted; each topic once.
+        now_ms: Wall clock.
+
+    Raises:
+        InvalidArgument: A name, permission or number of queues that makes no sense, a topic that
+            exists already, or one that is named twice.
+        NoPermission: A name is reserved.
+        SystemBusy: There would be too many topics.
+    """
+    names = set()
+    for config in configs:
+        _check_config(config)
+        if table.get(config.topic) is not None:
+            raise InvalidArgument(f"topic {config.topic!r} exists already")
+        if config.topic in names:
+            raise InvalidArgument(f"topic {config.topic!r} is named twice")
+        names.add(config.topic)
+    for config in configs[:1]:
+        table.check_room(config.topic, len(configs))
+    for config in configs:
+        table.update(config, now_ms, must_be_new=True)
+
+
+def _check_config(config: TopicConfig) -> None:
+    name = check_topic(config.topic)
+    if is_closed_topic(name):
+        raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
+    if config.perm & ~Perm.READ_WRITE.value:
+        raise InvalidArgument(
+            f"perm {config.perm} of topic {name!r} is none of 0, 2 (write), 4 (read), 6 (both)"
+        )
+    if config.read_queue_nums < 1:
+        raise InvalidArgument(f"topic {name!r} needs at least 1 read queue")
+    if config.write_queue_nums > config.read_queue_nums:
+        raise InvalidArgument(
+            f"topic {name!r}: write_queue_nums {config.write_queue_nums} is over "
+            f"read_queue_nums {config.read_queue_nums}; nobody would get the messages of the "
+            "queues between"
+        )
 
 
 class TopicChanges:
