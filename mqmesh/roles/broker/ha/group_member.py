@@ -103,7 +103,7 @@ class GroupMember:
         self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
-        self._founding = Founding(config, self._session, replica, lambda: promises.state.member)
+        self._founding = Founding(config, self._session, replica, promises)
         self._chronicle = Chronicle()
         self._candidacy = Candidacy(
             config,

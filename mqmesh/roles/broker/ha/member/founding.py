@@ -1,7 +1,7 @@
 """Making the record of a group that has none: a new one, or one whose record is lost."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mqmesh.coordination.interface import (
     AckReplicas,
@@ -18,6 +18,7 @@ from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.member.process import Replica
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
+from mqmesh.roles.broker.ha.promises import KeptPromises
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Founding:
         config: Of the broker.
         session: Of the replica; the record is made with it.
         replica: The process.
-        me: The replica now.
+        promises: What the replica has promised, and who it is.
     """
 
     def __init__(
@@ -37,20 +38,35 @@ class Founding:
         config: BrokerConfig,
         session: ReplicaSession,
         replica: Replica,
-        me: Callable[[], MemberIncarnation],
+        promises: KeptPromises,
     ) -> None:
         self._config = config
         self._session = session
         self._replica = replica
-        self._me = me
+        self._promises = promises
+        self._has_refused = False
 
     def make_group(self, present: Sequence[Presence]) -> None:
-        """Makes the record of a new group: all of its replicas are there, and empty."""
+        """Makes the record of a new group: all of its replicas are there, and empty.
+
+        The first one need not be empty if it has belonged to no group: it was a broker without
+        replicas, and gets some. The others copy what it has, and come in sync then.
+        """
         if not self._has_all(present) or self._config.broker_id != 1:
             return
-        if any(one.end_offset for one in present):
-            return  # the record of a group with messages is lost: nobody makes one up
-        self._make_record(self._me(), present, "the group is new", self._on_made)
+        full = [one.replica_id for one in present if one.end_offset]
+        if full and (full != [1] or self._promises.promised_epoch):
+            # The record of a group with messages is lost: nobody makes one up.
+            if not self._has_refused:
+                self._has_refused = True
+                _log.error(
+                    "the coordinator knows nothing of group %s, and replicas %s have messages: "
+                    "nobody leads until an administrator has looked (mqmesh ha init)",
+                    self._config.broker_name, full,
+                )  # fmt: skip
+            return
+        reason = "a broker got replicas" if full else "the group is new"
+        self._make_record(self._promises.state.member, present, reason, self._on_made)
 
     def make_anew(
         self, request: Request, replica_ids: Sequence[int], present: Sequence[Presence]
@@ -101,14 +117,18 @@ class Founding:
         on_made: OnDone[int],
     ) -> None:
         mode = self._config.ha.ack_replicas
-        voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
-        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else len(voters) // 2 + 1
+        members: tuple[MemberIncarnation, ...] = (best,)
+        if mode in HAS_VOTERS and not any(one.end_offset for one in present):
+            members = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
+        # Where there are messages the others come in once they have what the best has: an election
+        # among all might not ask it.
+        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else len(members) // 2 + 1
         epoch = max(1, *(one.last_epoch for one in present))
         state = GroupState(
             log_id=self._replica.position().store_id,
             epoch=epoch,
             master=None,
-            in_sync=voters if mode in HAS_VOTERS else (best,),
+            in_sync=members,
             mode=mode,
             copies=copies if mode in HAS_VOTERS else 1,
             voters=tuple(sorted(one.replica_id for one in present)),
