@@ -12,13 +12,13 @@ from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, say, timestamp
-from .serve import ProcessOptions, open_transport, process_options
+from .serve import ProcessOptions, open_transport, server_options
 
 DEFAULT_SHOWN: Final = 32
 
 
 @click.group(invoke_without_command=True)
-@process_options
+@server_options
 @click.pass_context
 def schedule(context: click.Context, process: ProcessOptions) -> int:
     """Run the schedule service of a broker group; list or cancel delayed messages.

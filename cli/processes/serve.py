@@ -43,6 +43,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
     log_file: Path | None
     log_format: LogFormat
     supervised: bool
+    insecure: bool = False
 
     def load(self, kind: type[_Config], namesrv: str = "") -> _Config:
         """The settings of a role.
@@ -60,7 +61,8 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             if namesrv:
                 data.setdefault("namesrv_addr", namesrv_addresses(namesrv))
 
-        return load_config(kind, self.config_path, self.table, self.overrides, fill=fill)
+        opens = ("security.enable=false", "security.insecure=true") if self.insecure else ()
+        return load_config(kind, self.config_path, self.table, (*self.overrides, *opens), fill=fill)
 
     def serve(
         self,
@@ -146,7 +148,7 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(function)
     def with_options(**told: Any) -> int:
-        own = {name: told.pop(name) for name in ProcessOptions.__struct_fields__}
+        own = {name: told.pop(name) for name in ProcessOptions.__struct_fields__ if name in told}
         return function(process=ProcessOptions(**own), **told)
 
     command: Callable[..., int] = with_options
@@ -176,6 +178,15 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
     return config_options(command)
 
 
+def server_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options of a process that may be secured: those of every role, ``--insecure``."""
+    return click.option(
+        "--insecure",
+        is_flag=True,
+        help="Start without security, though this data folder was used with it before.",
+    )(process_options(function))
+
+
 # Processes of their own do not carry what draws tables.
 _NAMESRV_COMMANDS: Final = {
     "config": ("admin.settings", "namesrv_config"),
@@ -184,7 +195,7 @@ _NAMESRV_COMMANDS: Final = {
 
 
 @click.group(cls=LazyGroup, places=_NAMESRV_COMMANDS, invoke_without_command=True)
-@process_options
+@server_options
 @click.pass_context
 def namesrv(context: click.Context, process: ProcessOptions) -> int:
     """Run a name server alone, for systemd or a container; or see to those that run.
@@ -222,7 +233,7 @@ _BROKER_COMMANDS: Final = {
 
 
 @click.group(cls=LazyGroup, places=_BROKER_COMMANDS, invoke_without_command=True)
-@process_options
+@server_options
 @click.pass_context
 def broker(context: click.Context, process: ProcessOptions) -> int:
     """Run a broker alone, for systemd or a container; or see to one that runs.
@@ -257,7 +268,7 @@ def broker(context: click.Context, process: ProcessOptions) -> int:
 
 
 @click.command()
-@process_options
+@server_options
 def filtersrv(process: ProcessOptions) -> int:
     """Run a filter server beside a broker; it must be allowed, see docs/filters.md.
 
@@ -279,7 +290,7 @@ def filtersrv(process: ProcessOptions) -> int:
 
 
 @click.command()
-@process_options
+@server_options
 def coordinator(process: ProcessOptions) -> int:
     """Run a coordinator, which knows who leads each broker group.
 

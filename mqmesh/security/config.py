@@ -17,6 +17,8 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         access_list_file: Who may do what; kept up to date by the role, which writes it when an
             administrator changes the list (`mqmesh acl apply`), and reads it again when it
             changed.
+        insecure: Start without security in a data folder that was used with it before, as the
+            option ``--insecure`` says. Otherwise such a start is refused.
         audit_log: Write who changed what and who was refused to ``audit.jsonl``, beside the access
             list.
     """
@@ -24,14 +26,17 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enable: bool = False
     key_file: str = ""
     access_list_file: str = ""
+    insecure: bool = False
     audit_log: bool = True
 
     def __post_init__(self) -> None:
         """Checks what belongs together.
 
         Raises:
-            ConfigError: It is enabled without keys.
+            ConfigError: It is enabled without keys, or though nobody is to have any.
         """
+        if self.enable and self.insecure:
+            raise ConfigError("security.enable and security.insecure are both set: leave one out")
         if self.enable and not self.key_file:
             raise ConfigError(
                 "security.enable needs security.key_file; `mqmesh key generate` makes one"

@@ -13,6 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mqmesh.batch.record_batch import (
     check_batch,
     check_stored,
@@ -37,6 +39,7 @@ from mqmesh.roles.broker.state_records import (
     encode_state,
     in_bodies,
 )
+from mqmesh.roles.started_as import StartedAs
 from mqmesh.storage.lmdb.coordinator_file import (
     KeptChange,
     KeptRecord,
@@ -70,6 +73,9 @@ STATE = [
     SentBackRecord("gone"),
 ]
 """All kinds of state records."""
+STARTED_FILE = Path(__file__).resolve().parent / "started-as-v1.json"
+STARTED = StartedAs(secured=True, follows=True)
+"""All that a data folder remembers of its starts."""
 REPLICA_FILE = Path(__file__).resolve().parent / "replica-state-v1.json"
 REPLICA = ReplicaState(
     log_id=7,
@@ -220,6 +226,9 @@ def main() -> None:
     if not REPLICA_FILE.exists():
         REPLICA_FILE.write_bytes(encode_replica_state(REPLICA))
         print(f"wrote {REPLICA_FILE}")
+    if not STARTED_FILE.exists():
+        STARTED_FILE.write_bytes(msgspec.json.encode(STARTED))
+        print(f"wrote {STARTED_FILE}")
     if not HELD_FILE.exists():
         HELD_FILE.write_bytes(HeldCommits(HELD).document())
         print(f"wrote {HELD_FILE}")

@@ -24,6 +24,7 @@ from mqmesh.errors import (
     FilterUnknown,
     MessageIllegal,
     MQMeshError,
+    NoPermission,
     StaleGeneration,
     UnsupportedCommand,
 )
@@ -69,10 +70,14 @@ def stored(count, **options):
     return front + data[BROKER_PART_SIZE:]
 
 
+def _refuse(request):
+    raise NoPermission("REGISTER_FILTER_SERVER is not permitted")
+
+
 class Stage:
     """A filter server, a broker and a consumer in one thread."""
 
-    def __init__(self, wire, **settings):
+    def __init__(self, wire, *, registers=True, **settings):
         self.wire = wire
         self.registered: list[RegisterFilterServerRequest] = []
         self.pulls: list[PullRequest] = []
@@ -80,7 +85,7 @@ class Stage:
             encode_header(PullResponse(int(PullStatus.NO_NEW_MSG), pull.queue_offset, 0, 0))
         )
         handlers = {
-            int(RequestCode.REGISTER_FILTER_SERVER): self._register,
+            int(RequestCode.REGISTER_FILTER_SERVER): self._register if registers else _refuse,
             int(PULL): self._pull,
         }
         self.broker, endpoint = wire.server(handlers)
@@ -89,6 +94,8 @@ class Stage:
         )
         self.server = FilterServer(config, wire.transport, partial(WorkerProcess, wire.loop))
         self.client = wire.client(self.server.start())
+        if registers:
+            wire.until(lambda: self.server.is_taken)
 
     def _register(self, request):
         self.registered.append(decode_header(RegisterFilterServerRequest, request.command.header))
@@ -158,6 +165,12 @@ def test_it_registers_with_its_broker_again_and_again(stage, wire):
     wire.until(lambda: len(one.registered) >= 2)
     assert {request.name for request in one.registered} == {"f"}
     assert one.registered[0].address.tcp == one.client.endpoint.removeprefix("tcp://")
+
+
+def test_it_runs_nobodys_code_before_its_broker_has_taken_it(stage):
+    one = stage(registers=False)
+    with pytest.raises(BrokerNotAvailable, match="has not taken this filter server"):
+        one.upload()
 
 
 def test_without_permission_it_does_not_start(wire):

@@ -57,6 +57,7 @@ from mqmesh.roles.broker.ha.replica_state import (
 )
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import PLACE as REPLICA_PLACE
+from mqmesh.roles.broker.ha.store_history import StoreHistory
 from mqmesh.roles.broker.index.index_process import begin_index, has_index
 from mqmesh.roles.broker.index.index_status import (
     INDEX_PROCESS_FIGURES,
@@ -76,6 +77,12 @@ from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.settings_desk import OnKept, SettingsDesk
 from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.started_as import (
+    StartedAs,
+    check_security,
+    read_started_as,
+    remember_start,
+)
 from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.commitlog.log_copy import BeginCopy, begin_copy
@@ -169,7 +176,8 @@ class BrokerServer:
             The TCP endpoint.
 
         Raises:
-            ConfigError: A setting cannot be used.
+            ConfigError: A setting cannot be used, or the store was secured or a replica's before
+                and these settings hide it.
             OSError: The port is taken, or a directory cannot be used.
             StoreLocked: Another process has the store open.
             StorageError: The store or a table cannot be opened.
@@ -177,6 +185,7 @@ class BrokerServer:
         """
         self._load_overrides()
         config = self._config
+        before, history = self._check_start()
         files = config.storage.max_open_files
         limits = ServerLimits(
             max_connections=room_for_connections(config.max_connections, files),
@@ -187,6 +196,9 @@ class BrokerServer:
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         self._shell.state = "recovering"
         self._store = self._open()
+        if self._keeps:
+            follows = history.follows_next(config)
+            remember_start(before, self._root, config.security, follows=follows)
         host = config.advertised_host or bindable(config.listen_host)
         ring = self._transport.ring
         address = BrokerAddress(
@@ -214,6 +226,21 @@ class BrokerServer:
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
         return endpoint
+
+    def _check_start(self) -> tuple[StartedAs, StoreHistory]:
+        """Looks how the store was used before, and whether it may be used so now."""
+        if not self._keeps:
+            return StartedAs(), StoreHistory()
+        before = read_started_as(self._root)
+        check_security(before, self._root, self._config.security)
+        document = load_document(self._root / REPLICA_STATE)
+        history = StoreHistory(
+            follows=before.follows,
+            is_promoted=self._was_promoted(),
+            replica=None if document is None else decode_replica_state(document),
+        )
+        history.check_start(self._root, self._config)
+        return before, history
 
     def stop(self) -> None:
         """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""

@@ -37,6 +37,7 @@ from mqmesh.roles.coordinator.registry import REGISTRY_FIGURES, Registry
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.started_as import begin_in
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.lmdb.coordinator_file import CoordinatorFile, KeptChange
 from mqmesh.transport.interface import ServerLimits, Timer, Transport
@@ -90,12 +91,14 @@ class CoordinatorServer:
         Raises:
             OSError: The port is taken, or ``data_dir`` cannot be used.
             StoreLocked: Another process uses ``data_dir``.
+            ConfigError: Security was on in ``data_dir``, and is off now.
             StorageError: The file is damaged, or cannot be opened.
         """
         config = self._config
         make_folder(self._folder)
         make_private(self._folder)
         self._lock = StoreLock(self._folder)
+        begin_in(self._folder, config.security)
         file = self._file = CoordinatorFile(self._folder)
         now_ms = self._clock.monotonic_ms()
         self._registry.restore(file.records, file.sessions, now_ms)

@@ -85,6 +85,9 @@ class FilterServer:
         config: Settings.
         transport: Of the process.
         start_worker: Starts a confined process for a filter.
+
+    Attributes:
+        is_taken: The broker has taken its registration; before that it takes no filters.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class FilterServer:
         self._broker: Connection | None = None
         self._address = BrokerAddress("")
         self._refusal = ""
+        self.is_taken = False
 
     def start(self) -> str:
         """Listens, and registers with the broker, which need not be there yet.
@@ -201,6 +205,7 @@ class FilterServer:
         )
 
     def _registered(self, answer: Command | MQMeshError) -> None:
+        self.is_taken = not isinstance(answer, MQMeshError)
         refusal = str(answer) if isinstance(answer, BrokerError) else ""
         if refusal and refusal != self._refusal:
             # Beside a follower it waits until that one leads.
@@ -212,6 +217,13 @@ class FilterServer:
 
     def _upload(self, request: Request, asked: UploadFilterRequest) -> None:
         check_group(asked.group)
+        if not self.is_taken:
+            # One without keys beside a secured broker is taken by nobody, and runs nobody's code.
+            raise BrokerNotAvailable(
+                f"broker {self._config.broker_name} at {self._config.broker_addr} has not taken "
+                "this filter server",
+                retry_after_ms=UNREACHABLE_RETRY_MS,
+            )
         source = bytes(request.command.body)
         later = request.without_frame()
 

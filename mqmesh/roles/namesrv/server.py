@@ -50,6 +50,7 @@ from mqmesh.roles.namesrv.route_table import (
 )
 from mqmesh.roles.settings_desk import OnKept, SettingsDesk
 from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.started_as import begin_in
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.transport.interface import Publisher, ServerLimits, Timer, Transport
@@ -117,6 +118,7 @@ class NameServer:
         Raises:
             OSError: A port is taken, or ``data_dir`` cannot be used.
             StoreLocked: Another process uses ``data_dir``.
+            ConfigError: Security was on in ``data_dir``, and is off now.
             StorageError: What was saved cannot be read.
         """
         saved = self._load()
@@ -319,6 +321,7 @@ class NameServer:
         make_folder(self._state_path.parent)
         make_private(self._state_path)
         self._lock = StoreLock(self._state_path.parent)
+        begin_in(self._state_path.parent, self._config.security)
         document = load_document(self._state_path)
         if document is None:
             return _Saved()

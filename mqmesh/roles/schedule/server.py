@@ -21,6 +21,7 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES, ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
 from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.started_as import begin_in
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
@@ -79,12 +80,14 @@ class ScheduleServer:
             Where it answers PING, and tells its figures.
 
         Raises:
-            ConfigError: The directory for sockets cannot be used.
+            ConfigError: The directory for sockets cannot be used; or security was on there, and is
+                off now.
             StoreLocked: Another process has the timetable.
             OSError: The directory cannot be used.
         """
         make_folder(self._root)
         self._lock = StoreLock(self._root)
+        begin_in(self._root, self._config.security)
         endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
         self._shell.tell(SCHEDULE_FIGURES, self._service.status)
         self._link = NamesrvLink(
