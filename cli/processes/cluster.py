@@ -42,9 +42,11 @@ from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
 from ..render import LogStream, duration, print_json, print_table, say, state_text
+from .found_cluster import find_cluster, save_last_start
 from .layout import MONITOR, ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
 from .secure import client_file, make_security
 from .serve import open_client_transport
+from .start_plan import INSECURE, SECURE, StartFlags, check_stores, plan_start
 
 PING_TIMEOUT_MS: Final = 1_000
 MAX_HEALTH_BYTES: Final = 10_000
@@ -83,6 +85,11 @@ _data_dir_option = click.option(
     is_flag=True,
     help="Encrypt, and let nobody in without a key; makes missing keys and access list.",
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Let everybody in, though the data folder has keys of a cluster that was secured.",
+)
 @json_option
 def up(
     config_path: Path | None,
@@ -91,12 +98,16 @@ def up(
     replicas: int | None,
     metrics: bool,
     secure: bool,
+    insecure: bool,
     as_json: bool,
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
 
     Without a file: two name servers at 127.0.0.1:9876 and :9877, one broker at
     127.0.0.1:10911, data in ./mqmesh-data. A process that dies is started again.
+
+    What is in the data folder is used: replicas that are there are started without
+    --replicas, and a cluster that was secured is secured without --secure.
 
     \b
     Examples:
@@ -107,11 +118,13 @@ def up(
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
     """
+    if secure and insecure:
+        raise click.UsageError("--secure and --insecure are opposites; leave one out")
     settings = _with_data_dir(overrides, data_dir)
     if metrics:
         settings.append("exporter.enable=true")
-    if secure:
-        settings.append("security.enable=true")
+    settings += [*SECURE] * secure + [*INSECURE] * insecure
+    flags = StartFlags(file=config_path, replicas=replicas, secure=secure, insecure=insecure)
     config = load_cluster(config_path, settings, replicas=replicas)
     keep_private()
     if not config.folder.exists():
@@ -123,13 +136,16 @@ def up(
         former = read_record(config.folder)
         if former is not None:
             end_orphans(former)
+        config = _as_planned(config, settings, flags)
         check_ports(config)
         if config.security.enable:
             make_security(config)
             use_credentials(client_file(config.folder))
+        specs = role_specs(config)
+        save_last_start(config, config_path)
         notes = _death_notes(config)
         supervisor = Supervisor(
-            role_specs(config),
+            specs,
             config.folder,
             namesrv=config.namesrv_addr,
             ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
@@ -293,6 +309,16 @@ def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
         for one in entries:
             say(f"{one.name} is {one.state}")
     return ExitCode.OK
+
+
+def _as_planned(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
+    """The cluster as it is started with what is in its data folder; says what was decided."""
+    found = find_cluster(asked)
+    plan = plan_start(asked, found, flags)
+    config = load_cluster(flags.file, [*settings, *plan.settings], replicas=plan.replicas)
+    for note in (*plan.notes, *check_stores(config, found, flags)):
+        tell_note(note)
+    return config
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:

@@ -25,6 +25,7 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.supervisor.death_notes import ReplicaSeat
 from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
+from mqmesh.security.config import SecurityConfig
 from mqmesh.security.keys import load_credentials
 
 from ..options import DEFAULT_DATA_DIR
@@ -39,6 +40,8 @@ SECURITY: Final = "security"
 """Folder of keys, in the data folder."""
 ACCESS_LIST: Final = "access_list.toml"
 NAMESRV: Final = "namesrv"
+RUN: Final = "run"
+"""Folder of the settings of all roles, in the data folder."""
 EXPORTER: Final = "exporter"
 """Users, whose keys are kept in files of their names; the monitor has those of the exporter."""
 MONITOR: Final = "monitor"
@@ -70,10 +73,13 @@ class ClusterSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         enable: As of each role. Keys, access list and ``client.toml`` for administrators are made
-            in ``data_dir/security`` where they are missing.
+            in ``data_dir/security`` where they are missing. Where nothing is said it is on if there
+            are any.
+        insecure: As of each role: start without security what was secured before.
     """
 
-    enable: bool = False
+    enable: bool | None = None
+    insecure: bool = False
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +186,7 @@ def role_specs(config: ClusterConfig) -> list[RoleSpec]:
     Raises:
         ConfigError: The data folder cannot be written, or a key file cannot be read.
     """
-    folder = config.folder / "run"
+    folder = config.folder / RUN
     specs = [
         RoleSpec(
             role=role,
@@ -290,19 +296,25 @@ def _share(data: dict[str, Any]) -> None:
         # Without an id it may stand for several replicas, each of which is checked by itself.
         if "broker_id" in one and isinstance(shared, dict) and isinstance(own, dict):
             one["ha"] = shared | own
-    if not _tables([data.get("security")]) or data["security"].get("enable") is not True:
+    security = data.get("security")
+    if not isinstance(security, dict):
+        return
+    enable, insecure = (security.get(key) is True for key in ("enable", "insecure"))
+    if not enable and not insecure:
         return
     folder = Path(str(data.get("data_dir", DEFAULT_DATA_DIR))).absolute()
     default = BrokerConfig().broker_name
     users = [(one, str(one.get("broker_name", default))) for one in brokers]
     users += [(one, NAMESRV) for one in _tables([*namesrvs, data.setdefault("coordinator", {})])]
     for role, user in users:
-        if isinstance(said := role.get("security", {}), dict):
-            role["security"] = {
-                "enable": True,
-                "key_file": str(key_file(folder, user)),
-                "access_list_file": str(folder / SECURITY / ACCESS_LIST),
-            } | said
+        if not isinstance(said := role.get("security", {}), dict):
+            continue
+        keys: dict[str, Any] = {
+            "enable": True,
+            "key_file": str(key_file(folder, user)),
+            "access_list_file": str(folder / SECURITY / ACCESS_LIST),
+        }
+        role["security"] = (keys if enable else {"insecure": not said.get("enable")}) | said
 
 
 def _tables(found: Any) -> list[dict[str, Any]]:
@@ -328,20 +340,44 @@ def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     plain = {key: value for key, value in broker.items() if key not in ("replicas", "ha")}
     master = msgspec.convert(plain, BrokerConfig)
     host = master.advertised_host or bindable(master.listen_host)
-    root = broker.get("store_path_root_dir", str(folder / quote(master.broker_name, safe="")))
+    root = broker.get("store_path_root_dir", folder / quote(master.broker_name, safe=""))
     tables = []
     for number in range(count):
         table = broker | {
             "replicas": 1,
             "broker_id": first + number,
             "listen_port": master.listen_port + number * PORTS_PER_REPLICA,
-            "store_path_root_dir": f"{root}/r{first + number}",
+            "store_path_root_dir": str(replica_folder(Path(root), first + number, HaMode(mode))),
             "ha": ha,
         }
         if first + number != MASTER_ID and mode != HaMode.AUTO.value:
             table["ha"] = ha | {"master_addr": f"{host}:{master.listen_port}"}
         tables.append(table)
     return tables
+
+
+def replica_folder(root: Path, broker_id: int, mode: HaMode) -> Path:
+    """Where a replica has its store. The first one has that of a broker without replicas.
+
+    Args:
+        root: Of that store.
+        broker_id: Of the replica.
+        mode: Of the group.
+    """
+    return root if _is_first(broker_id, mode) else root.with_name(f"{root.name}-r{broker_id}")
+
+
+def data_folders(config: ClusterConfig) -> Iterator[tuple[Path, SecurityConfig]]:
+    """Folders in which roles keep what outlives them, and whether they are secured.
+
+    Yields:
+        The folder, absolute, and the settings of the role.
+    """
+    for _, _, _, _, settings in _roles(config):
+        if isinstance(settings, BrokerConfig | ScheduleConfig):
+            yield Path(settings.store_path_root_dir).absolute(), settings.security
+        elif isinstance(settings, NamesrvConfig | CoordinatorConfig) and settings.data_dir:
+            yield Path(settings.data_dir).absolute(), settings.security
 
 
 def broker_user(broker_name: str, broker_id: int, mode: HaMode) -> str:
@@ -372,7 +408,7 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     for broker in config.broker:
         endpoint = f"tcp://{bindable(broker.listen_host)}:{broker.listen_port}"
         yield "broker", _name_of(broker), endpoint, BROKER_STAGE, broker
-        if config.schedule and _is_first(broker):
+        if config.schedule and _is_first(broker.broker_id, broker.ha.mode):
             service = _schedule_of(config, broker)
             yield "schedule", service.name, "", BROKER_STAGE, service
     if config.exporter.enable:
@@ -384,9 +420,9 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
 
-def _is_first(broker: BrokerConfig) -> bool:
+def _is_first(broker_id: int, mode: HaMode) -> bool:
     """Of its group, in a file that has all of it."""
-    return broker.broker_id == (1 if broker.ha.mode is HaMode.AUTO else MASTER_ID)
+    return broker_id == (1 if mode is HaMode.AUTO else MASTER_ID)
 
 
 def _where(coordinator: CoordinatorConfig) -> str:

@@ -174,6 +174,21 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def free_ports_of_replicas() -> list[int]:
+    """Of a name server, a coordinator and the first of three replicas: the others have those 10 and
+    20 above it.
+    """
+    while True:
+        namesrv, coordinator, broker = free_ports(3)
+        if all(_is_free(broker + step) for step in (10, 20)):
+            return [namesrv, coordinator, broker]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return port < 65_536 and probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 def wait_until_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> list[int]:
     """Waits until processes have ended, whoever's children they are.
 

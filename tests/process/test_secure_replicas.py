@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import closing
 from urllib.request import urlopen
 
 import pytest
-from harness.commands import CommandProcess, free_ports, run_command
+from harness.commands import CommandProcess, free_ports_of_replicas, run_command
 from harness.etcd_processes import EtcdCluster
 from harness.patience import until
 
@@ -65,7 +64,7 @@ class Undecided(TransactionListener):
 @pytest.mark.timeout(200)
 def test_a_secured_group_loses_its_master_and_nothing_else(short_tmp_path, monkeypatch):
     folder = short_tmp_path / "d"
-    ports = _ports_in_a_row()
+    ports = free_ports_of_replicas()
     path = short_tmp_path / "cluster.toml"
     path.write_text(CLUSTER.format(*ports, folder=folder))
     namesrv = f"127.0.0.1:{ports[0]}"
@@ -108,7 +107,7 @@ def test_a_secured_group_whose_coordinator_is_etcd_tells_its_keys_there(
     short_tmp_path, monkeypatch
 ):
     folder = short_tmp_path / "d"
-    ports = _ports_in_a_row()
+    ports = free_ports_of_replicas()
     path = short_tmp_path / "cluster.toml"
     with closing(EtcdCluster(short_tmp_path)) as etcd:
         text = CLUSTER.format(*ports, folder=folder).replace("replicas = 3", "replicas = 2")
@@ -160,16 +159,3 @@ def _kill_master(folder, admin: HaAdmin) -> None:
     name = f"b-r{master.status.broker_id}"
     (pid,) = [entry.pid for entry in read_record(folder).roles if entry.name == name]
     os.kill(pid, signal.SIGKILL)
-
-
-def _ports_in_a_row() -> list[int]:
-    """Of a name server, a coordinator and the first replica, whose others take each tenth one."""
-    while True:
-        namesrv, coordinator, broker = free_ports(3)
-        if all(_is_free(broker + step) for step in (10, 20)):
-            return [namesrv, coordinator, broker]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return port < 65_536 and probe.connect_ex(("127.0.0.1", port)) != 0

@@ -257,9 +257,9 @@ def test_a_table_with_replicas_is_a_master_and_its_followers(write):
         for one in config.broker
     ]
     assert found == [
-        ("broker-a", 0, 10_911, "/data/broker-a/r0"),
-        ("broker-a", 1, 10_921, "/data/broker-a/r1"),
-        ("broker-a", 2, 10_931, "/data/broker-a/r2"),
+        ("broker-a", 0, 10_911, "/data/broker-a"),
+        ("broker-a", 1, 10_921, "/data/broker-a-r1"),
+        ("broker-a", 2, 10_931, "/data/broker-a-r2"),
         ("b", 0, 10_951, "/data/b"),
     ]
     masters = [one.ha.master_addr for one in config.broker]
