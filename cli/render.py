@@ -87,8 +87,12 @@ class StyledLines:
         console = Console(file=self._out, highlight=False, soft_wrap=True)
         self._console = console if console.is_terminal else None
 
+    def flush(self) -> None:
+        """Hands to the reader what was printed."""
+        self._out.flush()
+
     def say(self, parts: Iterable[tuple[str, str]], separator: str = "  ") -> None:
-        """Prints one line.
+        """Prints one line; ``flush`` hands it to a reader.
 
         Args:
             parts: Texts, each with a style of rich or "".
@@ -115,6 +119,7 @@ def print_fields(
     for name, value in fields:
         name = one_line(name)
         lines.say([(name + " " * (width - cell_len(name)), "dim"), (value, "")], separator=" ")
+    lines.flush()
 
 
 def print_body(lines: Iterable[str]) -> None:
@@ -123,6 +128,7 @@ def print_body(lines: Iterable[str]) -> None:
     styled.say([("body", "dim")])
     for line in lines:
         styled.say([(f"  {line}", "")])
+    styled.flush()
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -195,6 +201,7 @@ def print_table(
     console = Console(file=out, highlight=False, soft_wrap=True)
     # Colours take 0.3 ms a row.
     table.print_lines(console if console.is_terminal and len(rows) <= MANY_ROWS else None)
+    out.flush()
 
 
 class _Table:
@@ -338,6 +345,7 @@ class LogStream:
                 self._lines.say(self._parts(line, text), separator=" ")
                 for further in traceback:
                     self._lines.say([(further, LEVEL_STYLES.get(line.level, ""))])
+                self._lines.flush()
         except (BrokenPipeError, ValueError):
             self._lines = None
 

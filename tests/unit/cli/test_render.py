@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 
 import pytest
 from harness.terminal import on_terminal
@@ -15,9 +17,14 @@ from mqmesh.cli.render import (
     LogStream,
     counted,
     duration,
+    print_as_is,
+    print_body,
+    print_fields,
     print_json,
     print_records,
     print_table,
+    print_text,
+    say,
     shortened,
     timestamp,
 )
@@ -173,6 +180,27 @@ def test_a_log_line_for_programs(capsys):
         "level": "WARNING",
         "text": "a.b: [red]oh[/]",
     }
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: LogStream().say(LINE),
+        lambda: LogStream(as_json=True).say(LINE),
+        lambda: print_table(("NAME",), [("a",)]),
+        lambda: print_fields([("name", "a")]),
+        lambda: print_body(["a"]),
+        lambda: print_text("a"),
+        lambda: print_as_is(b"a"),
+        lambda: say("a"),
+        lambda: print_json("a"),
+    ],
+)
+def test_the_reader_of_a_pipe_has_it_at_once(monkeypatch, show):
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    show()
+    assert pipe.getvalue().endswith(b"\n")
 
 
 def test_a_reader_that_is_gone_costs_the_lines_only(monkeypatch):
