@@ -314,13 +314,17 @@ class ScheduleService:
         self._pulling = False
         self._note_time(found.now_ms)
         table.state.epoch = found.epoch
+        moved = found.cursors != table.state.cursors
         if found.entries or found.records or found.cursors != table.state.cursors:
             table.add(found.entries, [_runs_of(body) for body in found.records], found.cursors)
         if found.start_offset > self._start_offset:
             self._start_offset = found.start_offset
             self._forget()
-        if found.more or self._pull_wanted:
+        if self._pull_wanted or (found.more and moved):
             self._pull()
+        elif found.more:
+            # A damaged queue, which the broker repairs.
+            self._idle = self._call_later(IDLE_MS, self._guarded(self._pull))
         else:
             self._rolled_unread = False
             if self.state is SessionState.CATCHING_UP:

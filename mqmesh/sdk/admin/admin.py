@@ -14,6 +14,7 @@ from mqmesh.errors import (
     MQMeshError,
     NoRoute,
     NotMaster,
+    RemoteProtocolError,
     SystemBusy,
     TooManyOpenFiles,
     TopicNotFound,
@@ -263,6 +264,8 @@ class AdminClient:
             found += page.figures
             if page.next_place < 0:
                 return Readings(found)
+            if page.listing == request.listing:
+                check_advance(endpoint, request.place, page.next_place)
             request = RuntimeInfoRequest(page.listing, page.next_place)
 
     # ---- Changing --------------------------------------------------------------------
@@ -672,6 +675,24 @@ def no_namesrv_answers(failures: Sequence[TransportError]) -> TransportError:
     )
     error.__cause__ = failures[-1]
     return error
+
+
+def check_advance(endpoint: str, before: object, after: object) -> None:
+    """Check that a page of a listing ends behind the one before it.
+
+    Args:
+        endpoint: Of the process that answered.
+        before: Where the page before ended; of a type that can be compared.
+        after: Where this one ends.
+
+    Raises:
+        RemoteProtocolError: It does not: asking for the next page would never end.
+    """
+    if not before < after:  # type: ignore[operator]
+        raise RemoteProtocolError(
+            f"{endpoint} has more of its listing, but the page behind {before!r:.100} ends at "
+            f"{after!r:.100}"
+        )
 
 
 def check_restarts(endpoint: str, restarts: int) -> None:

@@ -22,7 +22,7 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.groups import AllClients, AllClientsRequest, ClientInfo
-from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient, check_advance
 from mqmesh.transport.endpoints import endpoint_of
 
 CLEAN_TIMEOUT_MS: Final = 60_000
@@ -107,6 +107,7 @@ class BrokerAdmin(AdminClient):
             found += page.clients
             if not page.more:
                 return found
+            check_advance(endpoint, after, page.clients[-1].client_id if page.clients else "")
 
     def queue_entries(
         self, broker_name: str, topic: str, queue_id: int, *, start: int = 0, count: int = 32

@@ -36,6 +36,7 @@ from mqmesh.protocol.retries import (
     ResendStatus,
     ResendTarget,
 )
+from mqmesh.sdk.admin.admin import check_advance
 from mqmesh.sdk.admin.queries import GROUP, QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.security.keys import Credentials
@@ -361,12 +362,13 @@ class DeadLetterClient(QueryClient):
             answer = self._request(endpoint, RequestCode.PULL_MESSAGE, encode_header(request))
             found = decode_header(PullResponse, answer.header)
             if found.status == PullStatus.FOUND:
+                check_advance(endpoint, place, found.next_queue_offset)
                 letters = list(_letters(answer.body, broker_name, host, place, end))
                 if letters:
                     yield letters
             elif found.next_queue_offset <= place:
                 return
-            place = max(found.next_queue_offset, place + 1)
+            place = found.next_queue_offset
 
     def _with_marks(
         self, group: str, broker_name: str, letters: list[DeadLetter]

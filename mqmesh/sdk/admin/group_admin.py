@@ -44,7 +44,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.protocol.membership import MessageModel
-from mqmesh.sdk.admin.admin import AdminClient, check_restarts, left_to_make
+from mqmesh.sdk.admin.admin import AdminClient, check_advance, check_restarts, left_to_make
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
@@ -223,6 +223,7 @@ class GroupAdmin(AdminClient):
                 found += page.groups
                 if not page.more or not page.groups:
                     return found
+                check_advance(endpoint, request.after, found[-1].config.group)
 
         by_broker = self._each(self._masters(), ask)
         if group and not any(by_broker.values()):
@@ -339,6 +340,12 @@ class GroupAdmin(AdminClient):
                     found[part.group] = part
                 if page.next_place < 0:
                     return AllProgress(list(found.values()), now_ms)
+                if page.listing == request.listing:
+                    check_advance(
+                        endpoint,
+                        (request.place, request.after_topic),
+                        (page.next_place, page.after_topic),
+                    )
                 request = GroupsProgressRequest(page.listing, page.next_place, page.after_topic)
 
         return self._each(self._masters(), ask)
@@ -493,8 +500,12 @@ class GroupAdmin(AdminClient):
             code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
             answer = self._ask(endpoint, code, request, OffsetChanges)
             queues, told = answer.queues, answer.members_told
+            after = request.after_queue_id
             while answer.more:
-                rest = msgspec.structs.replace(request, after_queue_id=queues[-1].queue_id)
+                last = answer.queues[-1].queue_id if answer.queues else after
+                check_advance(endpoint, after, last)
+                after = last
+                rest = msgspec.structs.replace(request, after_queue_id=after)
                 answer = self._ask(endpoint, code, rest, OffsetChanges)
                 queues += answer.queues
             return OffsetChanges(queues, told)
@@ -578,6 +589,8 @@ class GroupAdmin(AdminClient):
             if not page.more or not page.queues:
                 return found, page.consume_tps
             last = page.queues[-1]
+            before = (request.after_topic, request.after_queue_id)
+            check_advance(endpoint, before, (last.topic, last.queue_id))
             request = ConsumeStatsRequest(group, topic, last.topic, last.queue_id)
 
     def _carriers_of(self, topic: str, broker_name: str) -> dict[str, str]:

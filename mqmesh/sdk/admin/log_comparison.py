@@ -187,6 +187,8 @@ class _Comparison:
         if stop == start:  # it cannot be read there, or a record goes beyond the end
             ends = [one.end for one in told.values() if one.end > start]
             stop = min(ends, default=self.end)
+        if stop <= start:
+            raise RemoteProtocolError(f"a range of the log from {start} on ends at {stop}")
         differing = [
             broker_id
             for broker_id, one in told.items()

@@ -9,9 +9,12 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
 from mqmesh.sdk.client.broker_connections import BrokerConnections
+from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.transport.interface import Connection, Loop
 
 HEARTBEAT_RETRY_MS: Final = 300
+FOLLOW_MOST_MS: Final = 100
+"""Longest delay before a client follows a group that names one master after the other."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Heartbeats:
         self._on_answer = on_answer
         self._closed = closed
         self._warnings: dict[str, list[str]] = {}
+        self._followed: dict[str, Repeats] = {}
 
     def send_all(self) -> None:
         """Sends one to every connected broker, unless the client is closed."""
@@ -61,14 +65,27 @@ class Heartbeats:
                 return
             if not isinstance(answer, MQMeshError):
                 self._take(broker_name, connection, answer)
-            elif isinstance(answer, NotMaster) and self._brokers.follow(answer, broker_name):
-                return  # the one that it names gets one with its connection
+            elif isinstance(answer, NotMaster):
+                follow(answer)
             elif answer.retriable:
                 # Until it is accepted, a broker that just came back does not know us.
                 _log.info("heartbeat to broker %s: %s", broker_name, answer)
                 self._loop.call_later(HEARTBEAT_RETRY_MS, again)
             else:
                 self.warn_once(broker_name, [f"the heartbeat was refused: {answer}"])
+
+        def follow(refusal: NotMaster) -> None:
+            if broker_name not in self._followed:
+                self._followed[broker_name] = Repeats(self._loop.clock.monotonic_ms, FOLLOW_MOST_MS)
+            # Later, where two replicas send the client back and forth.
+            self._loop.call_later(
+                self._followed[broker_name].next_delay_ms(), lambda: follow_now(refusal)
+            )
+
+        def follow_now(refusal: NotMaster) -> None:
+            if not self._closed() and not self._brokers.follow(refusal, broker_name):
+                self._loop.call_later(HEARTBEAT_RETRY_MS, again)
+            # Else the one that it names gets a heartbeat with its connection.
 
         def again() -> None:
             current = self._brokers.is_current(broker_name, connection)

@@ -156,6 +156,11 @@ class QueueReader(PatientClient):
                 if not selector.selects_all:
                     position = max(position, found.next_queue_offset)
             elif status == PullStatus.NO_MATCHED_MSG:
+                if found.next_queue_offset <= position:
+                    raise RemoteProtocolError(
+                        f"{_named(stretch.queue)}: messages from {position} to "
+                        f"{found.next_queue_offset} were passed over"
+                    )
                 if selector.selects_all:
                     on_loss(
                         f"{_named(stretch.queue)}: messages {position} to "

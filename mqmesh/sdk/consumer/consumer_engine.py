@@ -31,6 +31,7 @@ from mqmesh.protocol.membership import (
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.consumer.assigned import Assigned, S
 from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wanted, as_selector
@@ -54,6 +55,8 @@ HANDOVER_MS: Final = 100
 """A new owner waits so long before it asks for offsets, for the former one to commit."""
 SECOND_COMMIT_MS: Final = 50
 """What was with a listener when its queue was given away may still be committed then."""
+TAKE_ANEW_MOST_MS: Final = 1_000
+"""Longest delay before a queue that a broker gives and takes again and again is asked for."""
 START_COMMIT_MS: Final = 5
 CLOSE_COMMIT_MS: Final = 500
 
@@ -144,6 +147,7 @@ class ConsumerEngine(Generic[S]):
         self._returned: set[str] = set()
         self._epochs_met: dict[str, int] = {}
         self._forsaken: dict[MessageQueue, None] = {}
+        self._anew: dict[MessageQueue, Repeats] = {}
         self._starts: list[MessageQueue] = []
         self._closing = False
         self._refused: AuthenticationFailed | None = None
@@ -443,6 +447,9 @@ class ConsumerEngine(Generic[S]):
             self._let_go(queue)
             self.offsets.forget(queue)
             self._forsaken[queue] = None
+            if queue not in self._anew:
+                clock = self.client.loop.clock
+                self._anew[queue] = Repeats(clock.monotonic_ms, TAKE_ANEW_MOST_MS)
         if self.leases is not None:
             self.leases.forget(queues)
         self.rebalance_soon()
@@ -531,12 +538,17 @@ class ConsumerEngine(Generic[S]):
         self._give_up(lost)
         self._release_forsaken(topic, wanted)
         # Who has a lock waits for nobody: the former owner gave it back after its last commit.
-        self._take(new, 0 if alone or self.leases is not None else HANDOVER_MS)
+        delay_ms = 0 if alone or self.leases is not None else HANDOVER_MS
+        self._take([queue for queue in new if queue not in self._anew], delay_ms)
+        for queue in new:
+            if queue in self._anew:
+                self._take([queue], max(delay_ms, self._anew[queue].next_delay_ms()))
         self._check_settled(topic)
 
     def _give_up(self, queues: list[MessageQueue]) -> None:
         idle: dict[MessageQueue, S | None] = {}
         for queue in queues:
+            self._anew.pop(queue, None)
             sink = self._let_go(queue)
             if sink is None and queue in self.starts.leaving:
                 continue  # it came back and goes again, and has not been handed over meanwhile
@@ -554,6 +566,7 @@ class ConsumerEngine(Generic[S]):
         left = [q for q in self._forsaken if q.topic == topic and q not in self.starts.leaving]
         for queue in left:
             del self._forsaken[queue]
+            self._anew.pop(queue, None)
         self.offsets.release(left)
 
     def _hand_over(self, given: Mapping[MessageQueue, S | None]) -> None:

@@ -40,6 +40,7 @@ from mqmesh.protocol.messaging import (
 )
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.outbox import Effects, Letter, RequestOutbox
+from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
@@ -136,6 +137,7 @@ class Sends:
         self._patience_ms = patience_ms
         self.counts = SendCounts()
         self.lost: Counter[str] = Counter()
+        self._followed: dict[str, Repeats] = {}
 
     def brokers(self) -> Collection[str]:
         """Brokers that something can be sent to."""
@@ -309,9 +311,13 @@ class Sends:
     def _follow(
         self, broker_name: str, answer: BatchOutcome | MQMeshError, effects: Effects
     ) -> None:
-        """Whom a former master names is asked at once."""
+        """Whom a former master names is asked at once, unless it is one after the other."""
         if isinstance(answer, NotMaster) and self._engine.routes.follow(answer, broker_name):
-            effects.later = [(0, event) for _, event in effects.later]
+            if broker_name not in self._followed:
+                now_ms = self._engine.loop.clock.monotonic_ms
+                self._followed[broker_name] = Repeats(now_ms, BACKOFF_MS)
+            delay_ms = self._followed[broker_name].next_delay_ms()
+            effects.later = [(delay_ms, event) for _, event in effects.later]
 
     def _doubt(self, batch: PendingBatch, error: MQMeshError, now_ms: int) -> None:
         name = batch.queue.broker_name

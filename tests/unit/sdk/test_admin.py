@@ -16,6 +16,7 @@ from mqmesh.errors import (
     InvalidArgument,
     NoRoute,
     NotMaster,
+    RemoteProtocolError,
     RequestTimeout,
     SystemBusy,
     TopicNotFound,
@@ -23,6 +24,7 @@ from mqmesh.errors import (
 )
 from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample
 from mqmesh.protocol import admin as words
+from mqmesh.protocol import groups as words_of_groups
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import not_served
@@ -38,6 +40,7 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.testing.clock import ManualClock
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
@@ -514,3 +517,64 @@ def test_a_refusal_that_names_a_master_nobody_can_reach_is_told_as_it_is(network
     network.answer(A, RequestCode.GET_TOPIC_CONFIG, NotMaster("no", epoch=1, master="h:66x"))
     with pytest.raises(NotMaster, match="broker-a: no"):
         client.topic_configs("t")
+
+
+# ---- Listings in pages ---------------------------------------------------------------------
+
+GROUP = words_of_groups.GroupSummary(words_of_groups.GroupConfig("g"))
+QUEUE = words_of_groups.QueueProgress("t", 3, 0, 9, 4)
+CHANGE = words_of_groups.OffsetChange("t", 3, 0, 9, 0, 9)
+ENDLESS = {
+    "figures": (
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        words.RuntimeInfo([], 7, 5),
+        lambda client: client.role_info(A),
+    ),
+    "clients": (
+        RequestCode.GET_ALL_CLIENTS,
+        words_of_groups.AllClients([], True),
+        lambda client: client.clients("broker-a"),
+    ),
+    "groups": (
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        words_of_groups.GroupSummaries([GROUP], True),
+        lambda client: client.groups(),
+    ),
+    "progress of all groups": (
+        RequestCode.GET_GROUPS_PROGRESS,
+        words_of_groups.GroupsProgress(7, [], 5, "t", 1),
+        lambda client: client.all_progress(),
+    ),
+    "progress of one group": (
+        RequestCode.GET_CONSUME_STATS,
+        words_of_groups.ConsumeStats([QUEUE], True, 0.0, 1),
+        lambda client: client._stats(A, "g", ""),
+    ),
+    "moved offsets": (
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        words_of_groups.OffsetChanges([CHANGE], 0, True),
+        lambda client: client.reset_offset("g", "t", words_of_groups.ResetWhere.LAST),
+    ),
+}
+
+
+class Everything(GroupAdmin, BrokerAdmin):
+    """All listings in one client."""
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_listing_that_does_not_go_on_is_an_error_and_not_asked_for_ever(network, kind):
+    code, page, ask = ENDLESS[kind]
+    for endpoint in (A, B):
+        network.answer(
+            endpoint,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            words_of_groups.GroupSummaries([GROUP]),
+        )
+        network.answer(endpoint, code, page)
+    with (
+        Everything("ns-1:1", transport=network) as client,
+        pytest.raises(RemoteProtocolError, match="more of its listing"),
+    ):
+        ask(client)
+    assert network.codes().count((A, code)) <= 3

@@ -162,3 +162,17 @@ def test_an_answer_of_another_replica_counts_for_nothing():
     group.logs["e2"].checksum = lambda asked: ChecksumLogResponse(1, checksum(asked).end)
     with pytest.raises(RemoteProtocolError, match="answers replica 1, not 2"):
         group.compare()
+
+
+@pytest.mark.parametrize("end", [0, 3 * RECORD])
+def test_a_range_that_ends_before_it_begins_is_an_error(end):
+    one, other = Log(0), Log(1)
+    real = one.checksum
+
+    def lie(asked):
+        answer = real(asked)
+        return ChecksumLogResponse(0, end, answer.digest) if asked.start > 5 * RECORD else answer
+
+    one.checksum = lie
+    with pytest.raises(RemoteProtocolError, match=f"on ends at {end}"):
+        Group(one, other).compare()

@@ -27,6 +27,7 @@ from mqmesh.sdk.consumer.fetching.pull_loop import (
     STOPPED_RETRY_MS,
     PullCounters,
     PullLoop,
+    PullMeter,
     PullSettings,
 )
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
@@ -142,12 +143,18 @@ class FakeSink:
 
 
 class Case:
-    def __init__(self, start=0, **options):
+    def __init__(self, start=0, *, settings=None, **options):
         self.network = FakeNetwork()
         self.sink = FakeSink(start)
         self.counters = PullCounters()
         self.loop = PullLoop(
-            QUEUE, "g", self.sink, self.network, PullSettings(), self.counters, **options
+            QUEUE,
+            "g",
+            self.sink,
+            self.network,
+            settings or PullSettings(),
+            self.counters,
+            **options,
         )
         self.loop.resume()
 
@@ -193,6 +200,72 @@ def test_an_empty_answer_is_followed_by_the_next_pull():
     case = Case(start=4)
     case.network.answer(PullStatus.NO_NEW_MSG, next_offset=4)
     assert case.asked().queue_offset == 4
+
+
+NO_PROGRESS = {
+    "nothing new": (PullStatus.NO_NEW_MSG, {"next_offset": 4}),
+    "nothing matched": (PullStatus.NO_MATCHED_MSG, {"next_offset": 4}),
+    "nothing matched, and back": (PullStatus.NO_MATCHED_MSG, {"next_offset": 1}),
+    "moved to where it is": (PullStatus.OFFSET_RESET, {"next_offset": 4}),
+    "moved back": (PullStatus.OFFSET_RESET, {"next_offset": 1}),
+    "cut": (PullStatus.OFFSET_CUT, {"next_offset": 1}),
+    "gone": (PullStatus.OFFSET_ILLEGAL, {"low": 10}),
+    "behind the end": (PullStatus.OFFSET_ILLEGAL, {"high": 2}),
+    "a message from elsewhere": (PullStatus.FOUND, {}),
+}
+
+
+def answers_in(case, clock, duration_ms, answer):
+    """How many answers come in a time to one who answers at once."""
+    count, end_ms = 0, clock.monotonic_ms() + duration_ms
+    while clock.monotonic_ms() < end_ms and count < 1_000:
+        answer()
+        count += 1
+        if not case.network.requests:
+            clock.advance(case.network.timers[0][0])
+            case.network.run_timer()
+    return count
+
+
+@pytest.mark.parametrize("kind", NO_PROGRESS)
+def test_answers_at_once_that_bring_nothing_are_not_asked_for_at_once(kind):
+    status, told = NO_PROGRESS[kind]
+    clock = ManualClock()
+    case = Case(start=4, meter=PullMeter(clock.monotonic_ms))
+
+    def answer():
+        # A queue whose beginning goes away as fast as it is followed brings nothing, too.
+        more = {"low": case.sink.next_offset + 1} if "low" in told else told
+        case.network.answer(status, **more)
+
+    assert answers_in(case, clock, 4_000, answer) <= 13
+    assert clock.monotonic_ms() >= 4_000
+    case.network.requests.clear()
+    case.loop.reset(4)  # whatever it was, a message ends it
+    case.network.answer(PullStatus.FOUND, stored_batch(4, 1), next_offset=5)
+    case.network.answer(PullStatus.NO_NEW_MSG, next_offset=5)
+    assert len(case.network.requests) == 1
+
+
+def test_a_pull_that_the_broker_held_is_followed_by_the_next_at_once():
+    clock = ManualClock()
+    case = Case(start=4, meter=PullMeter(clock.monotonic_ms))
+    for _ in range(20):
+        clock.advance(15_000)
+        case.network.answer(PullStatus.NO_NEW_MSG, next_offset=4)
+    assert case.asked().queue_offset == 4
+    assert case.network.timers == []
+
+
+def test_a_pull_that_is_not_to_be_held_is_repeated_ten_times_a_second():
+    clock = ManualClock()
+    settings = PullSettings(suspend_ms=0)
+    case = Case(start=4, settings=settings, meter=PullMeter(clock.monotonic_ms))
+
+    def answer():
+        case.network.answer(PullStatus.NO_NEW_MSG, next_offset=4)
+
+    assert 40 <= answers_in(case, clock, 4_000, answer) <= 46
 
 
 def test_a_filter_may_pass_over_messages():
@@ -626,6 +699,7 @@ def test_a_later_epoch_is_told_before_the_queue_goes_on():
     case.network.answer(PullStatus.NO_NEW_MSG, epoch=4)
     assert told == [], "nothing was known before"
     case.network.answer(PullStatus.NO_NEW_MSG, epoch=4)
+    case.network.run_timer()
     case.network.answer(PullStatus.OFFSET_ILLEGAL, high=0, epoch=5)
     assert told == [], "it may be a broker that has nothing yet"
     case.network.timers.clear()

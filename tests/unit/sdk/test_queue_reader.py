@@ -115,6 +115,14 @@ def test_a_queue_that_ends_too_early_is_asked_again_and_then_believed():
     assert "ends at 10; it went to 20" in losses[0]
 
 
+@pytest.mark.parametrize("next_offset", [8, 3])
+def test_messages_that_are_passed_over_bring_the_reader_further_or_are_an_error(next_offset):
+    broker = Broker(*[(PullStatus.NO_MATCHED_MSG, next_offset, 0, 30, b"")] * 2)
+    with pytest.raises(RemoteProtocolError, match="messages from 8 to"):
+        read(broker, 8, 20)
+    assert len(broker.asked) == 1
+
+
 def test_a_cut_ends_the_stretch():
     broker = Broker((PullStatus.OFFSET_CUT, 4, 0, 6, b""))
     got, losses = read(broker, 8, 20)

@@ -26,6 +26,7 @@ from mqmesh.protocol.pulling import (
     PullStatus,
     Zone,
 )
+from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch, PullSource
 from mqmesh.sdk.consumer.fetching.replica_choice import MASTER_ID, ReplicaChoice, ReplicaNetwork
@@ -245,6 +246,8 @@ class PullLoop:
         self._on_reset = on_reset
         self._busy = False
         self._backoff_ms = 0
+        self._early_ms = min(settings.suspend_ms, BACKOFF_MAX_MS) or BACKOFF_MS
+        self._repeats = Repeats(self._meter.now_ms, self._early_ms)
         self._corrupt_tries = 0
         self._beyond_end: list[int] = []
         self._turn = 0
@@ -307,16 +310,29 @@ class PullLoop:
 
     def restart(self) -> None:
         """Forgets the pull under way and pulls anew, for the sink was moved."""
+        self._restart(0)
+
+    def _restart(self, delay_ms: int) -> None:
         self._turn += 1
-        self._busy = False
         self._topic_gone = False
         self._beyond_end.clear()
         if self._choice is not None:
             self._choice.return_to_master()
-        self.resume()
+        self._go_on(delay_ms)
+
+    def _go_on(self, delay_ms: int) -> None:
+        if delay_ms:
+            self._busy = True
+            self._again(delay_ms)
+        else:
+            self._busy = False
+            self.resume()
 
     def reset(self, offset: int) -> None:
         """Goes on at an offset that an administrator chose; what is held is given up."""
+        self._reset(offset, 0)
+
+    def _reset(self, offset: int, delay_ms: int) -> None:
         if offset != self._sink.next_offset:
             _log.warning(
                 "%s: an administrator moved group %s from offset %d to %d",
@@ -330,7 +346,7 @@ class PullLoop:
         if self._on_reset is not None:
             self._on_reset()
         self._sink.move(offset, by_admin=True)
-        self.restart()
+        self._restart(delay_ms)
 
     def drop(self) -> None:
         """Ends the loop; what is under way has no effect any more."""
@@ -405,7 +421,7 @@ class PullLoop:
             self._wrong_offset(answer)
             return
         if answer.status == PullStatus.OFFSET_RESET:
-            self.reset(answer.next_queue_offset)
+            self._reset(answer.next_queue_offset, self._repeats.next_delay_ms())
             return
         if answer.status == PullStatus.OFFSET_CUT:
             self._go_back(answer.next_queue_offset)
@@ -413,6 +429,7 @@ class PullLoop:
         if self._beyond_end:
             self._believe(answer.min_queue_offset)
             return
+        wanted = self._sink.next_offset
         if answer.status == PullStatus.FOUND:
             self._meter.pulls += 1
             self._meter.waited_ms += self.answered_ms - self._asked_ms
@@ -431,8 +448,13 @@ class PullLoop:
             self._backoff_ms = 0
         self._corrupt_tries = 0
         self.stopped = False
-        self._busy = False
-        self.resume()
+        is_early = self._meter.now_ms() - self._asked_ms < self._early_ms
+        if self._sink.next_offset > wanted or not is_early:
+            self._repeats.reset()
+            self._go_on(0)
+        else:
+            # The broker did not hold the pull, and had nothing: the next one waits here.
+            self._go_on(self._repeats.next_delay_ms())
 
     def _take_batches(self, bodies: Sequence[memoryview], next_told: int) -> None:
         batches: list[PulledBatch] = []
@@ -527,7 +549,7 @@ class PullLoop:
         if self._on_reset is not None:
             self._on_reset()
         self._sink.move(offset, by_admin=True)
-        self.restart()
+        self._restart(self._repeats.next_delay_ms())
 
     def _wrong_offset(self, answer: PullResponse) -> None:
         wanted = self._sink.next_offset
@@ -540,7 +562,7 @@ class PullLoop:
                 answer.min_queue_offset,
             )
             self._sink.move(answer.min_queue_offset)
-            self._again(0)
+            self._again(self._repeats.next_delay_ms())
             return
         self._beyond_end.append(answer.max_queue_offset)
         _log.warning("%s lies behind the end, %d", where, answer.max_queue_offset)
