@@ -177,19 +177,21 @@ def verify(path: Path, as_json: bool) -> int:
 @snapshot.command()
 @_path
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--damaged", is_flag=True, help="Also where the log is damaged; it is lost there.")
 @json_option
-def restore(path: Path, directory: Path, as_json: bool) -> int:
+def restore(path: Path, directory: Path, damaged: bool, as_json: bool) -> int:
     """Make a store of a snapshot in DIRECTORY, which must be empty or missing.
 
     A broker whose store_path_root_dir it is goes on where the snapshot ends, with its topics,
-    groups and offsets. It must have the old broker's name, which must not run any more.
+    groups and offsets. It must have the old broker's name, which must not run any more. All of
+    the snapshot is read and checked first; a damaged one is refused.
 
     \b
     Examples:
       mqmesh snapshot restore /backup/broker-a.20260301T040000000Z.4711 mqmesh-data/broker-a
     """
     with _steps() as on_step:
-        manifest = restore_snapshot(path, directory, on_step=on_step)
+        manifest = restore_snapshot(path, directory, damaged=damaged, on_step=on_step)
     if as_json:
         print_json({"directory": str(directory), "end_offset": manifest.end_offset})
     else:

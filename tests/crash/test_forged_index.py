@@ -28,6 +28,7 @@ from mqmesh.storage.index.part import (
 )
 from mqmesh.storage.index.texts import KeyText, text_key
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv, has_sound_pages
+from mqmesh.storage.tools.snapshot import seal_manifest
 from mqmesh.storage.tools.snapshot_making import restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import LogRange, Snapshot, verify_snapshot
 from mqmesh.testing.store_contract import NOW
@@ -104,7 +105,7 @@ def forge(directory, path, data):
     for file in manifest["files"]:
         if directory / file["path"] == path:
             file["size"], file["crc32"] = len(data), crc32(data)
-    (directory / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    (directory / "manifest.json").write_bytes(seal_manifest(msgspec.json.encode(manifest)))
 
 
 def root_of(data):

@@ -36,13 +36,17 @@ from mqmesh.storage.lmdb.env import DATA_FILE, has_sound_pages
 from mqmesh.storage.log.segments import Segment, SegmentList
 from mqmesh.units import MAX_OFFSET, MIB
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 UNFINISHED: Final = ".new"
 """Ending of a directory whose snapshot is still being made."""
 MOST_MANIFEST_BYTES: Final = 64 * MIB
 PIECE_BYTES: Final = 8 * MIB
 """Files are copied and checked in pieces of this size."""
+
+
+_CHECKSUM = re.compile(rb'\A\{\s*"checksum": ?"([0-9a-f]{8})"')
+_NO_CHECKSUM: Final = b"00000000"
 
 
 class FileKind(StrEnum):
@@ -139,6 +143,23 @@ def segments_of(directory: Path, manifest: Manifest) -> SegmentList:
     )
 
 
+def seal_manifest(text: bytes) -> bytes:
+    """Put the checksum into the JSON of a manifest.
+
+    Args:
+        text: A JSON object. Its first field becomes ``checksum``, 8 hex digits: the CRC-32 of
+            the text with zeros in their place.
+    """
+    match = _CHECKSUM.match(text)
+    if match is None:
+        text = b'{"checksum":"%s",%s' % (_NO_CHECKSUM, text[1:])
+        match = _CHECKSUM.match(text)
+        assert match is not None
+    start, end = match.span(1)
+    blank = text[:start] + _NO_CHECKSUM + text[end:]
+    return text[:start] + b"%08x" % crc32(blank) + text[end:]
+
+
 def load_manifest(directory: Path) -> Manifest:
     """Reads a snapshot's manifest, and has a look at every file that it lists.
 
@@ -166,6 +187,8 @@ def load_manifest(directory: Path) -> Manifest:
             raise ConfigError(
                 f"{directory} is a snapshot of format {found}; this mqmesh reads {FORMAT}"
             )
+        if _CHECKSUM.match(text) is None or seal_manifest(text) != text:
+            raise CorruptRecord(f"{path} fails its checksum")
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptRecord(f"{path} cannot be decoded: {error}") from error

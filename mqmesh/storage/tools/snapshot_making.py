@@ -47,7 +47,9 @@ from mqmesh.storage.tools.snapshot import (
     checksum_of,
     is_sound,
     load_manifest,
+    seal_manifest,
 )
+from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_log
 from mqmesh.units import MIB
 
 INDEX_DIRECTORY: Final = "index"
@@ -234,7 +236,8 @@ def finish_snapshot(
             start_offset=min((int(file.path[-20:]) for file in segments), default=facts.end_offset),
             files=files,
         )
-        _write(new / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        text = seal_manifest(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        _write(new / MANIFEST, text)
         for directory in [new, *(path for path in new.rglob("*") if path.is_dir())]:
             sync_directory(directory)
         final = new.with_name(new.name.removesuffix(UNFINISHED))
@@ -343,17 +346,23 @@ def _remove_older(newest: Path, broker_name: str, keep: int) -> None:
 
 
 def restore_snapshot(
-    directory: Path, target: Path, *, on_step: OnStep = lambda step, done, total: None
+    directory: Path,
+    target: Path,
+    *,
+    damaged: bool = False,
+    on_step: OnStep = lambda step, done, total: None,
 ) -> Manifest:
     """Makes a store of a snapshot, which a broker can be started on.
 
     Its log goes on with a higher epoch, so whoever sees records of both can tell them apart.
     Queues and what else is derived from the log are made anew when the store is opened. The files
     are copies: neither the snapshot nor the store that it was made of is ever written to.
+    Everything is read and checked before the first file is made.
 
     Args:
         directory: The snapshot's.
         target: Of the store; it does not exist, or is empty.
+        damaged: Also where stretches of the log are damaged; their messages are lost.
         on_step: Told how far it is.
 
     Raises:
@@ -365,6 +374,8 @@ def restore_snapshot(
     try:
         if target.exists() and any(target.iterdir()):
             raise ConfigError(f"{target} is not empty; a store is restored into an empty directory")
+        if not damaged:
+            _check_log(directory, on_step)
         target.mkdir(parents=True, exist_ok=True)
         total = sum(file.size for file in manifest.files)
         done = 0
@@ -386,6 +397,26 @@ def restore_snapshot(
     except OSError as error:
         raise storage_error(error, f"{target} cannot be made") from error
     return manifest
+
+
+def _check_log(directory: Path, on_step: OnStep) -> None:
+    """Check every record of a snapshot's log.
+
+    Raises:
+        CorruptRecord: Some are damaged; says how many stretches, and where the first one is.
+    """
+    report = verify_log(
+        Snapshot(directory),
+        lambda progress: on_step(progress.step, progress.done_bytes, progress.total_bytes),
+    )
+    if report.damage:
+        first, count = report.damage[0], len(report.damage) + report.further_damage
+        raise CorruptRecord(
+            f"the log of {directory} is damaged from {first.start_offset} to {first.end_offset} "
+            f"({first.reason}){f', and in {count - 1} further places' if count > 1 else ''}; "
+            "`mqmesh snapshot verify` lists them, `mqmesh snapshot restore --damaged` restores "
+            "what is left"
+        )
 
 
 def _write_checkpoint(target: Path, manifest: Manifest) -> None:

@@ -307,8 +307,15 @@ def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotRepo
     Raises:
         StorageError: It cannot be read.
     """
-    directory, manifest = snapshot.directory, snapshot.manifest
-    damaged_files = [file.path for file in manifest.files if not is_sound(directory, file)]
+    directory = snapshot.directory
+    files = [file.path for file in snapshot.manifest.files if not is_sound(directory, file)]
+    log = verify_log(snapshot, on_progress)
+    return msgspec.structs.replace(log, sound=log.sound and not files, damaged_files=files)
+
+
+def verify_log(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotReport:
+    """Check the log of a snapshot, and no other files; else as ``verify_snapshot``."""
+    manifest = snapshot.manifest
     damage: list[Damage] = []
     batches = messages = further = 0
     told = manifest.start_offset
@@ -327,11 +334,11 @@ def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotRepo
             done = told - manifest.start_offset
             on_progress(RecoveryProgress("reading the log", done, manifest.log_bytes))
     return SnapshotReport(
-        sound=not damage and not damaged_files,
+        sound=not damage,
         batches=batches,
         messages=messages,
         damage=damage,
-        damaged_files=damaged_files,
+        damaged_files=[],
         further_damage=further,
     )
 

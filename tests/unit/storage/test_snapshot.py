@@ -19,6 +19,7 @@ from mqmesh.storage.tools.snapshot import (
     is_sound,
     list_snapshots,
     load_manifest,
+    seal_manifest,
 )
 
 
@@ -39,7 +40,7 @@ def change(directory, edit):
     path = directory / MANIFEST
     document = json.loads(path.read_text())
     edit(document)
-    path.write_text(json.dumps(document))
+    path.write_bytes(seal_manifest(json.dumps(document).encode()))
 
 
 def test_a_manifest_is_read_as_it_was_written(taken):
@@ -56,8 +57,8 @@ def test_a_directory_without_manifest_is_no_snapshot(tmp_path):
 
 
 def test_a_later_format_is_refused_by_its_number(taken):
-    change(taken[0], lambda document: document.update(format=2, files=None))
-    with pytest.raises(ConfigError, match="snapshot of format 2; this mqmesh reads 1"):
+    change(taken[0], lambda document: document.update(format=3, files=None))
+    with pytest.raises(ConfigError, match="snapshot of format 3; this mqmesh reads 2"):
         load_manifest(taken[0])
 
 
@@ -131,12 +132,25 @@ def test_a_manifest_that_contradicts_itself_is_refused(taken, field):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"format": 1}', '{"format": "1"}', "[" * 100_000, "\udc80"]
+    "text", ["", "[]", "{", '{"format": 2}', '{"format": "2"}', "[" * 100_000, "\udc80"]
 )
 def test_what_is_no_manifest_is_refused(taken, text):
     (taken[0] / MANIFEST).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(CorruptRecord):
         load_manifest(taken[0])
+
+
+def test_a_flipped_bit_in_a_manifest_is_seen_wherever_it_is(taken):
+    path = taken[0] / MANIFEST
+    text = path.read_bytes()
+    for position in range(len(text)):
+        changed = bytearray(text)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises((CorruptRecord, ConfigError)):
+            load_manifest(taken[0])
+    path.write_bytes(text)
+    assert load_manifest(taken[0]) == taken[1]
 
 
 def test_a_broker_name_that_could_be_a_path_is_refused(taken):

@@ -190,6 +190,25 @@ def test_damaged_documents_are_not_restored(files, tmp_path):
         restore_snapshot(directory, tmp_path / "restored")
 
 
+def test_a_flipped_bit_in_the_log_is_not_restored_without_a_word(files, tmp_path):
+    store = files.open()
+    put_bodies(store, ["one", "two", "three"])
+    settle(store)
+    directory, manifest = snapshot_of(files, store, tmp_path)
+    path = directory / next(f.path for f in manifest.files if f.kind is FileKind.SEGMENT)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"two")] ^= 1
+    path.unlink()  # the store has it, too
+    path.write_bytes(data)
+    with pytest.raises(CorruptRecord, match=r"is damaged from \d+ to \d+ .*--damaged"):
+        restore_snapshot(directory, tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
+    restore_snapshot(directory, tmp_path / "restored", damaged=True)
+    restored = StoreFiles(tmp_path / "restored", files.config)
+    assert "three" in read_queue(restored.open())
+    restored.close()
+
+
 def test_the_copies_of_the_key_are_for_their_owner_only(files, tmp_path):
     store = files.open()
     put_bodies(store, ["one"])

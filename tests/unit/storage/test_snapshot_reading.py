@@ -10,6 +10,7 @@ from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.message import Message
+from mqmesh.storage.tools.snapshot import seal_manifest
 from mqmesh.storage.tools.snapshot_making import restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import (
     Batch,
@@ -110,7 +111,7 @@ def test_a_sound_snapshot_is_said_to_be_one(snapshot):
 def test_a_lost_segment_is_damage(snapshot, tmp_path):
     files = [f for f in snapshot.manifest.files if not f.path.endswith(f"{SEGMENT_BYTES:020d}")]
     manifest = msgspec.structs.replace(snapshot.manifest, files=files)
-    (snapshot.directory / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    (snapshot.directory / "manifest.json").write_bytes(seal_manifest(msgspec.json.encode(manifest)))
     again = Snapshot(snapshot.directory)
     (lost,) = damage_in(again)
     assert (lost.start_offset, lost.end_offset) == (SEGMENT_BYTES, 2 * SEGMENT_BYTES)
