@@ -21,6 +21,8 @@ from mqmesh.message import check_group
 from mqmesh.units import MIB
 
 MAX_FILE_BYTES: Final = 1 * MIB
+MAX_KEY_PARTS: Final = 16
+"""Of a dotted key. The parser's work grows with their square, and with each key of a table."""
 OVERRIDE_SOURCE: Final = "--set"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -29,6 +31,17 @@ _PLACE = re.compile(r" - at `\$(.*)`\Z")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SIMILARITY: Final = 0.5
+# What may hold dots and is no key, and keys. A string that never ends is taken to the end, and
+# nothing looks back, so that the work grows with the text.
+_PART: Final = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_TOKEN: Final = re.compile(
+    r"\#[^\n]*+"
+    r"|\"\"\"(?:[^\"\\]|\\.|\"{1,2}(?!\"))*+\"{0,5}"
+    r"|'''(?:[^']|'{1,2}(?!'))*+'{0,5}"
+    rf"|(?P<key>{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+)",
+    re.DOTALL,
+)
+_KEY_PART: Final = re.compile(_PART)
 
 
 def load_config(
@@ -209,9 +222,29 @@ def _key_names(info: inspect.StructType, prefix: str) -> Iterator[str]:
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         # Editors of Windows put a byte order mark in front.
-        return tomllib.loads(text.removeprefix("\ufeff"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return _load_toml(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
+
+
+def _load_toml(text: str) -> dict[str, Any]:
+    """Parse TOML in a time that grows with its length only.
+
+    Raises:
+        ValueError: It is none, a number has over 4,300 digits, or a key over ``MAX_KEY_PARTS``.
+        RecursionError: Arrays or tables stand in one another too deeply.
+    """
+    for token in _TOKEN.finditer(text):
+        key = token["key"]
+        if key is not None and len(key) > 2 * MAX_KEY_PARTS:
+            count = sum(1 for _ in _KEY_PART.finditer(key))
+            if count > MAX_KEY_PARTS:
+                line = text.count("\n", 0, token.start()) + 1
+                raise ValueError(
+                    f"the key {key[:40]}… in line {line} has {count:,} parts; at most "
+                    f"{MAX_KEY_PARTS} are allowed"
+                )
+    return tomllib.loads(text)
 
 
 def _select(data: dict[str, Any], table: str | None, path: Path) -> dict[str, Any]:
@@ -252,6 +285,11 @@ def _apply(data: dict[str, Any], info: inspect.StructType, override: str) -> tup
     steps = [step.strip() for step in key.split(".")]
     if not equals or not all(steps):
         raise ConfigError(f"{OVERRIDE_SOURCE} {override!r}: must have the form key=value")
+    if len(steps) > MAX_KEY_PARTS:
+        raise ConfigError(
+            f"{OVERRIDE_SOURCE} {override[:40]!r}…: the key has {len(steps):,} parts; at most "
+            f"{MAX_KEY_PARTS} are allowed"
+        )
     check_utf8(f"{OVERRIDE_SOURCE} {override!r}", text)
     place: list[_Step] = []
     spot: Any = data
@@ -283,8 +321,8 @@ def _index(spot: Any, step: str, override: str) -> Any:
 
 def _override_value(text: str, kind: inspect.Type | None) -> Any:
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = _load_toml(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
     # A line break in the text must not smuggle in a second key.
     if set(parsed) != {"value"}:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import time
+import tomllib
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.config import dump_toml, key_names, load_config, parse_config, read_toml
+from mqmesh.config import (
+    _load_toml,
+    dump_toml,
+    key_names,
+    load_config,
+    parse_config,
+    read_toml,
+)
 from mqmesh.errors import ConfigError
 
 
@@ -100,6 +109,62 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path.write_bytes(b'name = "\xff"')
     with pytest.raises(ConfigError, match="not UTF-8 at byte 8"):
         load_config(Settings, path)
+
+
+PARTS = {
+    "key": "{} = 1",
+    "spaced key": "{} = 1".replace(".", " . "),
+    "table": "[{}]",
+    "array of tables": "[[{}]]",
+    "inline table": "x = {{ {} = 1 }}",
+    "behind strings": 'x = ["a", "\\"b", \'c\', """d\n"" """, \'\'\'e\n\'\'\']\n{} = 1',
+}
+
+
+@pytest.mark.parametrize("form", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("part", ["a", '"a b"', "'a.b'"])
+def test_a_key_of_very_many_parts_is_refused_without_parsing_it(form, part):
+    began_s = time.process_time()
+    text = form.format(".".join([part] * 100_001))
+    with pytest.raises(ConfigError, match="100,001 parts; at most 16 are allowed"):
+        parse_config(Settings, text, "text")
+    assert time.process_time() - began_s < 5.0, "it took 40 s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# " + "a." * 100,
+        'x = "' + "a." * 100 + '"',
+        "x = '" + "a." * 100 + "'",
+        'x = """\n' + "a." * 100 + '\n\\""" a"""""',
+        "x = '''\n" + "a." * 100 + "\n'' a'''",
+        "a." * 15 + "a = 1",
+        "x = 1" + "0" * 200,
+        "x = 1.5\ny = 1979-05-27T07:32:00.999999-07:00",
+    ],
+)
+def test_dots_elsewhere_are_no_parts_of_a_key(text):
+    assert _load_toml(text) == tomllib.loads(text)
+
+
+def test_an_override_has_no_more_parts_either():
+    with pytest.raises(ConfigError, match="has 100,000 parts; at most 16"):
+        parse_config(Settings, "", "text", ["a." * 99_999 + "a=1"])
+
+
+@pytest.mark.parametrize("text", ["x = " + "9" * 5_000, "x = " + "[" * 50_000])
+def test_numbers_and_arrays_without_end_are_refused(text):
+    with pytest.raises(ConfigError, match="not TOML"):
+        parse_config(Settings, text, "text")
+
+
+@pytest.mark.parametrize("mark", ['"', "'", '"""', "'''", '\\"', '"""\\"', "\\", '"a'])
+def test_strings_that_never_end_cost_no_time(mark):
+    began_s = time.process_time()
+    with pytest.raises(ConfigError):
+        parse_config(Settings, "x = " + mark * 100_000, "text")
+    assert time.process_time() - began_s < 5.0
 
 
 def test_a_huge_file_is_refused(tmp_path):
