@@ -453,6 +453,31 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
     return meta
 
 
+def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
+    """Tell whether a stored batch is of a topic; its checksums are not compared.
+
+    Args:
+        buffer: Has the batch, at least its header and meta.
+        topic: Physical topic.
+        position: Where the batch begins.
+    """
+    start = position + HEADER_SIZE + 1
+    mark = _topic_mark(topic)
+    if buffer[start : start + len(mark)] == mark:
+        return True  # nearly always
+    # A producer of another maker may write the topic's length otherwise.
+    try:
+        return read_meta(buffer, read_header(buffer, position), position).topic == topic
+    except CorruptBatch:
+        return False
+
+
+@lru_cache(4_096)
+def _topic_mark(topic: str) -> bytes:
+    """Return what stands behind the first byte of a meta: the topic, as msgpack writes it."""
+    return msgspec.msgpack.encode(topic)
+
+
 def _read_prepared(buffer: Buffer, header: BatchHeader, position: int) -> int:
     start = position + HEADER_SIZE
     try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mqmesh.batch.payload import Buffer
-from mqmesh.batch.record_batch import MAGIC, check_stored
+from mqmesh.batch.record_batch import MAGIC, check_stored, is_of_topic
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.log.commitlog import CommitLog
@@ -221,15 +221,16 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
 
 
 def read_batches(
-    log: CommitLog, queue_id: int, runs: list[BatchPlace]
+    log: CommitLog, topic: str, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[list[bytes | memoryview], int, int | None]:
     """Reads batches, those that are neighbours in the log with one call.
 
-    Every batch is checked to be the one that the queue tells of; checksums are left to
-    whoever decodes it.
+    Every batch is checked to be the one that the queue tells of, of its topic and queue;
+    checksums are left to whoever decodes it.
 
     Args:
         log: The log.
+        topic: Of the queue.
         queue_id: Of the queue.
         runs: The batches, in queue order.
 
@@ -248,7 +249,7 @@ def read_batches(
         except CorruptRecord:
             break
         some = runs[number : number + count]
-        good, doubted = _count_good(buffer, start, queue_id, some)
+        good, doubted = _count_good(buffer, start, topic, queue_id, some)
         damaged = doubted if damaged is None else damaged
         if dense and good == count:
             data.append(buffer)
@@ -315,7 +316,7 @@ def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int
 
 
 def _count_good(
-    buffer: Buffer, start: int, queue_id: int, runs: list[BatchPlace]
+    buffer: Buffer, start: int, topic: str, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[int, int | None]:
     """How many of the runs, from the first, are in the buffer as they should be; and where the
     first of them begins that is a whole batch and failed its check."""
@@ -325,13 +326,15 @@ def _count_good(
     for run in runs:
         if run.size < _IDENTITY.size:
             break
-        magic, offset, base, size, count, number = unpack(buffer, run.commitlog_offset - start)
+        position = run.commitlog_offset - start
+        magic, offset, base, size, count, number = unpack(buffer, position)
         if (
             magic != MAGIC
             or offset != run.commitlog_offset
             or size != run.size
             or number != queue_id
             or not base <= run.start < run.stop == base + count
+            or not is_of_topic(buffer, topic, position)
         ):
             break
         good += 1

@@ -1,16 +1,10 @@
 """Finds the offset of a time in a queue: a binary search over stored batches."""
 
-import struct
-from typing import Final
-
-from mqmesh.batch.record_batch import MAGIC
-from mqmesh.errors import CorruptRecord
+from mqmesh.batch.record_batch import HEADER_SIZE, is_of_topic, read_header
+from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
-
-# Magic, own offset, base queue offset, store timestamp, message count of a batch header.
-_TIMES: Final = struct.Struct("<4s4xQQq28xI")
 
 
 def find_offset_by_time(
@@ -40,7 +34,7 @@ def find_offset_by_time(
             high = middle
             continue
         probe, place = found
-        base, stop, stored = _batch_times(log, place)
+        base, stop, stored = _batch_times(log, queue, place)
         if not base <= probe < stop:
             raise CorruptRecord(
                 f"offset {probe} of queue {queue.queue_id} of {queue.topic!r} leads to a batch "
@@ -53,8 +47,17 @@ def find_offset_by_time(
     return max(low, queue.first)
 
 
-def _batch_times(log: CommitLog, commitlog_offset: int) -> tuple[int, int, int]:
-    magic, offset, base, stored, count = _TIMES.unpack(log.read(commitlog_offset, _TIMES.size))
-    if magic != MAGIC or offset != commitlog_offset:
-        raise CorruptRecord(f"no batch begins at {commitlog_offset}")
-    return base, base + count, stored
+def _batch_times(
+    log: CommitLog, queue: ConsumeQueue, commitlog_offset: int
+) -> tuple[int, int, int]:
+    try:
+        header = read_header(log.read(commitlog_offset, HEADER_SIZE))
+        data = log.read(commitlog_offset, HEADER_SIZE + header.meta_size)
+    except CorruptBatch as error:
+        raise CorruptRecord(f"no batch begins at {commitlog_offset}: {error}") from error
+    if (header.commitlog_offset, header.queue_id) != (
+        commitlog_offset,
+        queue.queue_id,
+    ) or not is_of_topic(data, queue.topic):
+        raise CorruptRecord(f"no batch of this queue begins at {commitlog_offset}")
+    return header.base_queue_offset, header.next_queue_offset, header.store_timestamp

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from mqmesh.batch.record_batch import HEADER_SIZE, BatchHeader, read_header
+from mqmesh.batch.record_batch import HEADER_SIZE, BatchHeader, is_of_topic, read_header
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.interface import StoredEntry
@@ -48,7 +48,7 @@ class QueueInspector:
         found: list[StoredEntry] = []
         rows, missing = self._rows(queue, start, stop)
         for _, run in groupby(rows, key=lambda row: row[1:3]):
-            found += self._checked(queue_id, list(run))
+            found += self._checked(queue, list(run))
         found += [
             StoredEntry(place, -1, 0, 0, "its entry cannot be read, or is missing")
             for place in missing
@@ -71,15 +71,15 @@ class QueueInspector:
                 missing.append(place)
         return rows, missing
 
-    def _checked(self, queue_id: int, run: list[_Row]) -> list[StoredEntry]:
+    def _checked(self, queue: ConsumeQueue, run: list[_Row]) -> list[StoredEntry]:
         """Neighbours that lead to the same batch, with what is wrong with them."""
         _, place, extent, _ = run[0]
         if place == VOID_OFFSET:
             problem = "lost: the log was damaged where its batch was"
             return [StoredEntry(row[0], -1, 0, 0, problem) for row in run]
         offset, size = place & OFFSET_MASK, extent & SIZE_MASK
-        header = self._header(offset)
-        if header is None or (header.queue_id, header.total_size) != (queue_id, size):
+        header = self._header(queue, offset)
+        if header is None or (header.queue_id, header.total_size) != (queue.queue_id, size):
             problem = "damaged: no such batch begins there in the log"
             return [StoredEntry(row[0], offset, size, row[3], problem) for row in run]
         first, stop = header.base_queue_offset, header.base_queue_offset + header.message_count
@@ -95,10 +95,13 @@ class QueueInspector:
             for row in run
         ]
 
-    def _header(self, offset: int) -> BatchHeader | None:
+    def _header(self, queue: ConsumeQueue, offset: int) -> BatchHeader | None:
+        """Return the header of a batch of the queue's topic; None if none begins there."""
         if not self._log.start <= offset <= self._log.end - HEADER_SIZE:
             return None
         try:
-            return read_header(self._log.read(offset, HEADER_SIZE))
+            header = read_header(self._log.read(offset, HEADER_SIZE))
+            data = self._log.read(offset, HEADER_SIZE + header.meta_size)
+            return header if is_of_topic(data, queue.topic) else None
         except (CorruptBatch, CorruptRecord, StorageError):
             return None

@@ -259,7 +259,7 @@ class CommitLogStore(MessageStore):
             )
             if not runs:
                 return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
-            data, good, damaged = read_batches(self._log, queue_id, runs)
+            data, good, damaged = read_batches(self._log, topic, queue_id, runs)
             if verify:
                 data, good = sound_batches(data)
         except CorruptRecord as error:
