@@ -35,7 +35,8 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.admin.cleaning import Answer
 from mqmesh.roles.broker.features.topics.topics import Topic, create_all
 from mqmesh.roles.broker.state_answers import reply_when_saved
-from mqmesh.storage.interface import GetStatus, InspectableStore, RetainingStore
+from mqmesh.roles.broker.store_times import store_time
+from mqmesh.storage.interface import InspectableStore, RetainingStore
 from mqmesh.units import CommitLogOffset, TimestampMs
 
 _log = logging.getLogger(__name__)
@@ -248,11 +249,9 @@ def _topics_of(batch: bytes) -> list[str]:
 def _first_stored(context: BrokerContext, topic: Topic, queue_id: int, low: int) -> TimestampMs:
     offset, stored_ms = topic.first.get(queue_id, (-1, TimestampMs(0)))
     if offset != low:
-        found = context.store.get(topic.config.topic, queue_id, low, max_bytes=1)
-        if found.status is not GetStatus.FOUND:
-            return TimestampMs(0)
-        stored_ms = read_header(found.data[0]).store_timestamp
-        topic.first[queue_id] = low, stored_ms
+        stored_ms = store_time(context.store, topic.config.topic, queue_id, low)
+        if stored_ms:
+            topic.first[queue_id] = low, stored_ms
     return stored_ms
 
 
@@ -260,8 +259,7 @@ def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) 
     known = topic.last_update.get(queue_id)
     if known is None:
         # Nothing came since the broker was started: the last batch knows.
-        last = context.store.get(topic.config.topic, queue_id, end - 1, max_bytes=1)
-        if last.status is not GetStatus.FOUND:
-            return TimestampMs(0)
-        known = topic.last_update[queue_id] = read_header(last.data[-1]).store_timestamp
+        known = store_time(context.store, topic.config.topic, queue_id, end - 1)
+        if known:
+            topic.last_update[queue_id] = known
     return known

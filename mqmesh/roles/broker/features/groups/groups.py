@@ -3,8 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from mqmesh.batch.record_batch import read_header
-from mqmesh.errors import InvalidArgument, StorageError
+from mqmesh.errors import InvalidArgument
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.groups import (
@@ -38,7 +37,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
 from mqmesh.roles.broker.state_answers import reply_when_saved
-from mqmesh.storage.interface import GetStatus
+from mqmesh.roles.broker.store_times import store_time
 
 QUEUES_PER_LIST = 4_096
 """A list of groups ends its page when so many queues were looked at."""
@@ -243,22 +242,11 @@ def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> Q
         name, context.clock.monotonic_ms()
     )
     pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
-    oldest_ms = store_time(context, topic, queue_id, max(done, low)) if done < high else 0
+    oldest_ms = store_time(context.store, topic, queue_id, max(done, low)) if done < high else 0
     claim = context.groups.claims.find(name, topic, queue_id)
     members = group.members if (group := context.groups.find(name)) is not None else {}
     owner = claim.client_id if claim is not None and claim.client_id in members else ""
     return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
-
-
-def store_time(context: BrokerContext, topic: str, queue_id: int, queue_offset: int) -> int:
-    """When a message was stored, ms since 1970; 0 if nobody knows."""
-    try:
-        found = context.store.get(topic, queue_id, queue_offset, max_bytes=1)
-    except StorageError:
-        return 0  # damaged; the rest of the answer is of use all the same
-    if found.status is not GetStatus.FOUND:
-        return 0
-    return read_header(found.data[0]).store_timestamp
 
 
 def _summary(context: BrokerContext, name: str) -> GroupSummary:

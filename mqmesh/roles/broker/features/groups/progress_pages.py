@@ -16,9 +16,9 @@ from mqmesh.roles.broker.features.groups.groups import (
     broadcasts,
     connections_of,
     lag_of,
-    store_time,
     topics_of,
 )
+from mqmesh.roles.broker.store_times import store_time
 
 QUEUES_PER_PAGE: Final = 64
 """A page ends when so many queues were looked at, each at up to 50 µs."""
@@ -95,9 +95,11 @@ def _progress(context: BrokerContext, name: str, topic: str) -> TopicProgress:
         flying = min(max(pulled - begin, 0), behind)
         lag += behind
         in_flight += flying
-        oldest.append(store_time(context, topic, queue_id, begin))
+        oldest.append(store_time(context.store, topic, queue_id, begin))
         if flying < behind:
-            at = store_time(context, topic, queue_id, begin + flying) if flying else oldest[-1]
+            at = (
+                store_time(context.store, topic, queue_id, begin + flying) if flying else oldest[-1]
+            )
             ready.append(at)
     return TopicProgress(topic, ends, committed, lag, in_flight, _first(oldest), _first(ready))
 

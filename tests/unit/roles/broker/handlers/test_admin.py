@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from harness.batches import PRODUCER_ID
 
@@ -9,6 +10,7 @@ from mqmesh.batch.delayed_batch import DelayedMeta
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, check_stored, decode_messages
 from mqmesh.errors import (
+    CorruptRecord,
     InvalidArgument,
     MQMeshError,
     NoPermission,
@@ -178,6 +180,33 @@ def test_stats_tell_of_every_queue(stage):
     # As after a restart, when only the store knows.
     stage.context.topics.require("t").last_update.clear()
     assert stats() == expected
+
+
+def test_stats_of_a_damaged_topic_lack_its_times_and_nothing_else(stage):
+    update(stage, "t", 1, 1)
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    stored_ms = stage.clock.wall_ms()
+    stage.context.topics.require("t").last_update.clear()
+    good_get = stage.store.get
+
+    def stats():
+        request = TopicStatsRequest("t")
+        return stage.ask(RequestCode.GET_TOPIC_STATS_INFO, request, TopicStats).queues
+
+    def damaged(*place, **options):
+        raise CorruptRecord("offset 0 of queue 0 of 't' is damaged")
+
+    def flipped(*place, **options):
+        found = good_get(*place, **options)
+        data = bytearray(found.data[0])
+        data[0] ^= 1
+        return msgspec.structs.replace(found, data=[bytes(data)])
+
+    for bad in (damaged, flipped):
+        stage.store.get = bad
+        assert stats() == [QueueStats(0, 0, 2, 0, 0, 2)]
+    stage.store.get = good_get
+    assert stats() == [QueueStats(0, 0, 2, stored_ms, stored_ms, 2)], "once it is repaired"
 
 
 def test_a_single_batch_can_be_looked_at(stage):
