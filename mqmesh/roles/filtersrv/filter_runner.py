@@ -16,7 +16,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerError, BrokerNotAvailable, FilterFailed, NoPermission, SystemBusy
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
-from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
+from mqmesh.roles.filtersrv.worker_places import RETRY_MS, WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Status, failure_text
 
 BACKOFF_MS: Final = 200
@@ -82,9 +82,10 @@ class FilterRunner:
         start_worker: Starts a process.
         places: How many processes may run.
         clock: Source of time.
+        user: Who uploaded it.
 
     Attributes:
-        group, filter_id: As above.
+        group, filter_id, user: As above.
         pulls: Pulls under way.
         pending_bytes: Messages that wait for it.
         matched, passed_over: Messages.
@@ -100,7 +101,10 @@ class FilterRunner:
         start_worker: StartWorker,
         places: WorkerPlaces,
         clock: Clock,
+        *,
+        user: str,
     ) -> None:
+        self.user = user
         self.group = group
         self.filter_id = filter_id
         self.pulls = 0
@@ -149,9 +153,20 @@ class FilterRunner:
         return self._clock.monotonic_ms() - self._free_since_ms
 
     def rest(self) -> None:
-        """Ends its process, which has nothing to do; the next messages get a new one."""
+        """Ends its process; the next messages get a new one."""
         self._end_worker()
         self._state = FilterState.STOPPED
+
+    def give_way(self) -> None:
+        """Ends its process though it has something to do: other users have their share."""
+        self.rest()
+        self._fail_all(
+            SystemBusy(
+                f"{self.name} gave its place to a filter of another user, or of another turn "
+                "(max_total_worker_memory_bytes)",
+                retry_after_ms=RETRY_MS,
+            )
+        )
 
     def idle_ms(self) -> int:
         """How long nobody has wanted anything of it."""

@@ -13,12 +13,14 @@ from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, fi
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, FilterState, OnLoaded
 
-MakeRunner = Callable[[str, str, str], FilterRunner]
-"""Makes a runner for a group, a filter id and a source."""
+MakeRunner = Callable[[str, str, str, str], FilterRunner]
+"""Makes a runner for a user, a group, a filter id and a source."""
 
 EVICT_IDLE_MS: Final = 10_000
 """When all places are taken, a filter idle for so long gives its own up."""
 RETRY_AFTER_MS: Final = 1_000
+SHARE: Final = 2
+"""Of what is left by others, a user's messages may take this part."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +75,13 @@ class FilterTable:
             gone.deaths + sum(one.deaths for one in runners),
         )
 
-    def upload(self, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded) -> None:
+    def upload(
+        self, user: str, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded
+    ) -> None:
         """A consumer uploads a filter; one that is there already is loaded if need be.
 
         Args:
+            user: Who uploads it.
             group: Consumer group, checked.
             wanted_id: What the consumer calls it.
             data: Source, UTF-8.
@@ -94,8 +99,8 @@ class FilterTable:
             self._drop(runner)
             runner = None
         if runner is None:
-            self._make_room(group)
-            runner = self._make_runner(group, wanted_id, source)
+            self._make_room(user, group)
+            runner = self._make_runner(user, group, wanted_id, source)
             self._runners[group, wanted_id] = runner
         runner.load(on_loaded)
 
@@ -110,16 +115,30 @@ class FilterTable:
             raise FilterUnknown(f"group {group!r} has not uploaded filter {wanted_id[:64]!r} here")
         return runner
 
-    def check_room(self, size_bytes: int) -> None:
+    def check_room(self, user: str, size_bytes: int) -> None:
         """Refuses messages while too many wait for filters.
+
+        Of a user no more may wait than half of what the others leave, so that there is always
+        some room for one of whom nothing waits.
+
+        Args:
+            user: Whose filter they are for.
+            size_bytes: Of the messages.
 
         Raises:
             SystemBusy: There is no room for so many bytes.
         """
-        pending = sum(runner.pending_bytes for runner in self._runners.values())
-        if pending and pending + size_bytes > self._config.max_total_pending_bytes:
+        total = own = 0
+        for runner in self._runners.values():
+            total += runner.pending_bytes
+            if runner.user == user:
+                own += runner.pending_bytes
+        most = self._config.max_total_pending_bytes
+        share = (most - (total - own)) // SHARE
+        if (total and total + size_bytes > most) or (own and own + size_bytes > share):
             raise SystemBusy(
-                f"{pending} bytes wait for filters (max_total_pending_bytes)",
+                f"{total} bytes wait for filters, {own} of them for those of {user} "
+                f"(max_total_pending_bytes = {most})",
                 retry_after_ms=BUSY_RETRY_MS,
             )
 
@@ -135,11 +154,18 @@ class FilterTable:
         for runner in list(self._runners.values()):
             self._drop(runner)
 
-    def _make_room(self, group: str) -> None:
+    def _make_room(self, user: str, group: str) -> None:
         own = [runner for key, runner in self._runners.items() if key[0] == group]
         if len(own) >= self._config.max_filters_per_group:
             self._evict(own, f"group {group!r} has {len(own)} filters (max_filters_per_group)")
         elif len(self._runners) >= self._config.max_filters:
+            counts = Counter(runner.user for runner in self._runners.values())
+            richest, most = counts.most_common(1)[0]
+            if most >= counts[user] + 2:
+                # All users have equal shares; its consumers upload it again once there is room.
+                theirs = [one for one in self._runners.values() if one.user == richest]
+                self._drop(max(theirs, key=FilterRunner.idle_ms))
+                return
             everybody = list(self._runners.values())
             self._evict(everybody, f"{len(everybody)} filters are here (max_filters)")
 

@@ -101,7 +101,7 @@ class FilterServer:
         self._start_confined = start_worker
         self._loop = transport.loop
         self._clock = transport.clock
-        self._places = WorkerPlaces(config)
+        self._places = WorkerPlaces(config, transport.clock)
         self._table = FilterTable(config, self._make_runner)
         self._shell = RoleShell(ServedBy.FILTERSRV, "filtersrv", config.name, transport)
         self._broker: Connection | None = None
@@ -233,7 +233,8 @@ class FilterServer:
             else:
                 self._shell.reply(later, reply_with(UploadFilterResponse(outcome)))
 
-        self._table.upload(asked.group, asked.filter_id, source, loaded)
+        user = _user_of(request, asked.group)
+        self._table.upload(user, asked.group, asked.filter_id, source, loaded)
 
     def _pull(self, request: Request, pull: PullRequest) -> None:
         if pull.expression_type != ExpressionType.PYTHON:
@@ -291,7 +292,7 @@ class FilterServer:
             if header.status != _FOUND:
                 done(Reply(bytes(answer.header)))
                 return
-            self._table.check_room(len(answer.body))
+            self._table.check_room(runner.user, len(answer.body))
             try:
                 passage = Passage(header, answer.body, pull.queue_offset)
             except CorruptBatch as error:
@@ -336,7 +337,7 @@ class FilterServer:
 
         runner.match(first.parts, first.messages, judged)
 
-    def _make_runner(self, group: str, filter_id: str, source: str) -> FilterRunner:
+    def _make_runner(self, user: str, group: str, filter_id: str, source: str) -> FilterRunner:
         return FilterRunner(
             group,
             filter_id,
@@ -345,6 +346,7 @@ class FilterServer:
             self._start_worker,
             self._places,
             self._clock,
+            user=user,
         )
 
     def _start_worker(
@@ -364,3 +366,9 @@ class FilterServer:
             on_answer=on_answer,
             on_death=on_death,
         )
+
+
+def _user_of(request: Request, group: str) -> str:
+    """Return whose share a filter takes: without security a group's, as everybody is one user."""
+    principal = request.principal
+    return f"user {principal.name}" if principal.key else f"group {group}"

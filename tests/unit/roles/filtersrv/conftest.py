@@ -65,15 +65,24 @@ class Stage:
         self.workers.append(FakeWorker(source, on_answer, on_death))
         return self.workers[-1]
 
-    def runner(self, group="audit", filter_id="f" * 32, source="src", **settings):
+    def runner(self, group="audit", filter_id="f" * 32, source="src", *, user="", **settings):
         """A runner."""
         config = self.config(**settings)
-        places = WorkerPlaces(config) if self.places is None else self.places
-        return FilterRunner(group, filter_id, source, config, self.start, places, self.clock)
+        places = WorkerPlaces(config, self.clock) if self.places is None else self.places
+        return FilterRunner(
+            group,
+            filter_id,
+            source,
+            config,
+            self.start,
+            places,
+            self.clock,
+            user=user or f"group {group}",
+        )
 
     def room(self, **settings):
         """Have all runners from now on share the places of these settings."""
-        self.places = WorkerPlaces(self.config(**settings))
+        self.places = WorkerPlaces(self.config(**settings), self.clock)
 
 
 @pytest.fixture

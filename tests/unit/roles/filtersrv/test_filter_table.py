@@ -15,18 +15,18 @@ from mqmesh.sandbox.frames import Status
 @pytest.fixture
 def make_table(stage):
     def make(**settings):
-        def runner(group, name, source):
-            return stage.runner(group, name, source, **settings)
+        def runner(user, group, name, source):
+            return stage.runner(group, name, source, user=user, **settings)
 
         return FilterTable(stage.config(**settings), runner)
 
     return make
 
 
-def upload(table, group, source):
+def upload(table, group, source, user=""):
     told = []
     data = source.encode()
-    table.upload(group, filter_id(data), data, told.append)
+    table.upload(user or f"group {group}", group, filter_id(data), data, told.append)
     return filter_id(data), told
 
 
@@ -58,7 +58,7 @@ def test_each_group_has_a_process_of_its_own_for_the_same_filter(make_table, sta
 )
 def test_an_illegal_upload_is_refused(make_table, stage, name, data, words):
     with pytest.raises(MessageIllegal, match=words):
-        make_table().upload("g", name, data, [].append)
+        make_table().upload("u", "g", name, data, [].append)
     assert stage.workers == []
 
 
@@ -80,10 +80,11 @@ def test_a_group_cannot_take_all_places(make_table, stage):
     upload(table, "a", "2")
     with pytest.raises(SystemBusy, match="max_filters_per_group"):
         upload(table, "a", "3")
-    upload(table, "b", "1")
-    upload(table, "b", "2")
+    for group in "bcd":
+        upload(table, group, "1")
+    assert len(table) == 4, "a user of one filter has its place from the one with two"
     with pytest.raises(SystemBusy, match=r"\(max_filters\)"):
-        upload(table, "c", "1")
+        upload(table, "e", "1")
     assert len(table) == 4
 
 
@@ -129,13 +130,37 @@ def test_closing_ends_every_process(make_table, stage):
 def test_what_waits_for_all_filters_together_is_bounded(make_table, stage):
     mib = 1024 * 1024
     table = make_table(max_total_pending_bytes=16 * mib)
-    table.check_room(32 * mib)  # one pull has room, whatever its size
+    table.check_room("c", 32 * mib)  # one pull has room, whatever its size
     for group in ("a", "b"):
         name, _ = upload(table, group, "x")
         table.get(group, name).match([memoryview(bytes(7 * mib))], 1, [].append)
-    table.check_room(2 * mib)
+    table.check_room("c", 2 * mib)
     with pytest.raises(SystemBusy, match="max_total_pending_bytes"):
-        table.check_room(2 * mib + 1)
+        table.check_room("c", 2 * mib + 1)
+
+
+def test_what_waits_for_the_filters_of_one_user_leaves_room_for_others(make_table):
+    mib = 1024 * 1024
+    table = make_table(max_total_pending_bytes=16 * mib)
+    for group in ("a", "b"):
+        name, _ = upload(table, group, "x", "greedy")
+        table.get(group, name).match([memoryview(bytes(4 * mib))], 1, [].append)
+    with pytest.raises(SystemBusy, match="8388608 of them for those of greedy"):
+        table.check_room("greedy", 1)
+    table.check_room("modest", 8 * mib)
+
+
+def test_filters_of_one_user_make_room_for_those_of_others(make_table):
+    table = make_table(max_filters=4, max_filters_per_group=4)
+    for number in range(4):
+        upload(table, "a", str(number), "greedy")
+    upload(table, "b", "x", "modest")
+    upload(table, "c", "y", "modest")
+    assert len(table) == 4
+    with pytest.raises(SystemBusy, match="max_filters"):
+        upload(table, "d", "z", "modest")
+    with pytest.raises(SystemBusy, match="max_filters"):
+        upload(table, "e", "z", "greedy")
 
 
 def test_what_became_of_messages_is_counted_beyond_a_filters_life(make_table, stage):
