@@ -17,6 +17,9 @@ TRIM_MS: Final = 5_000
 """Freed memory is given back to the system no more often."""
 SETTLE_MS: Final = 1_000
 """ZeroMQ frees what it held for a peer a moment after the peer has gone."""
+TRIMS: Final = 2
+"""Freed memory is given back so often after a peer has gone: on a busy machine a moment is long,
+and what is freed after the first time would stay with the allocator."""
 
 
 class Relief:
@@ -51,7 +54,7 @@ class Relief:
         self._memory = MemoryWatch()
         self._look_ms = 0
         self._trim_ms = 0
-        self._trim_wanted = False
+        self._trims_wanted = 0
         self.incoming = 0
 
     def connected(self, descriptor: int, now_ms: int) -> None:
@@ -60,9 +63,10 @@ class Relief:
 
     def peer_left(self, account: PeerAccount, now_ms: int) -> None:
         """A peer is gone; what was held for it is to be given back."""
-        if not self._trim_wanted and (account.held or account.largest >= MARK_BYTES):
-            self._trim_wanted = True
-            self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)
+        if account.held or account.largest >= MARK_BYTES:
+            if not self._trims_wanted:
+                self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)
+            self._trims_wanted = TRIMS
 
     def tick(self, now_ms: int) -> list[PeerLoad]:
         """Looks at the process's memory when it is time.
@@ -78,11 +82,11 @@ class Relief:
         if growth >= self._limits.max_total_pending_bytes // STEPS:
             found = self.measure(now_ms)
             if 2 * (self.incoming + self._outbox.held) < growth:
-                self._trim_wanted = True  # it is nobody's any more
+                self._trims_wanted = max(self._trims_wanted, 1)  # it is nobody's any more
             self._memory.settle()
-        if self._trim_wanted and now_ms >= self._trim_ms:
+        if self._trims_wanted and now_ms >= self._trim_ms:
             self._trim_ms = now_ms + TRIM_MS
-            self._trim_wanted = False
+            self._trims_wanted -= 1
             give_back()
         return found
 

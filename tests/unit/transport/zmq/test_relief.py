@@ -9,7 +9,7 @@ from mqmesh.transport.zmq import relief
 from mqmesh.transport.zmq.accounts import PeerAccount
 from mqmesh.transport.zmq.connections import Received
 from mqmesh.transport.zmq.peers import PeerTable
-from mqmesh.transport.zmq.relief import Relief
+from mqmesh.transport.zmq.relief import SETTLE_MS, TRIM_MS, TRIMS, Relief
 from mqmesh.units import MIB
 
 DAY_MS = 86_400_000
@@ -78,3 +78,29 @@ def test_a_descriptor_that_was_used_before_is_as_old_as_its_connection(scene):
     scene.received[10] = 200 * MIB
     scene.connect(10, 30 * DAY_MS)
     assert scene.ended(30 * DAY_MS + 1_000) == [10]
+
+
+def test_memory_that_is_freed_long_after_its_peer_has_gone_is_given_back_too(scene, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(relief, "give_back", lambda: given_back.append(now_ms))
+    account = PeerAccount(0)
+    account.take(MIB)
+    scene.relief.peer_left(account, 0)
+    scene.relief.peer_left(account, SETTLE_MS - 1)
+    for now_ms in range(0, 60_000, 100):
+        scene.relief.tick(now_ms)
+    assert given_back == [SETTLE_MS, SETTLE_MS + TRIM_MS]
+    scene.relief.peer_left(account, now_ms)
+    last_ms = now_ms
+    for now_ms in range(last_ms, last_ms + 60_000, 100):
+        scene.relief.tick(now_ms)
+    assert len(given_back) == 2 * TRIMS
+
+
+def test_a_small_peer_that_goes_leaves_nothing_to_give_back(scene, monkeypatch):
+    monkeypatch.setattr(relief, "give_back", lambda: pytest.fail("there was nothing"))
+    account = PeerAccount(0)
+    account.take(100)
+    scene.relief.peer_left(account, 0)
+    for now_ms in range(0, 60_000, 100):
+        scene.relief.tick(now_ms)
