@@ -462,9 +462,9 @@ def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
         position: Where the batch begins.
     """
     start = position + HEADER_SIZE + 1
-    mark = _topic_mark(topic)
+    mark = topic_mark(topic)
     if buffer[start : start + len(mark)] == mark:
-        return True  # nearly always
+        return True
     # A producer of another maker may write the topic's length otherwise.
     try:
         return read_meta(buffer, read_header(buffer, position), position).topic == topic
@@ -472,8 +472,7 @@ def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
         return False
 
 
-@lru_cache(4_096)
-def _topic_mark(topic: str) -> bytes:
+def topic_mark(topic: str) -> bytes:
     """Return what stands behind the first byte of a meta: the topic, as msgpack writes it."""
     return msgspec.msgpack.encode(topic)
 
