@@ -548,7 +548,7 @@ ENDLESS = {
     "progress of one group": (
         RequestCode.GET_CONSUME_STATS,
         words_of_groups.ConsumeStats([QUEUE], True, 0.0, 1),
-        lambda client: client._stats(A, "g", ""),
+        lambda client: client.progress("g"),
     ),
     "moved offsets": (
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,

@@ -33,9 +33,9 @@ from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.admin.cleaning import Answer
+from mqmesh.roles.broker.features.topics.store_times import store_time
 from mqmesh.roles.broker.features.topics.topics import Topic, create_all
 from mqmesh.roles.broker.state_answers import reply_when_saved
-from mqmesh.roles.broker.store_times import store_time
 from mqmesh.storage.interface import InspectableStore, RetainingStore
 from mqmesh.units import CommitLogOffset, TimestampMs
 

@@ -36,8 +36,8 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
+from mqmesh.roles.broker.features.topics.store_times import store_time
 from mqmesh.roles.broker.state_answers import reply_when_saved
-from mqmesh.roles.broker.store_times import store_time
 
 QUEUES_PER_LIST = 4_096
 """A list of groups ends its page when so many queues were looked at."""

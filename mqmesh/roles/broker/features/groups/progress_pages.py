@@ -18,7 +18,7 @@ from mqmesh.roles.broker.features.groups.groups import (
     lag_of,
     topics_of,
 )
-from mqmesh.roles.broker.store_times import store_time
+from mqmesh.roles.broker.features.topics.store_times import store_time
 
 QUEUES_PER_PAGE: Final = 64
 """A page ends when so many queues were looked at, each at up to 50 µs."""
