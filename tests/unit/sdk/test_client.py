@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import msgspec
 import pytest
@@ -20,7 +21,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import ErrorHeader, Reply, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import (
@@ -375,6 +377,27 @@ def test_heartbeats_go_on(world, make):
     world.run(5_100)
     assert 5 <= len(world.broker.heartbeats) <= 7
     assert {one.client_id for one in world.broker.heartbeats} == {client.engine.client_id}
+
+
+def test_two_replicas_that_name_each_other_are_not_asked_as_fast_as_they_answer(world, make):
+    world.build(brokers=("a", "b"))
+    asked = []
+    places = [broker.address.tcp for broker in world.cluster.brokers.values()]
+
+    def name_another(other, command, answer):
+        asked.append(other)
+        reason = ErrorHeader("not me", 0, len(asked), other)
+        answer(Reply(encode_header(reason), code=ResponseCode.NOT_MASTER), 0)
+
+    for broker, other in zip(world.cluster.brokers.values(), reversed(places), strict=True):
+        broker.serve = partial(name_another, other)
+    client = make()
+    client.find("t")
+    world.run()
+    client.engine.brokers.connection("a")
+    world.run(5_000)
+    assert 20 <= len(asked) <= 80
+    assert set(asked) == set(places)
 
 
 def test_a_broker_that_moved_is_followed_and_its_requests_may_be_repeated(world, make):

@@ -16,6 +16,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import ErrorHeader, Reply, encode_header
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import Perm
 
@@ -470,3 +471,19 @@ def test_that_nobody_became_the_master_is_the_reason(world, refusals):
     error = future.exception()
     assert isinstance(error, NotMaster)
     assert error.__cause__ is not error
+
+
+def test_masters_that_are_named_one_after_the_other_are_not_asked_as_fast_as_they_answer(world):
+    producer = world.producer()
+    asked = []
+
+    def serve(command, answer):
+        asked.append(command.code)
+        reason = ErrorHeader("not me", 0, len(asked), world.broker.address.tcp)
+        answer(Reply(encode_header(reason), code=ResponseCode.NOT_MASTER), 0)
+
+    world.broker.serve = serve
+    future = producer.send_async(message("1"), queue=queue(), timeout_ms=TIMEOUT_MS)
+    world.run(TIMEOUT_MS + 200)
+    assert isinstance(future.exception(), NotMaster)
+    assert 20 <= asked.count(RequestCode.SEND_MESSAGE) <= 40

@@ -22,6 +22,7 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import (
+    CorruptRecord,
     DiskFull,
     EndpointUnreachable,
     LocalProtocolError,
@@ -510,6 +511,27 @@ def test_an_epoch_in_which_the_log_lost_its_end_means_a_new_timetable(
     assert rig.service.status().rebuilds == 1
     assert f"queue {queue_id} of the schedule topic lost its messages from {cut} on" in caplog.text
     assert rig.service.state is SessionState.SERVING
+
+
+def test_a_damaged_queue_is_not_asked_for_as_fast_as_it_is_refused(rig, monkeypatch):
+    rig.send(level=1)
+    rig.send(rig.now_ms + 10_000)
+    good, asked = rig.stage.store.get, []
+
+    def get(topic, queue_id, *place, **options):
+        if (topic, queue_id) == (SCHEDULE_TOPIC, 0):
+            asked.append(rig.now_ms)
+            raise CorruptRecord("damaged")
+        return good(topic, queue_id, *place, **options)
+
+    monkeypatch.setattr(rig.stage.store, "get", get)
+    rig.pairs = SortedPairs()
+    rig.kill_service()
+    rig.advance(5_000, 10)
+    assert 5 <= len(asked) <= 8
+    monkeypatch.setattr(rig.stage.store, "get", good)
+    rig.advance(6_000, 10)
+    assert sorted(sequence for sequence, _ in rig.delivered()) == [0, 1], "once it is repaired"
 
 
 def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):
