@@ -74,6 +74,9 @@ Five minutes:
   mqmesh consume orders --from first
   mqmesh status
   mqmesh down
+
+Times are UTC, those that commands print and those that they take: 2026-03-01T12:00, or with a zone
+2026-03-01T12:00+01:00.
 """
 
 

@@ -1,4 +1,4 @@
-"""Times as users write them."""
+"""Times as users write them: UTC, unless they name a zone."""
 
 import re
 from datetime import UTC, datetime
@@ -6,17 +6,22 @@ from typing import Final
 
 from mqmesh.errors import ConfigError
 
+TIME_HELP: Final = "2026-03-01T12:00 (UTC, or +01:00 behind it), ms since 1970, or an age like 2h"
+"""The forms of a time, for the help of options."""
+
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)\Z")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MS = re.compile(r"\d{10,16}\Z")
 
 
-def parse_time(text: str, now_ms: int) -> int:
+def parse_time(text: str, now_ms: int, option: str, also: str = "") -> int:
     """Reads a time as users write it.
 
     Args:
         text: ISO 8601 (UTC where it names no zone), ms since 1970, or an age: ``10m``.
         now_ms: Wall clock.
+        option: Its name on the command line, for the error.
+        also: What else the option takes, for the error, with a comma and a space behind.
 
     Returns:
         Milliseconds since 1970.
@@ -33,8 +38,8 @@ def parse_time(text: str, now_ms: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"--from {text!r}: must be first, last, a time like 2026-03-01T12:00Z, ms since 1970, "
-            "or an age like 30s, 10m, 2h, 1d"
+            f"{option} {text!r}: must be {also}a time like 2026-03-01T12:00 (UTC, or +01:00 behind "
+            "it), ms since 1970, or an age like 30s, 10m, 2h, 1d"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return max(int(moment.timestamp() * 1_000), 0)

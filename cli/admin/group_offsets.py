@@ -13,7 +13,7 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMove, OffsetMoves
 
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table, say
-from ..times import parse_time
+from ..times import TIME_HELP, parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -32,8 +32,7 @@ def _moving_options(function: _F) -> _F:
 @click.option(
     "--to-time",
     metavar="TIME",
-    help="To the first message stored at this time or later: 2026-03-01T12:00Z, ms since 1970, "
-    "or an age like 2h.",
+    help=f"To the first message stored at this time or later: {TIME_HELP}.",
 )
 @click.option("--to-first", is_flag=True, help="To the first message that is still there.")
 @click.option("--to-last", is_flag=True, help="Behind the last message.")
@@ -75,7 +74,9 @@ def reset_offset(
     where = [ResetWhere.TIMESTAMP, ResetWhere.FIRST, ResetWhere.LAST, ResetWhere.OFFSET][
         chosen.index(True)
     ]
-    timestamp_ms = 0 if to_time is None else _time(to_time)
+    timestamp_ms = (
+        0 if to_time is None else parse_time(to_time, SystemClock().wall_ms(), "--to-time")
+    )
     with GroupAdmin(namesrv) as admin:
 
         def move(dry: bool) -> OffsetMoves:
@@ -217,13 +218,3 @@ def _queue_dict(one: OffsetMove) -> dict[str, Any]:
         "reread": one.reread,
         "skipped": one.skipped,
     }
-
-
-def _time(text: str) -> int:
-    try:
-        return parse_time(text, SystemClock().wall_ms())
-    except ConfigError:
-        raise ConfigError(
-            f"--to-time {text!r}: must be a time like 2026-03-01T12:00Z, ms since 1970, or an age "
-            "like 30s, 10m, 2h, 1d"
-        ) from None

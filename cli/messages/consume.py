@@ -28,7 +28,7 @@ from ..notes import tell_error, tell_note
 from ..options import SECONDS, json_option, namesrv_option
 from ..render import StyledLines, counted, print_as_is, print_json, print_table
 from ..streams import standard_output
-from ..times import parse_time
+from ..times import TIME_HELP, parse_time
 from .shown_message import message_dict, parts_of
 
 POLL_MS: Final = 200
@@ -51,8 +51,7 @@ Show = Callable[[StoredMessage], None]
     default="last",
     show_default=True,
     metavar="WHERE",
-    help="Begin at: first, last, a time (2026-03-01T12:00Z, or ms since 1970), or so long ago "
-    "(30s, 10m, 2h, 1d). A group goes on where it has committed.",
+    help=f"Begin at: first, last, or a time: {TIME_HELP}. A group goes on where it has committed.",
 )
 @click.option("-t", "--tags", help="Only these tags: 'a || b'. [default: all]")
 @click.option(
@@ -87,8 +86,8 @@ Show = Callable[[StoredMessage], None]
 @click.option(
     "--until",
     metavar="WHEN",
-    help="End in front of what was stored at this time or later, or, with `end`, behind what is "
-    "there now. Not with --group.",
+    help="End in front of what was stored at this time (UTC) or later, or, with `end`, behind "
+    "what is there now. Not with --group.",
 )
 @click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
@@ -259,13 +258,7 @@ class Reading:
 def _until_ms(until: str, now_ms: int) -> int:
     if until == "end":
         return MAX_TIMESTAMP_MS
-    try:
-        return parse_time(until, now_ms)
-    except ConfigError:
-        raise ConfigError(
-            f"--until {until!r}: must be end, a time like 2026-03-01T12:00Z, ms since 1970, or an "
-            "age like 30s, 10m, 2h, 1d"
-        ) from None
+    return parse_time(until, now_ms, "--until", "end, ")
 
 
 def _choose(
@@ -329,7 +322,7 @@ def _start_position(where: str, now_ms: int) -> dict[str, Any]:
         return {"consume_from_where": begin}
     return {
         "consume_from_where": ConsumeFromWhere.TIMESTAMP,
-        "consume_timestamp_ms": parse_time(where, now_ms),
+        "consume_timestamp_ms": parse_time(where, now_ms, "--from", "first, last, "),
     }
 
 

@@ -40,6 +40,7 @@ from ..render import (
     timestamp,
 )
 from ..streams import json_line, standard_output
+from ..times import TIME_HELP
 from .query import body_lines, fields_of, time_option
 from .shown_message import message_dict
 
@@ -89,9 +90,9 @@ def filter_options(function: _F) -> _F:
                 "--from",
                 "from_text",
                 metavar="TIME",
-                help="Given up at this time or later: 2026-03-01T12:00Z, or an age like 2h.",
+                help=f"Given up at this time or later: {TIME_HELP}.",
             ),
-            click.option("--to", "to_text", metavar="TIME", help="Given up then or before."),
+            click.option("--to", "to_text", metavar="TIME", help="Given up then or before, UTC."),
         ]
     ):
         function = option(function)

@@ -10,7 +10,6 @@ import msgspec
 
 from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
-from mqmesh.errors import ConfigError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.asking import HandedResult
 from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
@@ -22,7 +21,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 from ..notes import tell_note, tell_warning
 from ..options import json_option, namesrv_option
 from ..render import duration, print_body, print_fields, print_json, say, timestamp
-from ..times import parse_time
+from ..times import TIME_HELP, parse_time
 from .shown_message import message_dict
 from .track import track
 
@@ -67,9 +66,9 @@ query.add_command(track)
     "--from",
     "from_text",
     metavar="TIME",
-    help="Stored at this time or later: 2026-03-01T12:00Z, ms since 1970, or an age like 2h.",
+    help=f"Stored at this time or later: {TIME_HELP}.",
 )
-@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before.")
+@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before, UTC.")
 @_max_option
 @namesrv_option
 @json_option
@@ -211,15 +210,7 @@ def time_option(option: str, text: str | None, now_ms: int, default: int) -> int
     Raises:
         ConfigError: It is no time.
     """
-    if text is None:
-        return default
-    try:
-        return parse_time(text, now_ms)
-    except ConfigError:
-        raise ConfigError(
-            f"{option} {text!r}: must be a time like 2026-03-01T12:00Z, ms since 1970, or an age "
-            "like 30s, 10m, 2h, 1d"
-        ) from None
+    return default if text is None else parse_time(text, now_ms, option)
 
 
 def _show(result: QueryResult, as_json: bool) -> int:

@@ -69,7 +69,7 @@ GIVE_UP_S: Final = 30.0
 @click.option(
     "--deliver-at",
     metavar="TIME",
-    help="Deliver then: 2026-03-01T12:00Z, or ms since 1970.",
+    help="Deliver then: 2026-03-01T12:00 (UTC, or +01:00 behind it), or ms since 1970.",
 )
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
 @click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
@@ -372,13 +372,7 @@ def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
             raise ConfigError(
                 f"--deliver-at {deliver_at!r}: must be a point in time; --delay takes durations"
             )
-        try:
-            return parse_time(deliver_at, now_ms)
-        except ConfigError:
-            raise ConfigError(
-                f"--deliver-at {deliver_at!r}: must be a time like 2026-03-01T12:00Z, or ms since "
-                "1970; --delay takes durations like 30s"
-            ) from None
+        return parse_time(deliver_at, now_ms, "--deliver-at")
     if delay is None:
         return 0
     found = _DURATION.fullmatch(delay)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from mqmesh.cli import main
 from mqmesh.cli.times import parse_time
 from mqmesh.errors import ConfigError
 
@@ -26,10 +28,32 @@ NOW_MS = 1_767_225_600_000
     ],
 )
 def test_a_time_may_be_written_in_many_ways(text, ms):
-    assert parse_time(text, NOW_MS) == ms
+    assert parse_time(text, NOW_MS, "--to") == ms
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "10", "-5m", "10w", "2026-13-01"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ConfigError, match=r"--from .*: must be first, last, a time"):
-        parse_time(text, NOW_MS)
+        parse_time(text, NOW_MS, "--from", "first, last, ")
+
+
+def options(command, path=""):
+    """Yield every option of a command and those in it, each with its words on the command line."""
+    context = click.Context(command)
+    for parameter in command.params:
+        yield f"{path} {parameter.opts[-1]}", parameter
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from options(command.get_command(context, name), f"{path} {name}")
+
+
+def test_help_says_that_times_are_utc(capsys):
+    times = {
+        words: option.help
+        for words, option in options(main.root)
+        if option.metavar in ("TIME", "WHEN", "WHERE", "DAY")
+    }
+    assert len(times) >= 12
+    assert [words for words, said in times.items() if "UTC" not in said] == []
+    assert main.main(["--help"]) == 0
+    assert "Times are UTC" in capsys.readouterr().out
