@@ -10,7 +10,7 @@ ID_LENGTH: Final = 32
 
 
 class PythonFilter:
-    """A filter that runs on filter servers, beside the brokers.
+    r"""A filter that runs on filter servers, beside the brokers.
 
     The source defines ``match(message) -> bool``; the message has the fields and properties
     of ``StoredMessage``: headers, properties and body::

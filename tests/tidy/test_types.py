@@ -14,9 +14,10 @@ ERROR = re.compile(r":(\d+): error: ")
 
 PROGRAM = """
 from mqmesh import (
-    AdminClient, ConsumeFromWhere, ConsumeResult, Message, Producer, PullConsumer, PushConsumer,
-    StoredMessage, TopicConfig, TransactionListener, TransactionProducer, aio,
+    AdminClient, App, ConsumeFromWhere, ConsumeResult, Message, Producer, PullConsumer,
+    PushConsumer, StoredMessage, TopicConfig, TransactionListener, TransactionProducer, aio,
 )
+from mqmesh.faststream import MQMeshBroker
 
 def returns_nothing(messages: list[StoredMessage]) -> None: ...
 def returns_a_result(messages: list[StoredMessage]) -> ConsumeResult:
@@ -40,7 +41,10 @@ def use(listener: TransactionListener) -> None:
     producer.request(Message("t", b"x"), timeout_ms=5, selector=5)  # planted
 
     consumer = PushConsumer("g", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    PushConsumer("g", consume_from_where="FIRST_OFFSET", message_model="BROADCASTING")
+    aio.PullConsumer("g", consume_from_where="TIMESTAMP", consume_timestamp_ms=5)
     PushConsumer("g", consume_from_where="first")  # planted
+    PushConsumer("g", message_model="broadcasting")  # planted
     PushConsumer("g", auto_commit=True)  # planted
     consumer.subscribe("t", listener=returns_nothing)
     consumer.subscribe("t", listener=returns_a_result)
@@ -51,6 +55,12 @@ def use(listener: TransactionListener) -> None:
     aio.PushConsumer("g", consume_orderly=True)
     aio.PushConsumer("g", consume_ordered=True)  # planted
     aio.Producer("g", batch_messages="5")  # planted
+
+    broker = MQMeshBroker()
+    broker.subscriber("t", group="g", consume_from_where="FIRST_OFFSET")
+    broker.subscriber("t", group="g", consume_from_where="first")  # planted
+    app = App("g")
+    app.subscriber("t", group="g", consume_from_where="FIRST_OFFSET")
 
     with AdminClient("a:1,b:2") as admin:
         admin.create_topic("orders", queues=8, exist_ok=True)

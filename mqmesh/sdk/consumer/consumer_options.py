@@ -1,6 +1,6 @@
 """How consumers behave."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -135,8 +135,8 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
 class ConsumerKeywords(TracingKeywords, total=False):
     """Fields of ``ConsumerOptions``, as keyword arguments."""
 
-    message_model: MessageModel
-    consume_from_where: ConsumeFromWhere
+    message_model: MessageModel | Literal["CLUSTERING", "BROADCASTING"]
+    consume_from_where: ConsumeFromWhere | Literal["LAST_OFFSET", "FIRST_OFFSET", "TIMESTAMP"]
     consume_timestamp_ms: int
     rebalance_interval_ms: int
     persist_consumer_offset_interval_ms: int
