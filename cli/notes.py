@@ -46,6 +46,12 @@ def tell_note(text: str) -> None:
     _tell("note", text, prefix="")
 
 
+def tell_progress(text: str) -> None:
+    """Prints what a long command does now, where somebody watches a terminal."""
+    if sys.stderr.isatty():
+        tell_note(f"{text} …")
+
+
 def _tell(kind: str, text: str, *, as_json: bool | None = None, prefix: str | None = None) -> None:
     if as_json is None:
         context = click.get_current_context(silent=True)

@@ -338,7 +338,7 @@ def archive_flights(console: Console, namesrv: str, folder: Path) -> bool:
         from mqmesh.spark.maintenance import query
         from mqmesh.spark.session import session
 
-        spark = session()
+        spark = session(is_quiet=True)
     except (ImportError, ConfigError) as error:
         console.print(f"left out: the archive by Spark, for want of something it needs ({error})")
         return True

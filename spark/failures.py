@@ -1,6 +1,8 @@
-"""Errors that come out of Spark, as errors of ours: one sentence instead of two stacks."""
+"""Errors of Spark, Delta Lake and Arrow, as errors of ours: one sentence, no stack."""
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from mqmesh import errors
@@ -8,10 +10,24 @@ from mqmesh.errors import ConfigError, CorruptRecord, MQMeshError, StorageError
 
 _OURS: Final = re.compile(r"mqmesh\.errors\.([A-Za-z]+): (.+)")
 _KINDS: Final = (ConfigError, CorruptRecord, StorageError)
+_LIBRARIES: Final = {
+    "pyspark": "Spark",
+    "py4j": "Spark",
+    "_internal": "Delta Lake",
+    "deltalake": "Delta Lake",
+    "pyarrow": "Arrow",
+}
+"""First part of a module's name -> the library; deltalake calls its own module ``_internal``."""
+_BEFORE_CAUSE: Final = re.compile(r'(?:Caused by)?: |Exception in thread "[^"]*" ')
+_SAYS_NOTHING: Final = (
+    "Error: Could not create the Java Virtual Machine.",
+    "Error: A fatal exception has occurred.",
+)
+"""Java writes these behind the line that names the cause."""
 
 
 def as_mqmesh_error(error: Exception) -> MQMeshError:
-    """What an error was that a task of ours met in another process, or what Spark says.
+    """Returns what an error was that a task of ours met in another process, or what Spark says.
 
     Args:
         error: Raised by Spark; its text holds the stack of the task.
@@ -23,5 +39,38 @@ def as_mqmesh_error(error: Exception) -> MQMeshError:
     if match is not None:
         kind = getattr(errors, match[1], None)
         return (kind if kind in _KINDS else StorageError)(match[2].strip())
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return StorageError(f"Spark failed: {type(error).__name__}: {first}")
+    name = _library(error) or "Spark"
+    return StorageError(f"{name} failed: {type(error).__name__}: {last_cause(text.splitlines())}")
+
+
+def last_cause(lines: Iterable[str]) -> str:
+    """Returns the one line of a Java stack, or of Java's output, that names the last cause.
+
+    Args:
+        lines: In the order in which they were written.
+
+    Returns:
+        A line without the words before the cause; empty if nothing was said.
+    """
+    said = [line for line in lines if line.strip() and not line.startswith(("\t", *_SAYS_NOTHING))]
+    causes = [line for line in said if _BEFORE_CAUSE.match(line)]
+    chosen = causes[-1] if causes else next(iter(said), "")
+    before = _BEFORE_CAUSE.match(chosen)
+    return chosen[before.end() if before else 0 :].strip()
+
+
+@contextmanager
+def errors_of_libraries() -> Iterator[None]:
+    """Turns errors of Spark, Delta Lake and Arrow into errors of ours; bugs of ours pass."""
+    try:
+        yield
+    except Exception as error:
+        if not _library(error):
+            raise
+        raise as_mqmesh_error(error) from error
+
+
+def _library(error: Exception) -> str:
+    """Returns the name of the library that an error is of; empty for Python's own and ours."""
+    modules = [kind.__module__.partition(".")[0] for kind in type(error).__mro__]
+    return next((_LIBRARIES[name] for name in modules if name in _LIBRARIES), "")

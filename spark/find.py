@@ -5,6 +5,7 @@ import itertools
 import operator
 from typing import Any, Final
 
+import msgspec
 import pyarrow.dataset as ds
 
 from mqmesh.errors import ConfigError
@@ -17,6 +18,18 @@ PLACES_AT_ONCE: Final = 1_000
 _PLACE: Final = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
 
 
+class Found(msgspec.Struct, frozen=True):
+    """Messages that were found.
+
+    Attributes:
+        rows: By column.
+        more: True if further messages match, that were not asked for.
+    """
+
+    rows: list[dict[str, Any]]
+    more: bool
+
+
 def find(
     archive: str,
     *,
@@ -26,8 +39,8 @@ def find(
     from_ms: int | None = None,
     to_ms: int | None = None,
     most: int = 32,
-) -> list[dict[str, Any]]:
-    """Messages of an archive.
+) -> Found:
+    """Looks messages of an archive up.
 
     Args:
         archive: Its directory.
@@ -39,7 +52,7 @@ def find(
         most: Stop when there are so many, from 1.
 
     Returns:
-        Rows by column, oldest place in the log first.
+        Rows by column, oldest place in the log first, and whether more match.
 
     Raises:
         ConfigError: It is no archive, or nothing is said to look for.
@@ -53,7 +66,7 @@ def find(
         conditions.append(ds.field("message_id") == message_id.upper())
     messages = require_table(archive, MESSAGES)
     if not (key or message_id):
-        found = list(itertools.islice(rows_where(messages, _all_of(conditions)), most))
+        found = list(itertools.islice(rows_where(messages, _all_of(conditions)), most + 1))
     else:
         # First the places, of a few small columns; then whole rows, of the groups these are in.
         if key:
@@ -62,12 +75,15 @@ def find(
         else:
             places = rows_where(messages, _all_of(conditions), _PLACE)
         found = []
-        while len(found) < most and (some := list(itertools.islice(places, PLACES_AT_ONCE))):
+        while len(found) <= most and (some := list(itertools.islice(places, PLACES_AT_ONCE))):
             wanted = {_place_of(place) for place in some}
             rows = rows_where(messages, _all_of([*conditions, *_at(some)]))
             wanted_rows = (row for row in rows if _place_of(row) in wanted)
-            found += itertools.islice(wanted_rows, most - len(found))
-    return sorted(found, key=lambda row: (row["broker"], row["commitlog_offset"], row["ordinal"]))
+            found += itertools.islice(wanted_rows, most + 1 - len(found))
+    shown = sorted(
+        found[:most], key=lambda row: (row["broker"], row["commitlog_offset"], row["ordinal"])
+    )
+    return Found(shown, more=len(found) > most)
 
 
 def _place_of(row: dict[str, Any]) -> tuple[str, int, int]:

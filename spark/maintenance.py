@@ -11,6 +11,7 @@ from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import check_topic
 
 from .columns import register_functions
+from .failures import last_cause
 from .jvm.jars import jar_path
 from .settings import load_settings
 from .tables import (
@@ -240,7 +241,8 @@ def query(spark: "SparkSession", archive: str, text: str) -> Any:
         check_reads_only(spark, text)
         return spark.sql(text)
     except PySparkException as error:
-        raise ConfigError(f"Spark cannot do that: {str(error).splitlines()[0]}") from error
+        cause = last_cause(str(error).splitlines())
+        raise ConfigError(f"Spark cannot do that: {cause}") from error
 
 
 def check_reads_only(spark: "SparkSession", text: str) -> None:

@@ -17,6 +17,7 @@ from mqmesh.units import MIB
 from .jvm.class_archive import class_archive_options
 from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars, turn_to_fetch
 from .jvm.java import Java, cache_directory, find_java
+from .jvm.output import JavaOutput
 from .tables import MESSAGES, require_table, table_path
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ def session(
     jars: str | Path | None = None,
     name: str = "mqmesh",
     is_short: bool = False,
+    is_quiet: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> "SparkSession":
-    """A Spark session, or the one that is running, for snapshots and the archive.
+    """Returns a Spark session, or the one that is running, for snapshots and the archive.
 
     Args:
         master: Of a Spark cluster, as ``spark://host:7077``; empty for this machine alone.
@@ -69,6 +71,8 @@ def session(
         jars: Directory with Delta Lake's jars; None has Spark fetch them from Maven Central, once.
         name: Of the application.
         is_short: It is for a query or two: Java starts to work sooner, and a fifth slower.
+        is_quiet: Show nothing of what Java, Ivy and Spark write to standard error. An error of this
+            function then has the last cause that they wrote.
         extra: Further settings of Spark; they win over those made here, but ``spark.jars.packages``
             are fetched beside Delta Lake's.
 
@@ -100,11 +104,13 @@ def session(
             "spark.default.parallelism": str(max(cores, 1)),
         }
     files = fetched_jars(delta_package()) if jars is None else _names(Path(jars))
+    output = JavaOutput() if is_quiet and is_new else None
     try:
-        return _begin(builder, settings, dict(extra or {}), files, is_new=is_new)
+        return _begin(builder, settings, dict(extra or {}), files, is_new, output)
     except PySparkRuntimeError as error:
+        cause = (output.last_cause() if output else "") or str(error)
         hint = "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
-        raise ConfigError(f"Spark does not start: {error}{hint}") from error
+        raise ConfigError(f"Spark does not start: {cause}{hint}") from error
 
 
 def _begin(
@@ -112,8 +118,8 @@ def _begin(
     settings: dict[str, str],
     wanted: dict[str, str],
     files: list[str],
-    *,
     is_new: bool,
+    output: JavaOutput | None,
 ) -> "SparkSession":
     """Makes the session; of processes that have to fetch jars for it, one at a time does."""
     packages = wanted.get("spark.jars.packages", "")
@@ -132,11 +138,34 @@ def _begin(
             )
         for key, value in (settings | wanted).items():
             builder = builder.config(key, value)
+        if output is not None:
+            _start_quietly(builder, output)
         spark = builder.getOrCreate()
         if is_new and not files and not packages and "spark.jars" not in wanted:
             fetched = spark.sparkContext.getConf().get("spark.jars", "")
             remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
     return spark
+
+
+def _start_quietly(builder: "SparkSession.Builder", output: JavaOutput) -> None:
+    """Starts Java with another standard error; the builder then finds the context that is there."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
+
+    # The errors that they repeat, with stacks of 9 kB, are raised as well.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+    conf = SparkConf().setAll(list(builder._options.items()))
+    try:
+        # A process has one Java, also for several sessions in turn.
+        if SparkContext._gateway is None:
+            gateway = launch_gateway(conf, popen_kwargs={"stderr": output.descriptor})
+        else:
+            gateway = SparkContext._gateway
+    finally:
+        output.started()
+    SparkContext(conf=conf, gateway=gateway)
 
 
 def _names(directory: Path) -> list[str]:

@@ -17,19 +17,28 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
 
-from ..notes import tell_error
+from ..notes import Options, tell_error, tell_note, tell_progress
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import print_as_is, print_json, print_table, say
 from ..streams import standard_output
-from ..times import parse_time
+from ..times import TIME_HELP, parse_time
 from .archive_export import export
-from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds
+from .archive_parts import (
+    SPAN_SECONDS,
+    archive_module,
+    errors_of_libraries,
+    plain_row,
+    span_seconds,
+)
 
 SHOWN_BODY: Final = 200
 
 _Start = Callable[..., AbstractContextManager[Any]]
 
 _archive = click.argument("archive", metavar="ARCHIVE")
+_verbose = click.option(
+    "-v", "--verbose", is_flag=True, help="Show what Java, Ivy and Spark write, too."
+)
 _to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="The archive.")
 
 
@@ -44,13 +53,23 @@ def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
         memory: str,
         jars: Path | None,
         conf: tuple[str, ...],
+        verbose: bool,
         **rest: Any,
     ) -> Any:
         extra = dict(_setting(text) for text in conf)
-        start = partial(_session, master=master, cores=cores, memory=memory, jars=jars, extra=extra)
+        start = partial(
+            _session,
+            verbose=verbose,
+            master=master,
+            cores=cores,
+            memory=memory,
+            jars=jars,
+            extra=extra,
+        )
         return function(*args, start=start, **rest)
 
     for option in (
+        _verbose,
         click.option(
             "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
         ),
@@ -85,7 +104,16 @@ def _ingest_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.group()
+class ArchiveGroup(click.Group):
+    """Commands whose libraries fail in words of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Calls the command."""
+        with errors_of_libraries():
+            return super().invoke(ctx)
+
+
+@click.group(cls=ArchiveGroup)
 def archive() -> None:
     """Keep messages in Delta Lake tables, and ask them by SQL.
 
@@ -127,6 +155,7 @@ def ingest(
     work = archive_module("ingest")
     with start() as spark:
         for path in snapshots:
+            tell_progress(f"taking in {path.name}")
             report = work.ingest(
                 spark, str(path), archive, name=name, allow_gap=allow_gap, on_damage=on_damage
             )
@@ -186,8 +215,10 @@ def status(archive: str, as_json: bool) -> int:
 @click.option("-t", "--topic", default="", help="Only of this topic.")
 @click.option("-k", "--key", default="", help="Only with this key.")
 @click.option("--id", "message_id", default="", help="Only with this message id.")
-@click.option("--from", "from_text", metavar="TIME", help="Stored at this time or later.")
-@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before.")
+@click.option(
+    "--from", "from_text", metavar="TIME", help=f"Stored at this time or later: {TIME_HELP}."
+)
+@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before, UTC.")
 @click.option("-n", "--max", "most", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--body", is_flag=True, help="Print bodies alone, as they are.")
 @json_option
@@ -215,11 +246,11 @@ def find(
         topic=topic,
         key=key,
         message_id=message_id,
-        from_ms=None if from_text is None else parse_time(from_text, now_ms),
-        to_ms=None if to_text is None else parse_time(to_text, now_ms),
+        from_ms=None if from_text is None else parse_time(from_text, now_ms, "--from"),
+        to_ms=None if to_text is None else parse_time(to_text, now_ms, "--to"),
         most=most,
     )
-    for row in found:
+    for row in found.rows:
         if body:
             print_as_is(row["body"])
         elif as_json:
@@ -230,7 +261,8 @@ def find(
             moment = row["store_timestamp"].strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
             say("  ".join([moment, place, row["message_id"], text]))
     standard_output().flush()
-    return ExitCode.OK if found else ExitCode.FAILED
+    _tell_rest(len(found.rows), more=found.more)
+    return ExitCode.OK if found.rows else ExitCode.FAILED
 
 
 @archive.command()
@@ -255,12 +287,16 @@ def sql(
     work = archive_module("maintenance")
     with start(is_short=True) as spark:
         frame = work.query(spark, archive, text)
-        rows = frame.limit(most).collect()
+        found = frame.limit(most + 1).collect()
+        rows = found[:most]
         if as_json:
             for row in rows:
                 print_json({k: _plain(v) for k, v in row.asDict().items()}, flush=False)
         else:
             print_table(frame.columns, [[_shown(value) for value in row] for row in rows])
+        standard_output().flush()
+        if len(found) > most:
+            tell_note(f"there are more rows than these {most:,}; --max shows further ones")
     return ExitCode.OK
 
 
@@ -295,7 +331,7 @@ def verify(archive: str, start: _Start, as_json: bool) -> int:
 
 @archive.command()
 @_archive
-@click.option("--since", default="", metavar="DAY", help="Only days from this one on.")
+@click.option("--since", default="", metavar="DAY", help="Only days (UTC) from this one on.")
 @_spark_options
 @json_option
 def compact(
@@ -403,8 +439,9 @@ def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
 
 @archive.command()
 @click.option("--to", "directory", required=True, type=click.Path(path_type=Path))
+@_verbose
 @json_option
-def jars(directory: Path, as_json: bool) -> int:
+def jars(directory: Path, verbose: bool, as_json: bool) -> int:
     """Fetch Delta Lake's jars into a directory, for machines without a way out.
 
     \b
@@ -412,7 +449,7 @@ def jars(directory: Path, as_json: bool) -> int:
       mqmesh archive jars --to jars
     """
     work = archive_module("maintenance")
-    with _session(cores=1, memory="512m") as spark:
+    with _session(verbose=verbose, cores=1, memory="512m") as spark:
         names = work.copy_jars(spark, directory)
     if as_json:
         print_json({"directory": str(directory), "jars": names})
@@ -424,7 +461,7 @@ def jars(directory: Path, as_json: bool) -> int:
 @archive.command()
 @_to
 @click.option("--broker", "brokers", multiple=True, help="Only this broker group. Repeatable.")
-@click.option("--every", default="", metavar="TIME", help="Again and again, as 1h.")
+@click.option("--every", default="", metavar="SPAN", help="Again and again, as 1h.")
 @_ingest_options
 @_spark_options
 @namesrv_option
@@ -454,6 +491,7 @@ def run(
 
         def take(admin: AdminClient, name: str) -> None:
             path = _snapshot(admin, name)
+            tell_progress(f"taking in {path.name}")
             options = {"allow_gap": allow_gap, "on_damage": on_damage}
             _show_ingest(work.ingest(spark, str(path), archive, **options), as_json)
             delete_snapshot(path)
@@ -501,12 +539,23 @@ def _snapshot(admin: AdminClient, name: str) -> Path:
 
 
 @contextmanager
-def _session(**options: Any) -> Iterator[Any]:
-    spark = archive_module("session").session(**options)
+def _session(*, verbose: bool, **options: Any) -> Iterator[Any]:
+    is_quiet = not (verbose or click.get_current_context().ensure_object(Options).debug)
+    tell_progress("starting Java and Spark")
+    spark = archive_module("session").session(is_quiet=is_quiet, **options)
     try:
-        yield spark
+        # Spark can explain its errors only while it runs.
+        with errors_of_libraries():
+            yield spark
     finally:
         spark.stop()
+
+
+def _tell_rest(count: int, *, more: bool) -> None:
+    if not count:
+        tell_note("no message was found")
+    elif more:
+        tell_note(f"there are more messages than these {count:,}; --max shows further ones")
 
 
 def _plain(value: Any) -> Any:

@@ -48,8 +48,8 @@ class Resent(msgspec.Struct, frozen=True):
 @click.command()
 @click.argument("archive", metavar="ARCHIVE")
 @click.option("-t", "--topic", required=True, help="Messages of this topic.")
-@click.option("--since", default="", metavar="DAY", help="Only days from this one on.")
-@click.option("--until", default="", metavar="DAY", help="Only days up to this one.")
+@click.option("--since", default="", metavar="DAY", help="Only days (UTC) from this one on.")
+@click.option("--until", default="", metavar="DAY", help="Only days (UTC) up to this one.")
 @click.option(
     "-f",
     "--format",
@@ -102,6 +102,8 @@ def export(
                 target = stack.enter_context(output.open("xb"))
             count = _write_lines(work.rows(archive, topic, since, until), target)
         if output is None:
+            if not count:
+                tell_note("no message was found")
             return ExitCode.OK
     elif dry_run:
         count = sum(1 for _ in _behind(work.rows(archive, topic, since, until), _state(output)))

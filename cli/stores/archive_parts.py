@@ -1,6 +1,7 @@
 """What commands of the archive share."""
 
 import importlib
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from mqmesh.errors import ConfigError
@@ -29,6 +30,12 @@ def archive_module(name: str) -> Any:
         if (error.name or "").startswith("mqmesh"):
             raise
         raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
+
+
+def errors_of_libraries() -> AbstractContextManager[None]:
+    """Turns errors of Spark, Delta Lake and Arrow into errors of ours, one sentence each."""
+    found: AbstractContextManager[None] = archive_module("failures").errors_of_libraries()
+    return found
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,6 @@ def spark():
     # The better compiler would take longer than it saves here.
     options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     extra = {"spark.driver.extraJavaOptions": options}
-    spark = session(memory="1g", cores=2, extra=extra)
+    spark = session(memory="1g", cores=2, is_quiet=True, extra=extra)
     yield spark
     spark.stop()

@@ -22,7 +22,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import Message
 from mqmesh.spark import export, tables
 from mqmesh.spark import find as find_module
-from mqmesh.spark.find import find
+from mqmesh.spark.find import Found, find
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import (
     check_reads_only,
@@ -276,21 +276,26 @@ def test_the_notebook_counts_and_draws_all_flights_of_each_hour(
 
 
 def test_messages_are_found_without_java(archive, scene, monkeypatch):
-    found = find(archive, topic="flights", key="N14228", most=1_000)
+    every = find(archive, topic="flights", key="N14228", most=1_000)
+    found = every.rows
     assert found
+    assert not every.more
     assert all("N14228" in row["keys"] for row in found)
     assert {json.loads(row["body"])["tailnum"] for row in found} == {"N14228"}
-    (row,) = find(archive, message_id=found[3]["message_id"])
+    (row,) = find(archive, message_id=found[3]["message_id"]).rows
     assert row == found[3]
     # Those that are too early do not count among the most that are wanted.
     last_ms = int(found[-1]["store_timestamp"].timestamp() * 1_000)
     late = [row for row in found if row["store_timestamp"] >= found[-1]["store_timestamp"]]
     assert 0 < len(late) < len(found)
-    assert find(archive, key="N14228", from_ms=last_ms, most=len(late)) == late
+    assert find(archive, key="N14228", from_ms=last_ms, most=len(late)) == Found(late, more=False)
     monkeypatch.setattr(find_module, "PLACES_AT_ONCE", 2)
-    assert find(archive, topic="flights", key="N14228", most=1_000) == found
-    assert find(archive, key="nobody's") == []
-    assert len(find(archive, topic="flights", most=7)) == 7
+    assert find(archive, topic="flights", key="N14228", most=1_000) == every
+    assert find(archive, key="N14228", most=len(found)) == every
+    assert find(archive, key="N14228", most=len(found) - 1).more
+    assert find(archive, key="nobody's") == Found([], more=False)
+    some = find(archive, topic="flights", most=7)
+    assert (len(some.rows), some.more) == (7, True)
     with pytest.raises(ConfigError, match="no archive"):
         find(str(scene.root), key="x")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from datetime import date
 
@@ -165,6 +167,37 @@ def test_bodies_are_text_and_json_in_sql_and_in_data_frames(call, spark, archive
     frame = read_archive(spark, archive).select(text().alias("t"), json_of("$.number").alias("n"))
     found = {row.n for row in frame.collect() if row.t is not None}
     assert found == {str(number) for number in range(1, 2 * COUNT)}
+
+
+@pytest.mark.parametrize(
+    ("select", "code", "cause"),
+    [
+        ("select nix from messages", 2, "[UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ("selct 1", 2, "[PARSE_SYNTAX_ERROR]"),
+        ("select 1 / (ordinal - ordinal) from messages", 1, "[DIVIDE_BY_ZERO]"),
+    ],
+)
+def test_an_error_of_sql_is_one_line(call, archive, select, code, cause):
+    error = call("archive", "sql", archive, select, code=code)
+    assert error.startswith("error: Spark ")
+    assert cause in error
+    assert error.count("\n") == 1
+    assert len(error) < 600
+
+
+def test_a_session_that_does_not_start_says_the_last_cause_of_java(archive):
+    arguments = ("archive", "sql", archive, "select 1", "--memory", "1x")
+    done = subprocess.run(
+        [sys.executable, "-m", "mqmesh.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: Spark does not start: Invalid maximum heap size: -Xmx1x"
+    )
+    assert len(done.stderr.splitlines()) <= 2  # the jars may be fetched for the first time
 
 
 def test_lines_and_parquet_hold_every_message_in_order(call, archive, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,8 @@ def test_only_whole_days_expire(age, capsys):
 def test_settings_of_spark_reach_a_session_which_always_ends(monkeypatch, capsys):
     seen = []
 
-    def session(**options):
+    def session(*, is_quiet, **options):
+        assert is_quiet
         seen.append(options["extra"])
         return SimpleNamespace(stop=lambda: seen.append("stopped"))
 
@@ -87,3 +89,125 @@ def test_settings_of_spark_reach_a_session_which_always_ends(monkeypatch, capsys
     assert main.main(["archive", "verify", "x", "--conf", "spark.a"]) == 2
     assert "--conf 'spark.a': write KEY=VALUE" in capsys.readouterr().err
     assert len(seen) == 2
+
+
+def _row(number):
+    return {
+        "broker": "a",
+        "topic": "t",
+        "queue_id": 0,
+        "queue_offset": number,
+        "message_id": f"{number:032X}",
+        "store_timestamp": datetime(2026, 3, 1, tzinfo=UTC),
+        "properties": None,
+        "body": b"x",
+    }
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--body",)])
+def test_find_says_when_there_is_more_and_when_there_is_nothing(flags, monkeypatch, capsys):
+    def find(archive, *, most, **wanted):
+        return SimpleNamespace(rows=[_row(number) for number in range(most)], more=True)
+
+    def find_nothing(archive, **wanted):
+        return SimpleNamespace(rows=[], more=False)
+
+    monkeypatch.setattr(commands, "archive_module", lambda name: SimpleNamespace(find=find))
+    assert main.main(["archive", "find", "x", "-k", "k", *flags]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 32
+    assert "there are more messages than these 32; --max shows further ones" in said.err
+    monkeypatch.setattr(commands, "archive_module", lambda name: SimpleNamespace(find=find_nothing))
+    assert main.main(["archive", "find", "x", "-k", "k", *flags]) == 1
+    said = capsys.readouterr()
+    assert (said.out, "no message was found" in said.err) == ("", True)
+
+
+def _sql(monkeypatch, query):
+    """Has `archive sql` ask a fake; returns the options of its session."""
+    options = {}
+
+    def session(**given):
+        options.update(given)
+        return SimpleNamespace(stop=lambda: None)
+
+    modules = SimpleNamespace(session=session, query=query)
+    monkeypatch.setattr(commands, "archive_module", lambda name: modules)
+    return options
+
+
+def test_sql_says_when_rows_are_left_out(monkeypatch, capsys):
+    rows = [(number,) for number in range(5)]
+
+    def query(spark, archive, text):
+        limit = lambda count: SimpleNamespace(collect=lambda: rows[:count])  # noqa: E731
+        return SimpleNamespace(columns=["n"], limit=limit)
+
+    _sql(monkeypatch, query)
+    assert main.main(["archive", "sql", "x", "select 1", "--max", "4"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "n\n0\n1\n2\n3\n",
+        "there are more rows than these 4; --max shows further ones\n",
+    )
+    assert main.main(["archive", "sql", "x", "select 1", "--max", "5"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quiet"),
+    [
+        (["archive", "sql", "x", "s"], True),
+        (["archive", "sql", "x", "s", "-v"], False),
+        (["--debug", "archive", "sql", "x", "s"], False),
+    ],
+)
+def test_what_java_writes_is_shown_only_when_asked_for(arguments, quiet, monkeypatch, capsys):
+    def query(spark, archive, text):
+        raise ConfigError("no")
+
+    options = _sql(monkeypatch, query)
+    assert main.main(arguments) == 2
+    assert options["is_quiet"] is quiet
+
+
+def _failing(library):
+    """An error of a library, as its type tells."""
+    return type("SomethingFailed", (Exception,), {"__module__": f"{library}.errors"})(
+        "An error occurred while calling o1.collect.\n"
+        ": org.apache.spark.SparkException: Job aborted.\n"
+        "\tat org.apache.spark.a(b.scala:3)\n"
+        "Caused by: java.io.IOException: No space left on device\n"
+        "\tat java.base/c(d.java:4)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("pyspark", "Spark"), ("py4j", "Spark"), ("_internal", "Delta Lake"), ("pyarrow", "Arrow")],
+)
+@pytest.mark.parametrize(
+    "arguments", [("sql", "x", "select 1"), ("status", "x"), ("vacuum", "x"), ("find", "x")]
+)
+def test_errors_of_libraries_are_one_line_with_the_last_cause(
+    arguments, library, name, monkeypatch, capsys
+):
+    def fail(*arguments, **options):
+        raise _failing(library)
+
+    fails = dict.fromkeys(("query", "sources", "vacuum", "find"), fail)
+    modules = SimpleNamespace(session=lambda **_: SimpleNamespace(stop=lambda: None), **fails)
+    monkeypatch.setattr(commands, "archive_module", lambda name: modules)
+    assert main.main(["archive", *arguments]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {name} failed: SomethingFailed: java.io.IOException: No space left on device\n"
+    )
+
+
+def test_a_bug_of_ours_stays_a_bug(monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(commands, "archive_module", lambda name: SimpleNamespace(sources=fail))
+    assert main.main(["archive", "status", "x"]) == 1
+    assert "internal error: ZeroDivisionError" in capsys.readouterr().err
