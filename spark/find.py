@@ -18,7 +18,7 @@ PLACES_AT_ONCE: Final = 1_000
 _PLACE: Final = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRows(msgspec.Struct, frozen=True):
     """Messages that were found.
 
     Attributes:
@@ -39,7 +39,7 @@ def find(
     from_ms: int | None = None,
     to_ms: int | None = None,
     most: int = 32,
-) -> Found:
+) -> FoundRows:
     """Looks messages of an archive up.
 
     Args:
@@ -83,7 +83,7 @@ def find(
     shown = sorted(
         found[:most], key=lambda row: (row["broker"], row["commitlog_offset"], row["ordinal"])
     )
-    return Found(shown, more=len(found) > most)
+    return FoundRows(shown, more=len(found) > most)
 
 
 def _place_of(row: dict[str, Any]) -> tuple[str, int, int]:

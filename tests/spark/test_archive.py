@@ -22,7 +22,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import Message
 from mqmesh.spark import export, tables
 from mqmesh.spark import find as find_module
-from mqmesh.spark.find import Found, find
+from mqmesh.spark.find import FoundRows, find
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import (
     check_reads_only,
@@ -288,12 +288,14 @@ def test_messages_are_found_without_java(archive, scene, monkeypatch):
     last_ms = int(found[-1]["store_timestamp"].timestamp() * 1_000)
     late = [row for row in found if row["store_timestamp"] >= found[-1]["store_timestamp"]]
     assert 0 < len(late) < len(found)
-    assert find(archive, key="N14228", from_ms=last_ms, most=len(late)) == Found(late, more=False)
+    assert find(archive, key="N14228", from_ms=last_ms, most=len(late)) == FoundRows(
+        late, more=False
+    )
     monkeypatch.setattr(find_module, "PLACES_AT_ONCE", 2)
     assert find(archive, topic="flights", key="N14228", most=1_000) == every
     assert find(archive, key="N14228", most=len(found)) == every
     assert find(archive, key="N14228", most=len(found) - 1).more
-    assert find(archive, key="nobody's") == Found([], more=False)
+    assert find(archive, key="nobody's") == FoundRows([], more=False)
     some = find(archive, topic="flights", most=7)
     assert (len(some.rows), some.more) == (7, True)
     with pytest.raises(ConfigError, match="no archive"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import typing
 
 import msgspec
@@ -21,6 +22,15 @@ from mqmesh.sdk.producer.producer_options import (
 )
 
 
+def without_texts(hint):
+    """The enumeration alone, where the texts of all its members may be given for them."""
+    match typing.get_args(hint):
+        case (type() as kind, texts) if issubclass(kind, enum.Enum):
+            assert set(typing.get_args(texts)) == {one.value for one in kind}
+            return kind
+    return hint
+
+
 @pytest.mark.parametrize(
     ("keywords", "options"),
     [
@@ -31,6 +41,9 @@ from mqmesh.sdk.producer.producer_options import (
     ],
 )
 def test_keywords_are_the_fields_of_the_options(keywords, options) -> None:
-    assert typing.get_type_hints(keywords) == typing.get_type_hints(options)
+    hints = typing.get_type_hints(keywords)
+    assert {name: without_texts(hint) for name, hint in hints.items()} == typing.get_type_hints(
+        options
+    )
     assert not keywords.__required_keys__
     assert len(msgspec.structs.fields(options)) == len(keywords.__optional_keys__)
