@@ -17,6 +17,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.health import parse_health_address
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.sdk.client.options import namesrv_addresses
@@ -42,6 +43,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
     log_level: str
     log_file: Path | None
     log_format: LogFormat
+    health: str | None
     supervised: bool
     insecure: bool = False
 
@@ -89,6 +91,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             Exit code.
         """
         keep_private()
+        health = None if self.health is None else parse_health_address(self.health)
         os.environ[FORMAT_VARIABLE] = self.log_format  # its helpers write the same
         supervised = self.supervised
         configure_logging(
@@ -108,7 +111,9 @@ class ProcessOptions(msgspec.Struct, frozen=True):
                 server = make(transport)
             except Exception as error:
                 return tell_failure(name, error)
-            return run_role(role, name, transport.loop, server, supervised=supervised)
+            return run_role(
+                role, name, transport.loop, server, supervised=supervised, health=health
+            )
         finally:
             transport.loop.close()
             transport.close()
@@ -154,6 +159,11 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
     command: Callable[..., int] = with_options
     for option in (
         click.option("--supervised", is_flag=True, hidden=True),
+        click.option(
+            "--health",
+            metavar="[HOST:]PORT",
+            help="Answer GET /healthz there, for Kubernetes. [default host: 127.0.0.1]",
+        ),
         click.option(
             "--log-file", type=click.Path(path_type=Path), help="Log into a file, with rotation."
         ),

@@ -16,7 +16,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Final, Protocol
 from urllib.parse import quote, unquote
@@ -25,6 +24,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreClosed, StoreLocked
 from mqmesh.logs import one_line
+from mqmesh.roles.health import HealthLoop, HealthPage
 
 PARENT_PIPE: Final = 0
 """Descriptor whose end of file says that whoever started this process is gone: standard input."""
@@ -73,14 +73,8 @@ class ExitCode(enum.IntEnum):
     """The store can write no more, as after a failed sync; a start recovers what is on disk."""
 
 
-class ProcessLoop(Protocol):
+class ProcessLoop(HealthLoop, Protocol):
     """What a process needs of its event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
-
-    def add(self, source: int, handler: Callable[[], None]) -> None:
-        """Calls ``handler`` while the descriptor can be read."""
-
-    def remove(self, source: int) -> None:
-        """Stops watching a descriptor."""
 
     def stop(self) -> None:
         """Makes ``run`` return; safe in signal handlers."""
@@ -134,7 +128,13 @@ def parse_ready(line: str) -> Ready | None:
 
 
 def run_role(
-    role: str, name: str, loop: ProcessLoop, server: Role, *, supervised: bool = False
+    role: str,
+    name: str,
+    loop: ProcessLoop,
+    server: Role,
+    *,
+    supervised: bool = False,
+    health: tuple[str, int] | None = None,
 ) -> int:
     """Runs a role until it is told to stop; call it in the main thread.
 
@@ -144,14 +144,19 @@ def run_role(
         loop: Event loop of the process.
         server: The role; it uses that loop.
         supervised: A supervisor holds the other end of standard input.
+        health: Host and port of ``GET /healthz``, from readiness to the stop; None for none.
 
     Returns:
         An ``ExitCode``. Where it is not OK, standard error has told why.
     """
     faulthandler.enable(2)
     _stop_on_signals(loop)
+    page: HealthPage | None = None
     try:
         endpoint = _start(server)
+        if health is not None:
+            page = HealthPage(loop, *health, role, name)
+            _log.info("%s %s answers GET /healthz at %s", role, name, page.address)
     except StoppedEarly as reason:
         _log.info("%s %s was stopped before it served: %s", role, name, reason)
         return ExitCode.OK if _end(server) else ExitCode.FAILED
@@ -175,6 +180,8 @@ def run_role(
         _end(server)
         return ExitCode.FAILED
     began = time.monotonic()
+    if page is not None:
+        page.close()
     clean = _end(server)
     _log.info("%s %s stopped in %.2f s", role, name, time.monotonic() - began)
     return ExitCode.OK if clean else ExitCode.FAILED

@@ -30,6 +30,7 @@ class RoleProcess:
         program: Arguments of the interpreter before the role.
         before: Command and arguments before the interpreter, such as ``ip netns exec NAME``; what
             it runs has to keep its process id.
+        options: Further options of the role, such as ``--health=8086``.
 
     Attributes:
         endpoint: Where it listens, ``host:port``.
@@ -46,8 +47,9 @@ class RoleProcess:
         log_file: Path,
         program: Sequence[str] = PROGRAM,
         before: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
-        arguments = [*before, sys.executable, *program, role]
+        arguments = [*before, sys.executable, *program, role, *options]
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
         with log_file.open("ab") as log:
