@@ -14,6 +14,15 @@ def rows(project_root: Path) -> list[tuple[str, str]]:
     return re.findall(r"^\| (.+\?) \| (.+) \|$", chapter, re.MULTILINE)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_every_room_is_named(page: str, project_root: Path) -> None:
+    text = (project_root / page).read_text(encoding="utf-8")
+    code = [*(project_root / "mqmesh").glob("*/*.py"), *(project_root / "mqmesh").glob("*/*.c")]
+    rooms = {path.parent.name for path in code}
+    assert len(rooms) >= 13
+    assert {room for room in rooms if not re.search(rf"`(mqmesh/)?{room}/?`", text)} == set()
+
+
 def test_every_question_is_answered_with_files_or_folders_of_the_tree(
     rows: list[tuple[str, str]], project_root: Path
 ) -> None:

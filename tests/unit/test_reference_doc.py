@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import mqmesh
-from mqmesh import errors
+from mqmesh import errors, faststream
 
 API = Path(__file__).parents[2] / "docs" / "api"
 PUBLIC = [name for name in mqmesh.__all__ if not name.startswith("_")]
@@ -62,6 +62,7 @@ def test_every_public_name_is_in_the_reference():
     )
     wanted = [name for name in PUBLIC if not name.endswith("Keywords")]  # the options' names again
     assert [name for name in wanted if getattr(mqmesh, name) not in known] == []
+    assert [name for name in faststream.__all__ if getattr(faststream, name) not in known] == []
 
 
 @pytest.mark.parametrize("name", CLASSES)
