@@ -22,6 +22,8 @@ C10  memory, descriptors, threads and room on the disk come back to a bound
 C11  what was not served is served again within a bound
 C12  nothing is refused, cut or set aside silently: there is an error code, a line in the log
      and a counter
+C13  a send that returned with another status than SEND_OK is in the log, where its answer
+     said, unless that status says that it may be lost
 H4   what is acknowledged, delivered or shown is in front of every message that is sent later;
      what is acknowledged or shown is shown to everybody who looks later
 ==== ==================================================================================
@@ -45,6 +47,7 @@ from harness.checker_system import (
 from harness.history import (
     ACKED,
     REFUSED,
+    RETURNED,
     UNKNOWN,
     Attempt,
     Commit,
@@ -59,6 +62,7 @@ from harness.history import (
 __all__ = [
     "ACKED",
     "REFUSED",
+    "RETURNED",
     "UNKNOWN",
     "Attempt",
     "Commit",
@@ -77,7 +81,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """What became of one invariant.
 
     Attributes:
-        invariant: ``C1`` to ``C12``, or ``H4``.
+        invariant: ``C1`` to ``C13``, or ``H4``.
         violations: A sentence for each; empty when it holds.
     """
 
@@ -131,6 +135,7 @@ def check(history: History) -> Report:
         "C10": resources_return,
         "C11": served_again,
         "C12": nothing_silent,
+        "C13": _returned,
         "H4": linearizable,
     }
     outcomes = [attempt.outcome for attempt in history.attempts]
@@ -140,6 +145,7 @@ def check(history: History) -> Report:
         {
             "attempted": len(outcomes),
             **{name: outcomes.count(name) for name in (ACKED, REFUSED, UNKNOWN)},
+            **({RETURNED: outcomes.count(RETURNED)} if RETURNED in outcomes else {}),
             "stored": len(history.stored),
             "delivered": different,
             "delivered again": len(history.deliveries) - different,
@@ -159,6 +165,14 @@ def _delivered(history: History) -> Iterable[str]:
             yield f"{key} was acknowledged at {place} and is not there"
         if key not in delivered:
             yield f"{key} was acknowledged at {place} and never delivered"
+
+
+def _returned(history: History) -> Iterable[str]:
+    stored = {(one.key, one.place, one.message_id) for one in history.stored}
+    for one in history.attempts:
+        key, place = (one.producer, one.number), (one.queue, one.queue_offset)
+        if one.outcome == RETURNED and (key, place, one.message_id) not in stored:
+            yield f"the send of {key} returned, said that it is at {place}, and it is not there"
 
 
 def _attempted(history: History) -> Iterable[str]:

@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 ACKED: Final = "acked"
+RETURNED: Final = "returned"
+"""Without an error, and with a status other than SEND_OK, that does not say it may be lost."""
 REFUSED: Final = "refused"
 UNKNOWN: Final = "unknown"
 
@@ -25,7 +27,8 @@ class Attempt(msgspec.Struct, frozen=True):
         producer: Name of the producer.
         number: Counts its messages, from 0.
         body_hash: Of the body.
-        outcome: ``acked``, ``refused``, or ``unknown``, as it is for a producer that died.
+        outcome: ``acked``, ``returned``, ``refused``, or ``unknown``, as it is for a producer that
+            died.
         mode: How it was sent: ``single`` or ``batch``.
         queue: Where the acknowledgement says it is.
         queue_offset: And at which offset.

@@ -18,6 +18,7 @@ from harness.history import (
     ACKED,
     COMMITTED,
     REFUSED,
+    RETURNED,
     ROLLED_BACK,
     UNKNOWN,
     Attempt,
@@ -29,7 +30,13 @@ from harness.history import (
     Look,
     MessageKey,
 )
-from mqmesh.errors import ClientClosed, MQMeshError
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    MQMeshError,
+    NotMaster,
+    RequestTimeout,
+)
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer.send_result import SendFuture
@@ -77,7 +84,7 @@ class Books:
         kills_ms: When brokers were killed.
         early_ms: By so much wall clocks were stepped.
         resets: Groups and topics whose offsets an administrator set back.
-        outages: What was found beside the histories.
+        statuses_hold: No status but SEND_OK says that the message may be lost.
     """
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
@@ -94,6 +101,7 @@ class Books:
         self.kills_ms: list[float] = []
         self.resets: set[tuple[str, str]] = set()
         self.early_ms = 0
+        self.statuses_hold = False
         self.wrong: dict[str, list[str]] = defaultdict(list)
         self._tenures: dict[str, list[object]] = defaultdict(list)
 
@@ -111,14 +119,14 @@ class Books:
             self.failed_send(topic, key, error)
             return
         result = future.result(0)
-        if result.status is not SendStatus.SEND_OK:
-            # Stored by the master, and by nobody else as far as it knows.
-            return
+        is_acked = result.status is SendStatus.SEND_OK
+        if not is_acked and not self.statuses_hold:
+            return  # it says that it may be lost
         queue = result.message_queue
         self._came_to(
             topic,
             key,
-            outcome=ACKED,
+            outcome=ACKED if is_acked else RETURNED,
             mode="async",
             queue=f"{queue.topic}@{queue.broker_name}/{queue.queue_id}",
             queue_offset=result.queue_offset,
@@ -129,8 +137,8 @@ class Books:
     def failed_send(self, topic: str, key: MessageKey, error: MQMeshError) -> None:
         """It was not acknowledged."""
         # Whoever closes a producer is not told what became of what it had sent.
-        unknown = error.retriable or isinstance(error, ClientClosed)
-        outcome = UNKNOWN if unknown else REFUSED
+        in_doubt = RequestTimeout | EndpointUnreachable | NotMaster | ClientClosed
+        outcome = UNKNOWN if isinstance(error, in_doubt) else REFUSED
         self._came_to(topic, key, outcome=outcome)
 
     def _came_to(self, topic: str, key: MessageKey, **known: Any) -> None:

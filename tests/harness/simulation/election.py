@@ -61,7 +61,7 @@ FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
 
 
 def start_group(
-    world: World, mode: AckReplicas, preferred: int = 0, *, zones: bool = True
+    world: World, mode: AckReplicas, preferred: int = 0, *, zones: bool = True, minimum: int = 2
 ) -> list[Process]:
     """Starts a coordinator, two name servers, a schedule service and three replicas.
 
@@ -70,6 +70,7 @@ def start_group(
         mode: Whom sends wait for.
         preferred: Id of the replica that leads where others could as well, 0 for none.
         zones: Each replica stands in a zone of its own.
+        minimum: With ``all``: so many replicas must be in sync (min_in_sync_replicas).
 
     Returns:
         The replicas, by id; one of them leads.
@@ -81,7 +82,7 @@ def start_group(
         ack_replicas=mode,
         coordinator=f"embedded://{address}",
         total_replicas=REPLICAS,
-        min_in_sync_replicas=2 if mode is AckReplicas.ALL else 1,
+        min_in_sync_replicas=minimum if mode is AckReplicas.ALL else 1,
     )
     replicas = [
         world.add_broker(
@@ -127,6 +128,7 @@ class ElectionRun(Run):
             # So that consumers read from a follower, unless that one leads.
             world.zone = f"z{1 + seed // 2 % REPLICAS}"
         mode = self._mode = MODES[seed // len(FAULTS) % len(MODES)]
+        self.books.statuses_hold = mode is not AckReplicas.NONE
         self.replicas = start_group(world, mode, zones=bool(world.zone))
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:

@@ -7,6 +7,7 @@ import pytest
 from harness.checker import (
     ACKED,
     REFUSED,
+    RETURNED,
     UNKNOWN,
     Attempt,
     Commit,
@@ -98,6 +99,23 @@ def test_c2_a_message_that_was_refused(history):
 def test_c2_another_body(history):
     history.deliveries[1] = delivery(1, body_hash="other")
     assert "C2" in broken(history)
+
+
+def test_c13_a_send_that_returned_and_is_lost(history):
+    history.attempts[4] = attempt(4, outcome=RETURNED)
+    report = check(history)
+    assert report.good
+    assert report.counts["returned"] == 1
+    history.stored.pop()
+    history.deliveries.pop()
+    report = check(history)
+    assert report.broken == ["C13"]
+    assert "the send of ('p', 4) returned, said that it is at ('b/0', 4)" in report.text()
+
+
+def test_c13_a_send_that_returned_and_is_elsewhere(history):
+    history.attempts[4] = attempt(4, outcome=RETURNED, queue_offset=7)
+    assert broken(history) == ["C13"]
 
 
 def test_c3_two_contents_of_one_place(history):
