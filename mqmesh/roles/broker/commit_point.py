@@ -38,6 +38,7 @@ class Holder(msgspec.Struct, frozen=True):
         setting: Which says how long that is.
         is_there: Nobody waits for one that is not: puts that it lacks say so, and count as safe.
         absent_status: What they say.
+        limits_readers: What it lacks is not shown.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Holder(msgspec.Struct, frozen=True):
     setting: str = "sync_flush_timeout_ms"
     is_there: Callable[[], bool] = lambda: True
     absent_status: SendStatus = SendStatus.SEND_OK
+    limits_readers: bool = True
 
 
 class _Wait(msgspec.Struct, Generic[Waiter], frozen=True, eq=False):
@@ -81,6 +83,7 @@ class CommitPoint(Generic[Waiter]):
         admit: Callable[[], None] | None = None,
     ) -> None:
         self._holders = tuple(holders)
+        self._limits = tuple(holder for holder in holders if holder.limits_readers)
         self._confirmed = confirmed
         self._admit = admit
         self.timeout_ms = timeout_ms
@@ -97,16 +100,11 @@ class CommitPoint(Generic[Waiter]):
 
     def offset(self) -> int:
         """What ends at this commit-log offset or before may be acknowledged."""
-        if not self._holders:
-            return MAX_OFFSET
-        return min(
-            [holder.position() for holder in self._holders if holder.is_there()],
-            default=MAX_OFFSET,
-        )
+        return _least(self._holders)
 
     def shown_offset(self) -> int:
         """What ends at this commit-log offset or before may be seen."""
-        offset = self.offset()
+        offset = _least(self._limits)
         return offset if self._confirmed is None else min(offset, self._confirmed())
 
     def status_of(self, end_offset: int) -> SendStatus:
@@ -118,7 +116,7 @@ class CommitPoint(Generic[Waiter]):
 
     def is_safe(self, end_offset: int) -> bool:
         """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
-        return end_offset <= self.shown_offset()
+        return end_offset <= min(self.offset(), self.shown_offset())
 
     def visible(self, log_end: int) -> int:
         """How far a log may be shown that ends at a commit-log offset."""
@@ -144,7 +142,7 @@ class CommitPoint(Generic[Waiter]):
         """Lets a put wait until it is safe, or the time for that is over.
 
         Args:
-            waiter: Given back by ``confirmed`` or ``expired``, once.
+            waiter: Given back by ``confirmed``, ``expired`` or ``take_all``, once.
             end_offset: Where it ends in the log.
             now_ms: Monotonic clock; never before that of the call before.
         """
@@ -192,6 +190,12 @@ class CommitPoint(Generic[Waiter]):
             found.append((self._end(wait, now_ms), last if is_late else None))
         return found
 
+    def take_all(self) -> list[Waiter]:
+        """Return all puts that wait, safe or not, in the order in which they came."""
+        found = [wait.waiter for wait in self._waits]
+        self._waits.clear()
+        return found
+
     def _end(self, wait: _Wait[Waiter], now_ms: int) -> Waiter:
         self.waits_ms.observe(now_ms - wait.deadline_ms + self.timeout_ms)
         return wait.waiter
@@ -205,6 +209,12 @@ class CommitPoint(Generic[Waiter]):
         return "nobody" if last is None else last.name
 
 
+def _least(holders: Sequence[Holder]) -> int:
+    if not holders:
+        return MAX_OFFSET
+    return min((one.position() for one in holders if one.is_there()), default=MAX_OFFSET)
+
+
 def commit_point_of(
     config: BrokerConfig,
     store: MessageStore,
@@ -212,6 +222,9 @@ def commit_point_of(
     leadership: Leadership | None = None,
 ) -> CommitPoint[Waiter]:
     """The commit point of a broker: ``SYNC_FLUSH`` waits for the disk, double write for a follower.
+
+    Without elections a put is answered with a status when no follower is there. A group that elects
+    its master may lose it at the next election: there a put waits, whoever is there.
 
     Args:
         config: Of the broker.
@@ -223,29 +236,27 @@ def commit_point_of(
     if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
         timeouts.append(config.sync_flush_timeout_ms)
-    if leadership is not None:
-        mode, position = leadership.policy.mode, leadership.acknowledged
-        is_available = leadership.is_available
-    else:
-        mode, position = config.ha.ack_replicas, lambda: followers.position
-        is_available = lambda: followers.is_available(replicable(store).log_end())  # noqa: E731
-    if mode is not AckReplicas.NONE:
+    late = SendStatus.FLUSH_SLAVE_TIMEOUT
+    if leadership is not None and leadership.policy.mode is AckReplicas.NONE:
+        # Looked at behind the write: who was stopped in between answers nothing.
+        position = lambda: MAX_OFFSET if leadership.may_answer() else 0  # noqa: E731
+        holders.append(Holder("the lease", position, late, "ha.lease_ttl_ms"))
+    elif leadership is not None:
+        holders.append(
+            Holder("the replicas in sync", leadership.acknowledged, late, limits_readers=False)
+        )
+    elif config.ha.ack_replicas is not AckReplicas.NONE:
         holders.append(
             Holder(
-                "the replicas in sync" if leadership is not None else "a follower",
-                position,
-                SendStatus.FLUSH_SLAVE_TIMEOUT,
+                "a follower",
+                lambda: followers.position,
+                late,
                 "ha.slave_timeout_ms",
-                is_available,
+                lambda: followers.is_available(replicable(store).log_end()),
                 SendStatus.SLAVE_NOT_AVAILABLE,
             )
         )
         timeouts.append(config.ha.slave_timeout_ms)
-    elif leadership is not None:
-        # Looked at behind the write: who was stopped in between answers nothing.
-        position = lambda: MAX_OFFSET if leadership.may_answer() else 0  # noqa: E731
-        timeout = SendStatus.FLUSH_SLAVE_TIMEOUT
-        holders.append(Holder("the lease", position, timeout, "ha.lease_ttl_ms"))
     return CommitPoint(
         holders,
         timeout_ms=max(timeouts, default=config.sync_flush_timeout_ms),

@@ -251,7 +251,8 @@ class Producer:
             selector: Chooses the queue; called with the queues, the message and ``arg``.
             arg: For the selector.
             timeout_ms: In place of ``send_msg_timeout_ms``.
-            wait_store: Wait for disk and slave as the broker's mode says.
+            wait_store: Wait for disk and replicas as the broker's mode says. If not, SEND_OK says
+                that the master has it in memory.
 
         Returns:
             Where the message is; look at ``status`` if the broker flushes or replicates
@@ -262,7 +263,7 @@ class Producer:
             NoRoute: No broker is known that would take it.
             SystemBusy: The broker refuses for flow control; not retried.
             BrokerError: The broker refused otherwise.
-            RequestTimeout, EndpointUnreachable: No answer after all tries; whether the
+            RequestTimeout, EndpointUnreachable, NotMaster: No answer after all tries; whether the
                 message was stored is unknown, and a repeated call may store it again.
             ClientClosed: The producer is not running.
         """

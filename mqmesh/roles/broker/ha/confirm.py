@@ -20,7 +20,6 @@ import msgspec
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument
-from mqmesh.protocol.messaging import SendStatus
 from mqmesh.units import MIB
 
 COPIES_OF_ONE: Final = 2
@@ -59,6 +58,18 @@ def rule_of(state: GroupState) -> ConfirmRule:
     else:
         copies = max(len(state.in_sync), 1)
     return ConfirmRule(state.in_sync, copies)
+
+
+def least_to_confirm(state: GroupState, minimum: int) -> int:
+    """Return how many replicas have to be there, the leader too, for a send to be acknowledged.
+
+    Args:
+        state: The group's record.
+        minimum: With ``all``: members that the set has at least (min_in_sync_replicas).
+    """
+    if state.mode is AckReplicas.NONE:
+        return 1
+    return minimum if state.mode is AckReplicas.ALL else rule_of(state).copies
 
 
 def with_members(state: GroupState, members: tuple[MemberIncarnation, ...]) -> GroupState:
@@ -227,7 +238,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
         mode: Whose copies they wait for.
         minimum: With ``all``: members that the set has at least (min_in_sync_replicas).
         refuses_below: Sends are refused below the minimum, and not stored with a lesser status.
-        fall_behind_bytes: With ``one``: a follower that lacks more is not waited for.
+        fall_behind_bytes: With ``one``: a follower that lacks more counts as not there.
     """
 
     mode: AckReplicas
@@ -259,7 +270,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
             )
 
     def is_available(self, log: ConfirmedLog, log_end: int) -> bool:
-        """Whether copies may come soon; without them a put is not waited for.
+        """Whether copies may come soon; without them no put is taken.
 
         Args:
             log: Who has what.
@@ -277,27 +288,17 @@ class AckPolicy(msgspec.Struct, frozen=True):
         ]
         return len(near) + 1 >= log.rule.copies
 
-    def status_of(
-        self, log: ConfirmedLog, end_offset: int, log_end: int, *, is_late: bool = False
-    ) -> SendStatus | None:
-        """What a put is answered that ends at a commit-log offset and is written here.
+    def acknowledged(self, log: ConfirmedLog) -> int:
+        """Return the commit-log offset up to which puts may be acknowledged, 0 for none.
+
+        With ``all`` that is nothing while the set is too small: what one replica has is confirmed
+        once the others have left the set, and would be lost with its machine.
 
         Args:
             log: Who has what.
-            end_offset: Where the put ends.
-            log_end: Where the leader's log ends.
-            is_late: It has waited for so long as it may (slave_timeout_ms).
-
-        Returns:
-            None if it is to wait on.
         """
-        if self.mode is AckReplicas.ALL and self._size(log) < self.minimum:
-            return SendStatus.SLAVE_NOT_AVAILABLE
-        if self.mode is AckReplicas.NONE or end_offset <= log.confirmed:
-            return SendStatus.SEND_OK
-        if not self.is_available(log, log_end):
-            return SendStatus.SLAVE_NOT_AVAILABLE
-        return SendStatus.FLUSH_SLAVE_TIMEOUT if is_late else None
+        is_small = self.mode is AckReplicas.ALL and self._size(log) < self.minimum
+        return 0 if is_small else log.confirmed
 
     def _size(self, log: ConfirmedLog) -> int:
         sets: Iterable[ConfirmRule] = (log.rule, log.next_rule or log.rule)

@@ -36,10 +36,12 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             when a follower has it, too; in ``auto`` also ``all``, when all replicas in sync have
             it, and ``quorum``, when most of all replicas have it. SEND_OK of all but ``none``
             survives the loss of a machine. A group keeps what it was made with.
-        slave_timeout_ms: But for ``none``: after so long an answer says FLUSH_SLAVE_TIMEOUT instead
-            of waiting on, 10 to 60,000 ms. The message is stored by the master.
-        ha_slave_fallbehind_max: A follower that lacks more bytes of the log is not waited for, 64
-            KiB to 64 GiB. Without any other the answer says SLAVE_NOT_AVAILABLE.
+        slave_timeout_ms: In ``manual`` with ``one``: after so long an answer says
+            FLUSH_SLAVE_TIMEOUT instead of waiting on, 10 to 60,000 ms. The message is stored by the
+            master. In ``auto`` a send waits for as long as it takes.
+        ha_slave_fallbehind_max: With ``one``: a follower that lacks more bytes of the log counts as
+            not there, 64 KiB to 64 GiB. Without any other the answer says SLAVE_NOT_AVAILABLE in
+            ``manual``; in ``auto`` sends are refused.
         ha_window_bytes: How far ahead of its acknowledgements a follower is sent the log, 64 KiB
             to 1 GiB; so much memory of the master one may take.
         max_ha_transfer_byte_in_second: How much of the log a second a master sends to all

@@ -13,12 +13,15 @@ from mqmesh.coordination.interface import (
     MemberIncarnation,
     StateRecord,
 )
-from mqmesh.errors import InvalidArgument, NotMaster, StaleEpoch
+from mqmesh.errors import BrokerNotAvailable, InvalidArgument, NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 
 ISOLATED: Final = (
     "this replica reaches neither the coordinator nor enough followers: another one may lead by now"
+)
+CUT_OFF: Final = (
+    "this replica hears too few others to confirm anything; one that reaches enough takes over"
 )
 LEASE_OVER: Final = "its session was not renewed (ha.lease_ttl_ms): another replica may lead by now"
 
@@ -44,6 +47,7 @@ class Leadership:
         closing: Why no more sends are taken, while the lead is handed over.
         lease_holds: Whether nobody takes this replica for gone.
         is_isolated: It hears neither the coordinator nor enough followers.
+        is_cut_off: For some seconds it has heard too few followers to confirm anything.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Leadership:
         self.closing: str | None = None
         self.lease_holds: Callable[[], bool] = lambda: True
         self.is_isolated = False
+        self.is_cut_off = False
         self._log_end = log_end
         self._counts_synced = counts_synced
 
@@ -89,12 +94,8 @@ class Leadership:
         return self.log.confirmed
 
     def acknowledged(self) -> int:
-        """Producers are told of what ends here; 0 while too few replicas are there."""
-        return self.log.confirmed if self.is_available() else 0
-
-    def is_available(self) -> bool:
-        """Whether there are enough replicas for what is sent now."""
-        return self.policy.is_available(self.log, self._log_end())
+        """Return the commit-log offset up to which puts may be acknowledged, 0 for none."""
+        return self.policy.acknowledged(self.log)
 
     def may_answer(self) -> bool:
         """Whether sends may be answered: without copies only for as long as the lease holds."""
@@ -125,6 +126,8 @@ class Leadership:
             raise NotMaster(loss)
         if self.closing is not None:
             raise NotMaster(self.closing)
+        if self.is_cut_off:
+            raise BrokerNotAvailable(CUT_OFF)
         self.policy.check(self.log, self._log_end())
 
     def on_own(self, position: int) -> bool:

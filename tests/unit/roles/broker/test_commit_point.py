@@ -13,6 +13,7 @@ from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.commit_point import CommitPoint, Holder, commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MAX_OFFSET
@@ -117,6 +118,32 @@ def test_double_write_counts_a_follower_that_can_keep_up():
     table.acknowledged(b"a", 97, 0, 0)
     assert point.is_safe(97)
     assert not point.is_safe(98)
+
+
+class Replicas:
+    """A leadership in which so much is confirmed and acknowledged."""
+
+    def __init__(self, mode, confirmed, acknowledged):
+        self.policy = AckPolicy(mode)
+        self.confirmed, self.acknowledged = lambda: confirmed, lambda: acknowledged
+        self.check, self.may_answer = (lambda: None), (lambda: True)
+
+
+@pytest.mark.parametrize("mode", [AckReplicas.ONE, AckReplicas.QUORUM, AckReplicas.ALL])
+@pytest.mark.parametrize("acknowledged", [0, 40])
+def test_where_a_master_is_elected_a_put_waits_until_it_is_acknowledged(mode, acknowledged):
+    """Whoever is connected: the next election may take back what is not confirmed."""
+    followers = FollowerTable(window_bytes=0, fall_behind_bytes=0)
+    replicas = Replicas(mode, 50, acknowledged)
+    point = commit_point_of(BrokerConfig(), Log(), followers, replicas)
+    assert point.offset() == acknowledged
+    assert point.status_of(60) is SendStatus.SEND_OK, "it has no other one"
+    assert point.is_safe(40) == (acknowledged == 40)
+    assert (point.visible(100), point.is_safe(41)) == (50, False)
+    point.wait("put", 60, now_ms=0)
+    assert point.confirmed(now_ms=0) == []
+    assert point.take_all() == ["put"]
+    assert point.waiting_count == point.waits_ms.read().count == 0
 
 
 def test_puts_wait_in_order_until_they_are_safe():

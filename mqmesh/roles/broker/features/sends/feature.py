@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from mqmesh.errors import NotMaster
 from mqmesh.figures import Histogram, Labelled, LabelValues, counter, gauge, histogram
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from mqmesh.protocol.codes import RequestCode
@@ -50,8 +51,10 @@ def _forget_messages(context: BrokerContext, topic: str) -> None:
 
 
 def _answer_all(context: BrokerContext) -> None:
-    # None waits for longer.
-    wait_ms = context.config.sync_flush_timeout_ms
+    if context.leadership is not None:
+        # They may be stored, or not: who repeats them at the next master does not store them twice.
+        storing.refuse_all(context, NotMaster("this replica is stopped"))
+    wait_ms = context.commit_point.timeout_ms  # none waits for longer
     storing.answer_expired(context, context.clock.monotonic_ms() + wait_ms)
 
 

@@ -19,7 +19,6 @@ from mqmesh.roles.broker.features.storing.staging import (
 )
 from mqmesh.roles.broker.state_answers import write_state
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
-from mqmesh.units import MAX_OFFSET
 
 
 def finish_sends(context: BrokerContext) -> None:
@@ -89,12 +88,16 @@ def answer_confirmed(context: BrokerContext) -> None:
 
 
 def answer_expired(context: BrokerContext, now_ms: int) -> None:
-    """Answers sends that waited for too long; they say who is late."""
+    """Answers sends that waited for too long; they say who is late.
+
+    None in a group that elects its master: the next election may take back what is not confirmed,
+    so no answer could say that it is stored. Those sends wait until they are confirmed, or until
+    another replica leads, and their producers no longer than their own timeouts.
+    """
     point = context.commit_point
+    if context.leadership is not None:
+        return
     for send, late in point.expired(now_ms):
-        if late is not None and _must_be_confirmed(context, send):
-            _wait(context, send)
-            continue
         if late is not None:
             context.stats.note_unsafe(late.status)
             remark = f"{late.name} took over {point.timeout_ms} ms ({late.setting})"
@@ -112,7 +115,7 @@ def refuse_all(context: BrokerContext, error: MQMeshError) -> None:
     _, staged = context.stage.take()
     context.transactions.table.staged_halves = 0
     fill_in_refusal(staged, _outcome_of(error))
-    waiting = [send for send, _ in context.commit_point.expired(MAX_OFFSET)]
+    waiting = context.commit_point.take_all()
     for send in waiting:
         # What the broker sent itself is not done, as whoever asked for it hears.
         send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
@@ -128,7 +131,7 @@ def refuse_waiting(context: BrokerContext, error: MQMeshError) -> None:
 
     What the broker sent itself waits on: it is told as done, or not at all.
     """
-    for send, _ in context.commit_point.expired(MAX_OFFSET):
+    for send in context.commit_point.take_all():
         if send.request is None:
             _wait(context, send)
         else:
@@ -183,22 +186,10 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
 def _answer_safe(context: BrokerContext, send: OpenSend) -> None:
     """Answers a send that is safe, or that nobody is there to make safer."""
     status = context.commit_point.status_of(send.end_offset)
-    if status and _must_be_confirmed(context, send):
-        _wait(context, send)
-        return
     if status and send.request is not None:
         context.stats.note_unsafe(status)
         fill_in_status(send, status)
     _answer(context, send)
-
-
-def _must_be_confirmed(context: BrokerContext, send: OpenSend) -> bool:
-    """Whether it has no status that says what is missing.
-
-    What the broker sends itself is told to others as done, and an election may take back what is
-    not confirmed: deliveries of delayed messages, and what consumers sent back, would be gone.
-    """
-    return send.request is None and context.leadership is not None
 
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:

@@ -1,4 +1,4 @@
-"""What is confirmed, and what producers are told."""
+"""What is confirmed, and what is acknowledged to producers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument
-from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, ConfirmRule, rule_of
 
 ONE, TWO, THREE = (MemberIncarnation(number, 1) for number in (1, 2, 3))
@@ -168,44 +167,29 @@ def test_a_report_that_cannot_be_moves_nothing(replica_id, epoch, position, reas
     assert log.links[2].has == 200
 
 
-def told(mode, log, end_offset=500, **settings):
-    """What a put is told before, and when its time is over."""
-    policy = AckPolicy(mode, **settings)
-    return [policy.status_of(log, end_offset, 1_000, is_late=late) for late in (False, True)]
-
-
-def test_mode_none_answers_what_is_written():
-    log = leader()
-    assert told(AckReplicas.NONE, log) == [SendStatus.SEND_OK] * 2
-
-
-@pytest.mark.parametrize("mode", [AckReplicas.ONE, AckReplicas.QUORUM, AckReplicas.ALL])
-def test_who_waits_for_copies_is_told_when_they_are_late(mode):
-    log = leader()
-    assert told(mode, log) == [None, SendStatus.FLUSH_SLAVE_TIMEOUT]
-    assert told(mode, log, 100) == [SendStatus.SEND_OK] * 2
-
-
-@pytest.mark.parametrize("mode", [AckReplicas.ONE, AckReplicas.QUORUM])
-def test_without_followers_nobody_waits(mode):
+@pytest.mark.parametrize("mode", AckReplicas)
+def test_what_is_confirmed_is_acknowledged_whoever_is_connected(mode):
     log = leader(ConfirmRule(EVERYBODY, 2))
+    log.on_ack(2, EPOCH, 500)
+    policy = AckPolicy(mode, minimum=2)
+    assert policy.acknowledged(log) == 500
     log.on_disconnected(2)
-    assert told(mode, log)[0] is None
     log.on_disconnected(3)
-    assert told(mode, log) == [SendStatus.SLAVE_NOT_AVAILABLE] * 2
-    assert log.confirmed == 100
+    assert policy.acknowledged(log) == 500, "nor is more of it"
 
 
-def test_one_does_not_wait_for_who_is_far_behind():
+def test_one_does_not_count_who_is_far_behind():
     log = leader(ConfirmRule((ONE, TWO), 2))
-    assert told(AckReplicas.ONE, log, fall_behind_bytes=900)[0] is None
-    assert told(AckReplicas.ONE, log, fall_behind_bytes=899)[0] is SendStatus.SLAVE_NOT_AVAILABLE
+    AckPolicy(AckReplicas.ONE, refuses_below=True, fall_behind_bytes=900).check(log, 1_000)
+    with pytest.raises(BrokerNotAvailable, match="connected or near enough"):
+        AckPolicy(AckReplicas.ONE, refuses_below=True, fall_behind_bytes=899).check(log, 1_000)
 
 
-def test_a_set_below_the_minimum_refuses_or_says_so():
+def test_a_set_below_the_minimum_acknowledges_nothing_and_refuses():
     log = leader(ConfirmRule((ONE,), 1))
     assert log.confirmed == 1_000
-    assert told(AckReplicas.ALL, log, minimum=2) == [SendStatus.SLAVE_NOT_AVAILABLE] * 2
+    assert AckPolicy(AckReplicas.ALL, minimum=2).acknowledged(log) == 0
+    assert AckPolicy(AckReplicas.ALL, minimum=1).acknowledged(log) == 1_000
     AckPolicy(AckReplicas.ALL, minimum=2).check(log, 1_000)
     with pytest.raises(BrokerNotAvailable, match=r"1 replicas are in sync, 2 must be \(min_in_"):
         AckPolicy(AckReplicas.ALL, minimum=2, refuses_below=True).check(log, 1_000)

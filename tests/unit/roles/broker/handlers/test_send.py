@@ -8,12 +8,20 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.payload import CODEC_NONE, Payload, compress_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, encode_batch
-from mqmesh.errors import CorruptBatch, DiskFull, RemoteProtocolError, StoreClosed, SystemBusy
+from mqmesh.errors import (
+    CorruptBatch,
+    DiskFull,
+    NotMaster,
+    RemoteProtocolError,
+    StoreClosed,
+    SystemBusy,
+)
 from mqmesh.message import Message
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.roles.broker.features.sends.feature import SENDS
 from mqmesh.roles.broker.features.storing.storing import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
@@ -316,6 +324,30 @@ def test_with_sync_flush_waiting_has_an_end(make_stage):
     assert (good.code, good.status) == (0, SendStatus.FLUSH_DISK_TIMEOUT)
     assert (bad.code, bad.status) == (ResponseCode.NO_PERMISSION, SendStatus.SEND_OK)
     assert stage.context.stats.unsafe_answers == {SendStatus.FLUSH_DISK_TIMEOUT: 1}
+
+
+def test_a_group_that_elects_its_master_answers_nothing_that_is_not_confirmed(make_stage):
+    stage = make_stage(flush_disk_type=SYNC, sync_flush_timeout_ms=100)
+    stage.context = msgspec.structs.replace(stage.context, leadership=object())
+    stage.store.synced = 0
+    opaque = stage.begin_send(stage.batch())
+    stage.end_tick()
+    stage.clock.advance(60_000)
+    answer_expired(stage.context, stage.clock.monotonic_ms())
+    assert not stage.answers
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    answer_confirmed(stage.context)
+    assert [one.status for one in stage.outcomes(opaque)] == [SendStatus.SEND_OK]
+
+
+def test_a_group_that_elects_its_master_leaves_open_what_waits_when_it_is_stopped(make_stage):
+    stage = make_stage(flush_disk_type=SYNC)
+    stage.context = msgspec.structs.replace(stage.context, leadership=object())
+    stage.store.synced = 0
+    opaque = stage.begin_send(stage.batch())
+    stage.end_tick()
+    SENDS.stopped(stage.context)
+    assert isinstance(stage.answers[opaque], NotMaster)
 
 
 def test_with_sync_flush_a_duplicate_waits_for_the_same_sync(make_stage):
