@@ -135,6 +135,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         end_offset: Behind the last record of its log.
         synced_offset: Behind what its disk has.
         can_lead: Its disk takes writes.
+        is_cut_off: It leads, and for some seconds has heard too few followers to confirm anything.
         preferred: It leads where others could as well.
         zone: Where it stands.
         process: Whose session it is, so that it can end when the process is seen to be dead.
@@ -151,6 +152,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: _Number = 0
     synced_offset: _Number = 0
     can_lead: bool = True
+    is_cut_off: bool = False
     preferred: bool = False
     zone: _Text = ""
     process: ProcessMark | None = None

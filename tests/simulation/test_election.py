@@ -20,8 +20,10 @@ from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.lead import preference
@@ -35,11 +37,12 @@ from mqmesh.transport.endpoints import endpoint_of
 SEEDS = {0: 9, 12: 1}
 """So many from each: four of mode all, four of quorum, one of one; one of none."""
 MOST_SEEDS = 60
+LATE_MS = 1_000
 
 
-def first_violation(*bugs, hint: int) -> str | None:
+def first_violation(*bugs, hint: int, step: int = 1) -> str | None:
     """What the first seed says that finds a bug, from the one that found it once; None if none."""
-    for seed in range(hint, hint + MOST_SEEDS):
+    for seed in range(hint, hint + MOST_SEEDS * step, step):
         for bug in bugs:
             bug.start()
         try:
@@ -96,14 +99,44 @@ def test_a_leader_that_shows_too_little_or_goes_back_is_found():
     assert any("went back in epoch" in one for one in found if one.startswith("H3"))
 
 
+@pytest.mark.timeout(300)
+def test_a_leader_that_answers_what_is_not_confirmed_is_found():
+    """With a status that says so, and without an error: it may be gone after the next election."""
+    confirmed, status_of = CommitPoint.confirmed, CommitPoint.status_of
+
+    def early(self, now_ms):
+        late = [send for send, _ in self.expired(now_ms + self.timeout_ms - LATE_MS)]
+        for send in late:
+            if send.request is None:  # of the broker itself, which nobody is told of
+                self.wait(send, send.end_offset, now_ms)
+        return [*confirmed(self, now_ms), *(send for send in late if send.request is not None)]
+
+    def status(self, end_offset):
+        is_late = end_offset > self.offset()
+        return SendStatus.FLUSH_SLAVE_TIMEOUT if is_late else status_of(self, end_offset)
+
+    bugs = (
+        mock.patch.object(CommitPoint, "confirmed", early),
+        mock.patch.object(CommitPoint, "status_of", status),
+    )
+    # Those of mode one in which links between replicas break.
+    found = first_violation(*bugs, hint=25, step=16)
+    assert found is not None
+    assert found.startswith("C13: the send of")
+
+
 class Site:
     """Three replicas that elect their master, and an administrator."""
 
     def __init__(
-        self, folder: Path, mode: AckReplicas = AckReplicas.ALL, preferred: int = 0
+        self,
+        folder: Path,
+        mode: AckReplicas = AckReplicas.ALL,
+        preferred: int = 0,
+        minimum: int = 2,
     ) -> None:
         self.world, self.mode = World(1, folder, real_store=True), mode
-        self.replicas = start_group(self.world, mode, preferred)
+        self.replicas = start_group(self.world, mode, preferred, minimum=minimum)
         self.admin = HaAdmin(self.world.namesrv_addr, transport=self.world.transport("admin"))
 
     def leader(self) -> int:
@@ -389,6 +422,93 @@ def test_a_preferred_replica_gets_the_lead_back_but_not_again_and_again(tmp_path
         assert site.leader() == 1, "ten minutes are not over"
         state = leadership_of(site.replicas[0]).in_sync.state
         assert {one.replica_id for one in state.in_sync} == {1, 2, 3}
+    finally:
+        site.close()
+
+
+# ---- A leader that keeps its coordinator and loses its followers ---------------------------
+
+COPIES = pytest.mark.parametrize(
+    "site", [AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE], indirect=True
+)
+WAYS = ("both", "from the leader", "to the leader")
+REPLACED_MS = 6_000
+
+
+@COPIES
+@pytest.mark.parametrize("way", WAYS)
+def test_a_leader_that_hears_no_follower_is_replaced_where_another_one_can_confirm(site, way):
+    first, network = site.replicas[site.leader() - 1], site.world.network
+    epoch = leadership_of(first).epoch
+    for other in site.replicas:
+        if other is not first and way != "to the leader":
+            network.cut(first.node, other.node)
+        if other is not first and way != "from the leader":
+            network.cut(other.node, first.node)
+    site.run_until(lambda: site.leaders() == [epoch + 1], REPLACED_MS)
+    site.run(1_000)  # name servers hear of it
+    site.admin.create_topic("t", queues=1)
+    site.run(5 * REPLACED_MS)
+    assert site.leaders() == [epoch + 1], "and leads on for as long as the cut lasts"
+    network.heal()
+    site.run(5_000)
+    second = site.replicas[site.leader() - 1]
+    assert leadership_of(second).epoch == epoch + 1
+    assert leadership_of(second).members == [1, 2, 3]
+
+
+@COPIES
+def test_a_leader_whose_followers_are_dead_leads_on_and_takes_sends_when_they_are_back(site):
+    first = site.replicas[site.leader() - 1]
+    epoch, others = leadership_of(first).epoch, [one for one in site.replicas if one is not first]
+    for other in others:
+        other.kill()
+    site.run(20_000)
+    assert leadership_of(first).is_cut_off
+    with pytest.raises(MQMeshError):
+        site.admin.create_topic("t", queues=1)
+    for other in others:
+        other.start()
+    site.run(3_000)
+    assert leadership_of(first).epoch == epoch
+    site.admin.create_topic("t", queues=1)
+
+
+@COPIES
+def test_a_leader_is_not_replaced_by_a_follower_that_could_not_confirm_either(site):
+    """The other follower is dead, or each of the three hears the coordinator only."""
+    first = site.replicas[site.leader() - 1]
+    near, far = (one for one in site.replicas if one is not first)
+    epoch = leadership_of(first).epoch
+    far.kill()
+    site.cut(first, near)
+    site.run(15_000)
+    assert leadership_of(first).epoch == epoch
+    site.world.network.heal()
+    site.run(2_000)
+    assert leadership_of(first).epoch == epoch, "nobody has promised anything meanwhile"
+    site.admin.create_topic("t", queues=1)
+    far.start()
+    site.run(3_000)
+    site.cut(first, near, far)
+    site.cut(near, far)
+    site.run(15_000)
+    assert leadership_of(first).epoch == epoch
+    assert len(leadership_of(first).members) >= 2, "else nobody else could be elected"
+    site.world.network.heal()
+    site.run(10_000)
+    assert leadership_of(site.replicas[site.leader() - 1]).members == [1, 2, 3]
+    site.admin.create_topic("u", queues=1)
+
+
+def test_with_a_minimum_of_one_a_leader_goes_on_alone(tmp_path):
+    site = Site(tmp_path, minimum=1)
+    try:
+        first = site.replicas[site.leader() - 1]
+        part_from_followers(site)
+        site.run(10_000)
+        assert leadership_of(first).members == [site.replicas.index(first) + 1]
+        site.admin.create_topic("t", queues=1)
     finally:
         site.close()
 

@@ -27,7 +27,7 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.errors import MQMeshError
-from mqmesh.roles.broker.ha.confirm import rule_of, with_members
+from mqmesh.roles.broker.ha.confirm import least_to_confirm, rule_of, with_members
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
     Effect,
@@ -45,6 +45,8 @@ ELECTION_MS: Final = 1_000
 """After so long a candidate gives up, and may stand again."""
 SILENCE_MS: Final = 1_200
 """A leader that was not heard for so long may be dead."""
+CUT_OFF_SILENCE_MS: Final = 2_500
+"""One that says itself that it is cut off was not heard for so long at least."""
 RENEWALS_MISSED: Final = 2
 RANK_MS: Final = 50
 MAX_RANK: Final = 2
@@ -62,6 +64,7 @@ class Suspicion(enum.StrEnum):
     PAUSED = "the leader is missed, and an administrator wants nobody to stand"
     SESSION_ENDED = "the leader's session has ended"
     SILENT = "the leader is not heard and renews nothing"
+    CUT_OFF = "the leader is not heard, and hears too few replicas to confirm anything"
 
     @property
     def stands(self) -> bool:
@@ -75,7 +78,13 @@ _HOLDS_STILL: Final = frozenset(
 
 
 def suspicion_of(
-    view: GroupView, replica_id: int, *, silent_ms: int, ttl_ms: int, restart_ms: int = 0
+    view: GroupView,
+    replica_id: int,
+    *,
+    silent_ms: int,
+    ttl_ms: int,
+    restart_ms: int = 0,
+    minimum: int = 1,
 ) -> Suspicion:
     """What a replica that does not lead thinks of the leader.
 
@@ -86,6 +95,7 @@ def suspicion_of(
         ttl_ms: Of sessions; they are renewed each quarter of it.
         restart_ms: A leader whose process ended has so long to come back
             (restart_before_failover_ms).
+        minimum: With ``all``: so many have to be in sync (min_in_sync_replicas).
     """
     state = view.record.state
     if state is None or replica_id not in {one.replica_id for one in state.in_sync}:
@@ -102,9 +112,21 @@ def suspicion_of(
     if state.mode is AckReplicas.NONE or silent_ms < SILENCE_MS:
         return Suspicion.NONE
     is_late = leader[0].age_ms >= RENEWALS_MISSED * ttl_ms // 4
-    if not is_late:
+    if not is_late and not _is_cut_off(state, view, leader[0].presence, silent_ms, minimum):
         return Suspicion.BAD_LINK
-    return Suspicion.PAUSED if state.paused else Suspicion.SILENT
+    if state.paused:
+        return Suspicion.PAUSED
+    return Suspicion.SILENT if is_late else Suspicion.CUT_OFF
+
+
+def _is_cut_off(
+    state: GroupState, view: GroupView, leader: Presence, silent_ms: int, minimum: int
+) -> bool:
+    """Whether the leader confirms nothing, and as many others are there as could."""
+    ids = {one.presence.replica_id for one in view.members} - {state.master}
+    others = sum(state.is_voter(one) for one in ids)
+    is_missed = leader.is_cut_off and silent_ms >= CUT_OFF_SILENCE_MS
+    return is_missed and others >= least_to_confirm(state, minimum)
 
 
 def standing_delay_ms(view: GroupView, replica_id: int, drawn: int) -> int:
@@ -175,6 +197,8 @@ class Election(msgspec.Struct):
         step: Where it is.
         reason: Why it stands.
         is_unclean: It wins without the others; an administrator wants it so.
+        least: So many have to promise, beside what safety needs: the leader lives, and whoever
+            replaces it has to be able to confirm.
         wall_ms: When it stands, for people.
         record: That it read.
         answers: Of replicas that promised, by id.
@@ -188,6 +212,7 @@ class Election(msgspec.Struct):
     step: CandidateStep = CandidateStep.IDLE
     reason: str = ""
     is_unclean: bool = False
+    least: int = 0
     wall_ms: int = 0
     record: StateRecord = StateRecord(0, None)
     answers: dict[int, FenceAnswer] = {}
@@ -197,21 +222,26 @@ class Election(msgspec.Struct):
     wanted: GroupState | None = None
 
     def stand(
-        self, reason: str, now_ms: int, *, is_unclean: bool = False, wall_ms: int = 0
+        self,
+        reason: str,
+        now_ms: int,
+        *,
+        is_unclean: bool = False,
+        least: int = 0,
+        wall_ms: int = 0,
     ) -> list[Effect]:
         """Begins, if it is not under way.
 
         Args:
             reason: Why; it goes into the record.
             now_ms: Monotonic clock.
-            is_unclean: See the attribute.
-            wall_ms: See the attribute.
+            is_unclean, least, wall_ms: See the attributes.
         """
         if self.step is not CandidateStep.IDLE:
             return []
         self.step, self.reason, self.is_unclean = CandidateStep.READING, reason, is_unclean
         self.answers, self.enough_ms, self.wanted = {}, None, None
-        self.wall_ms = wall_ms
+        self.wall_ms, self.least = wall_ms, least
         self.deadline_ms = now_ms + ELECTION_MS
         return [ReadRecord()]
 
@@ -235,7 +265,9 @@ class Election(msgspec.Struct):
         if self.me.replica_id not in ids and not self.is_unclean:
             return self._stop("this replica is not in sync", record)
         self.step, self.record = CandidateStep.FENCING, record
-        return [Fence(record.state.epoch + 1, tuple({*ids, self.me.replica_id}))]
+        # Those that are not in sync promise that they can be brought in sync.
+        others = record.state.voters if self.least else ()
+        return [Fence(record.state.epoch + 1, tuple({*ids, *others, self.me.replica_id}))]
 
     def on_fence_answer(self, epoch: int, answer: FenceAnswer, now_ms: int) -> list[Effect]:
         """A replica promised, this one or another."""
@@ -305,6 +337,8 @@ class Election(msgspec.Struct):
         """Among whom the best leads; nobody for as long as that is not known."""
         if self.is_unclean:
             return [self.answers[self.me.replica_id]]
+        if len(self.answers) < self.least:
+            return []
         intact = [one for one in self.answers.values() if one.member in state.in_sync]
         able = [answer for answer in intact if answer.can_lead]
         if len(able) < _needed(state):

@@ -152,6 +152,7 @@ class GroupMember:
             lambda: self.leadership is not None,
             self._still_ms,
             lambda: self._promises.state.member,
+            lambda: self.config.ha.min_in_sync_replicas,
             self._promise,
             self._on_members,
             self._lead,
@@ -308,6 +309,7 @@ class GroupMember:
             end_offset=at.end,
             synced_offset=at.synced,
             can_lead=at.can_lead,
+            is_cut_off=self.leadership is not None and self.leadership.is_cut_off,
             preferred=config.ha.preferred,
             process=own_process(),
         )

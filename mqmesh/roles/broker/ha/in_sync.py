@@ -37,6 +37,8 @@ FLAP_WAITS_MS: Final = (10_000, 20_000, 40_000, 80_000, 120_000)
 GONE_MS: Final = 200
 """A member without session and connection leaves after so long; where all replicas are stopped, the
 leader knows that it is, too, before that."""
+ACKS_MS: Final = 1_000
+"""A follower that was heard within that time is there; each speaks every 200 ms."""
 HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
 
 
@@ -48,6 +50,7 @@ class Candidature(msgspec.Struct, frozen=True):
         mark: Commit-log offset where the log ended at ``mark_ms``.
         mark_ms: Once it has reached the mark it was caught up then.
         can_store: Its disk takes writes and is not nearly full.
+        heard_ms: When it was heard last in this epoch; None for never.
         entered_ms: When it came into the set, of late.
         waits: How often it had to wait for coming and going too often.
     """
@@ -56,6 +59,7 @@ class Candidature(msgspec.Struct, frozen=True):
     mark: int
     mark_ms: int
     can_store: bool = True
+    heard_ms: int | None = None
     entered_ms: tuple[int, ...] = ()
     waits: int = 0
 
@@ -118,7 +122,7 @@ class InSyncSet(msgspec.Struct):
         """
         one = self.followers.get(replica_id, Candidature(now_ms, log_end, now_ms))
         has = self.log.links[replica_id].has
-        changes: dict[str, object] = {"can_store": can_store}
+        changes: dict[str, object] = {"can_store": can_store, "heard_ms": now_ms}
         if has >= log_end:
             changes |= {"caught_up_ms": now_ms, "mark": log_end, "mark_ms": now_ms}
         elif has >= one.mark:
@@ -310,7 +314,29 @@ class InSyncSet(msgspec.Struct):
             left = [member for member in staying if not self._is_gone(member, now_ms)]
             if len(left) + len(may_enter) >= self.fewest:
                 staying = left
+            elif len(staying) + len(may_enter) < self.fewest:
+                staying = self._electable(staying, coming, now_ms)
         return (*staying, *may_enter)
+
+    def _electable(
+        self, staying: list[MemberIncarnation], coming: set[int], now_ms: int
+    ) -> list[MemberIncarnation]:
+        """Keeps members that live, and are not heard here, where the others are too few.
+
+        Nothing is acknowledged by so few; but who leaves the set can be elected no more, and one of
+        those may be able to confirm.
+        """
+        return [
+            member
+            for member in self.state.in_sync
+            if member in staying
+            or (member.replica_id not in coming and self._lives_elsewhere(member, now_ms))
+        ]
+
+    def _lives_elsewhere(self, member: MemberIncarnation, now_ms: int) -> bool:
+        one = self.followers[member.replica_id]
+        is_heard = one.heard_ms is not None and now_ms - one.heard_ms <= ACKS_MS
+        return one.can_store and not is_heard and member.replica_id not in self.gone_ms
 
     def _is_gone(self, member: MemberIncarnation, now_ms: int) -> bool:
         """Whether its process has ended, so that sends would wait for it in vain."""

@@ -1,17 +1,28 @@
-"""Whether a leader with copies hears neither the coordinator nor enough followers. Pure.
+"""Whether a leader with copies hears enough replicas. Pure.
 
-That decides nothing about what is safe: what such a leader stores nobody confirms. But another one
-may lead by now, whom it does not hear; clients are to look for that one, and it must not grant
-locks of queues that the other one grants, too.
+**Isolated** is one that hears neither the coordinator nor enough followers. That decides nothing
+about what is safe: what such a leader stores nobody confirms. But another one may lead by now, whom
+it does not hear; clients are to look for that one, and it must not grant locks of queues that the
+other one grants, too.
+
+**Cut off** is one that hears too few followers to confirm anything, whether or not it hears the
+coordinator. Where it does, its session lives on, and nobody would take its place. So it says at the
+coordinator that it is cut off. A follower that misses it, and is promised the next epoch by as many
+as are needed to confirm, takes over then (``election.Suspicion.CUT_OFF``). Until one does it leads:
+where all followers are dead, or do not reach one another either, nobody could do better.
 """
 
 from typing import Final
 
+import msgspec
+
 from mqmesh.coordination.interface import AckReplicas
+from mqmesh.roles.broker.ha.confirm import ConfirmRule, least_to_confirm
+from mqmesh.roles.broker.ha.in_sync import ACKS_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
 
-ACKS_MS: Final = 1_000
-"""A leader without a session goes on while as many as confirm were heard in that time."""
+CUT_OFF_MS: Final = 2_000
+"""A leader that has heard too few for so long is cut off."""
 
 
 def is_isolated(leadership: Leadership, now_ms: int) -> bool:
@@ -23,10 +34,41 @@ def is_isolated(leadership: Leadership, now_ms: int) -> bool:
     """
     if leadership.policy.mode is AckReplicas.NONE or leadership.lease_holds():
         return False
+    return any(_heard(leadership, rule, now_ms) < rule.copies for rule in _rules(leadership))
+
+
+class FollowerWatch(msgspec.Struct):
+    """How long a leader has heard too few followers to confirm anything.
+
+    Attributes:
+        since_ms: Since when, monotonic clock; None while it hears enough.
+    """
+
+    since_ms: int | None = None
+
+    def is_cut_off(self, leadership: Leadership, now_ms: int) -> bool:
+        """Return whether the leader is cut off; to be asked again and again.
+
+        Args:
+            leadership: Of the leader.
+            now_ms: Monotonic clock.
+        """
+        least = least_to_confirm(leadership.in_sync.state, leadership.policy.minimum)
+        if all(_heard(leadership, rule, now_ms) >= least for rule in _rules(leadership)):
+            self.since_ms = None
+            return False
+        if self.since_ms is None:
+            self.since_ms = now_ms
+        return now_ms - self.since_ms >= CUT_OFF_MS
+
+
+def _rules(leadership: Leadership) -> tuple[ConfirmRule, ConfirmRule]:
     log = leadership.log
+    return log.rule, log.next_rule or log.rule
+
+
+def _heard(leadership: Leadership, rule: ConfirmRule, now_ms: int) -> int:
+    """Members of a set that are there, the leader too."""
     recent = {one for one, at in leadership.heard_ms.items() if now_ms - at <= ACKS_MS}
-    recent.add(log.me.replica_id)
-    return any(
-        sum(member.replica_id in recent for member in rule.members) < rule.copies
-        for rule in (log.rule, log.next_rule or log.rule)
-    )
+    recent.add(leadership.log.me.replica_id)
+    return sum(member.replica_id in recent for member in rule.members)

@@ -23,6 +23,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import FenceRequest, FenceResponse, StandRequest
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.confirm import least_to_confirm
 from mqmesh.roles.broker.ha.effects import (
     ChangeRecord,
     Effect,
@@ -65,6 +66,7 @@ class Ballot(msgspec.Struct, frozen=True):
         leads: The replica does.
         still_ms: How long it has promised not to stand.
         me: The replica now.
+        minimum: With ``all``: so many have to be in sync (min_in_sync_replicas).
         promise: Promises an epoch, durably; raises ``StorageError``.
         on_members: Told who is there, by the coordinator.
         on_elected: Told the record by which the replica leads.
@@ -75,6 +77,7 @@ class Ballot(msgspec.Struct, frozen=True):
     leads: Callable[[], bool]
     still_ms: Callable[[], int]
     me: Callable[[], MemberIncarnation]
+    minimum: Callable[[], int]
     promise: Callable[[int], FenceResponse]
     on_members: Callable[[tuple[LiveReplica, ...]], None]
     on_elected: Callable[[StateRecord], None]
@@ -166,6 +169,7 @@ class Candidacy:
             silent_ms=self._replica.silent_ms(now_ms),
             ttl_ms=self._session.ttl_ms,
             restart_ms=self._config.ha.restart_before_failover_ms,
+            minimum=self._ballot.minimum(),
         )
 
     def _stand_if_due(self) -> None:
@@ -204,11 +208,20 @@ class Candidacy:
         self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
         self._election.me = self._ballot.me()
         wall_ms = self._clock.wall_ms()
-        effects = self._election.stand(reason, now_ms, is_unclean=is_unclean, wall_ms=wall_ms)
+        effects = self._election.stand(
+            reason, now_ms, is_unclean=is_unclean, least=self._least(now_ms), wall_ms=wall_ms
+        )
         self._carry_out(effects)
         if not self._is_stepping:
             self._is_stepping = True
             self._loop.call_later(STEP_MS, self._step)
+
+    def _least(self, now_ms: int) -> int:
+        """So many have to promise at least; 0 for as many as safety needs."""
+        view = self._ballot.view()
+        if view.record.state is None or self._suspicion(view, now_ms) is not Suspicion.CUT_OFF:
+            return 0
+        return least_to_confirm(view.record.state, self._ballot.minimum())
 
     def _step(self) -> None:
         if self._closed or not self.is_standing:

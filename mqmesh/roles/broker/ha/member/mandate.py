@@ -12,8 +12,8 @@ from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import HoldStillRequest
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.lead.failsafe import Failsafe
-from mqmesh.roles.broker.ha.lead.isolation import is_isolated
-from mqmesh.roles.broker.ha.leadership import ISOLATED, Leadership
+from mqmesh.roles.broker.ha.lead.isolation import FollowerWatch, is_isolated
+from mqmesh.roles.broker.ha.leadership import CUT_OFF, ISOLATED, Leadership
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 
@@ -45,6 +45,7 @@ class Mandate:
         self._leadership = leadership
         self._clock = clock
         self._failsafe = Failsafe(session.ttl_ms, config.ha.failsafe)
+        self._followers = FollowerWatch()
 
     def begin(self, *, is_failsafe: bool) -> None:
         """It leads a new epoch: nobody has promised anything yet.
@@ -53,6 +54,7 @@ class Mandate:
             is_failsafe: It may go on by promises (failsafe).
         """
         self._failsafe = Failsafe(self._session.ttl_ms, is_failsafe)
+        self._followers = FollowerWatch()
 
     def allow_failsafe(self, *, is_failsafe: bool) -> None:
         """Another setting is in force (failsafe)."""
@@ -66,7 +68,7 @@ class Mandate:
         return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
 
     def look(self, leadership: Leadership, now_ms: int) -> bool:
-        """What a leader does whose session is not renewed.
+        """What a leader does whose session is not renewed, or who hears too few followers.
 
         Args:
             leadership: Of now.
@@ -87,7 +89,19 @@ class Mandate:
             _log.error("sends are refused: %s", ISOLATED)
         elif was_isolated and not leadership.is_isolated:
             _log.warning("sends are taken again: the coordinator or enough followers are heard")
+        self._look_for_followers(leadership, now_ms)
         return True
+
+    def _look_for_followers(self, leadership: Leadership, now_ms: int) -> None:
+        was_cut_off = leadership.is_cut_off
+        leadership.is_cut_off = self._followers.is_cut_off(leadership, now_ms)
+        if leadership.is_cut_off is was_cut_off:
+            return
+        if leadership.is_cut_off:
+            _log.error("sends are refused: %s", CUT_OFF)
+        else:
+            _log.warning("sends are taken again: enough followers are heard")
+        self._session.renew_soon()  # whoever could take over has to know
 
     def _ask_to_hold_still(self, leadership: Leadership, boot_ms: int) -> None:
         config, failsafe = self._config, self._failsafe

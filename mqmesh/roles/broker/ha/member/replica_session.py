@@ -112,6 +112,10 @@ class ReplicaSession:
                 self._renewals.observe(self._clock.boot_ms() - asked_ms)
             self._lease.on_renewed(outcome)
 
+    def renew_soon(self) -> None:
+        """What the replica tells of itself has changed: it is told with the next look."""
+        self._lease.renew_ms = 0
+
     def change_ttl(self, ttl_ms: int) -> None:
         """Another setting is in force; if it differs, another session is begun."""
         if ttl_ms != self._lease.ttl_ms:

@@ -305,6 +305,48 @@ def test_a_leader_whose_process_ended_has_time_to_come_back(state, ages, silent_
     assert found.stands == (suspicion is not Suspicion.RESTARTING)
 
 
+@pytest.mark.parametrize(
+    ("state", "ages", "silent_ms", "minimum", "suspicion"),
+    [
+        (ALL, (0, 0, 0), 2_500, 2, Suspicion.CUT_OFF),
+        (QUORUM, (0, 0, 0), 2_500, 1, Suspicion.CUT_OFF),
+        (replace(QUORUM, mode=AckReplicas.ONE), (0, 0, 0), 2_500, 1, Suspicion.CUT_OFF),
+        (QUORUM, (0, 0, 0), 2_499, 1, Suspicion.BAD_LINK),
+        # As many as are needed to confirm are not there without the leader.
+        (ALL, (0, None, 0), 9_000, 2, Suspicion.BAD_LINK),
+        (QUORUM, (0, None, 0), 9_000, 1, Suspicion.BAD_LINK),
+        (replace(QUORUM, voters=(1, 3)), (0, 0, 0), 9_000, 1, Suspicion.BAD_LINK),
+        (replace(QUORUM, paused=True), (0, 0, 0), 2_500, 1, Suspicion.PAUSED),
+        (replace(ALL, mode=AckReplicas.NONE), (0, 0, 0), 9_000, 1, Suspicion.NONE),
+    ],
+)
+def test_a_leader_that_says_it_is_cut_off_is_replaced_if_others_can_confirm(
+    state, ages, silent_ms, minimum, suspicion
+):
+    group = view(state, *ages, is_cut_off=True)
+    found = suspicion_of(group, 1, silent_ms=silent_ms, ttl_ms=TTL_MS, minimum=minimum)
+    assert found is suspicion
+    assert found.stands == (suspicion is Suspicion.CUT_OFF)
+
+
+def test_whoever_replaces_a_leader_that_lives_needs_as_many_as_confirm():
+    """In mode all the candidate alone would be safe; here it has to be able to confirm, too."""
+    state = replace(ALL, in_sync=(EVERYBODY[0], EVERYBODY[2]), voters=(1, 2, 3))
+    one = Election(MemberIncarnation(1, 1))
+    one.stand("cut off", 0, least=2)
+    (fence,) = one.on_read(StateRecord(9, state), 0, leader_lives=False)
+    assert fence == Fence(5, (1, 2, 3)), "one that is not in sync can be brought in sync"
+    assert elect(one, answer(1)) == []
+    assert one.tick(ELECTION_MS - 1) == []
+    assert elect(one, answer(2, 50), now_ms=ELECTION_MS - 1) == []
+    (found,) = one.tick(ELECTION_MS)
+    assert isinstance(found, Follow)
+    one.stand("cut off", 0, least=2)
+    one.on_read(StateRecord(9, state), 0, leader_lives=False)
+    assert elect(one, answer(1), answer(2, 500)) == []
+    assert wanted(one.tick(OTHERS_WAIT_MS)).in_sync == EVERYBODY[:1]
+
+
 def test_the_best_position_stands_first():
     group = view(ALL, 0, 0, 0, ends=(100, 300, 200))
     assert [standing_delay_ms(group, number, 149) for number in (1, 2, 3)] == [149, 49, 99]

@@ -474,3 +474,27 @@ def test_where_sends_wait_for_nobody_nobody_leaves_early():
     leader.log.on_disconnected(3)
     leader.set.on_sessions(frozenset({1, 2}), 0)
     assert leader.proposes(3_000) is None
+
+
+def test_members_that_live_elsewhere_stay_where_too_few_would_be_left():
+    """Who leaves the set can be elected no more, and the leader acknowledges nothing alone."""
+    leader = Leader(*EVERYBODY)
+    leader.set.fewest = 2
+    for member in (TWO, THREE):
+        leader.opens(member)
+    leader.log.on_disconnected(2)
+    leader.log.on_disconnected(3)
+    assert leader.proposes(3_001) is None
+    leader.set.on_sessions(frozenset({1, 2}), 3_001)
+    assert leader.makes(3_001) == (ONE, TWO)
+    leader.set.on_sessions(frozenset({1}), 9_000)
+    assert leader.makes(9_000) == (ONE,), "nobody could be elected anyway"
+
+
+@pytest.mark.parametrize("can_store", [True, False])
+def test_a_member_that_is_heard_and_behind_leaves_whoever_is_left(can_store):
+    leader = Leader(ONE, TWO)
+    leader.set.fewest = 2
+    leader.opens(TWO, 500)
+    leader.hears(2, 500, 3_001, can_store=can_store)
+    assert leader.makes(3_001) == (ONE,)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, StateRecord
-from mqmesh.errors import NotMaster
+from mqmesh.errors import BrokerNotAvailable, NotMaster
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmRule
-from mqmesh.roles.broker.ha.lead.isolation import ACKS_MS, is_isolated
+from mqmesh.roles.broker.ha.in_sync import ACKS_MS
+from mqmesh.roles.broker.ha.lead.isolation import CUT_OFF_MS, FollowerWatch, is_isolated
 from mqmesh.roles.broker.ha.leadership import Leadership
 
 LATE_MS = 100_000
 
 
 def leading(
-    mode: AckReplicas, *others: int, copies: int = 1, has_lease: bool = False
+    mode: AckReplicas, *others: int, copies: int = 1, has_lease: bool = False, minimum: int = 1
 ) -> Leadership:
     me = MemberIncarnation(1, 1)
     members = (me, *(MemberIncarnation(one, 1) for one in others))
@@ -22,7 +23,7 @@ def leading(
     made = Leadership(
         StateRecord(7, state),
         me,
-        AckPolicy(mode),
+        AckPolicy(mode, minimum),
         marker_end=0,
         log_end=lambda: 100,
         lag_max_ms=3_000,
@@ -65,3 +66,28 @@ def test_while_the_set_changes_enough_of_both_must_be_heard():
     leadership.log.on_changing(ConfirmRule(bigger, 3))
     assert is_isolated(leadership, LATE_MS)
     assert leadership.electable == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("mode", "minimum"), [(AckReplicas.QUORUM, 1), (AckReplicas.ONE, 1), (AckReplicas.ALL, 2)]
+)
+def test_a_leader_that_hears_too_few_for_a_while_is_cut_off_though_its_session_lives(mode, minimum):
+    leadership = leading(mode, 2, 3, copies=2, has_lease=True, minimum=minimum)
+    watch, since_ms = FollowerWatch(), LATE_MS + ACKS_MS + 1
+    leadership.heard_ms = {3: LATE_MS}
+    assert not watch.is_cut_off(leadership, LATE_MS + ACKS_MS), "one is enough"
+    assert not watch.is_cut_off(leadership, since_ms)
+    assert not watch.is_cut_off(leadership, since_ms + CUT_OFF_MS - 1)
+    leadership.is_cut_off = watch.is_cut_off(leadership, since_ms + CUT_OFF_MS)
+    assert leadership.is_cut_off
+    with pytest.raises(BrokerNotAvailable, match="hears too few others to confirm anything"):
+        leadership.check()
+    leadership.heard_ms = {2: since_ms + CUT_OFF_MS}
+    assert not watch.is_cut_off(leadership, since_ms + CUT_OFF_MS)
+    assert watch.since_ms is None
+
+
+@pytest.mark.parametrize("mode", [AckReplicas.NONE, AckReplicas.ALL])
+def test_a_leader_that_may_acknowledge_alone_is_never_cut_off(mode):
+    leadership, watch = leading(mode, 2, 3, has_lease=True), FollowerWatch()
+    assert not any(watch.is_cut_off(leadership, at) for at in (LATE_MS, LATE_MS + 60_000))
