@@ -35,11 +35,13 @@ from harness.machines import Machines, enter
 from harness.patience import until
 from mqmesh import Message, Producer
 from mqmesh.errors import MQMeshError
+from mqmesh.protocol.messaging import SendStatus
 from mqmesh.units import MIB
 
 BIG_TOPIC: Final = "big"
 CELL_S: Final = 150
 HOLD_S: Final = 4.0
+REPLACED_S: Final = 20
 REPAIR_S: Final = 60
 DISK_BYTES: Final = 512 * MIB
 SEGMENT_BYTES: Final = 8 * MIB
@@ -59,7 +61,11 @@ SUPERVISOR: Final = "supervisor"
 """The `mqmesh up` of the master's machine."""
 EVERYWHERE: Final = ("kill", "stop-1", "stop-3", "stop-10", "gone", "cut", "cut-in", "cut-out")
 """Faults that may happen to anybody."""
-OF_REPLICAS: Final = ("from-replicas", "from-coordinator")
+FROM_REPLICAS: Final = ("from-replicas", "cut-in-replicas", "cut-out-replicas")
+"""Cut off from the other replicas; nothing of theirs arrives; nothing that it sends them arrives.
+A master that waits for others is to be replaced while that lasts, though its coordinator hears it.
+"""
+OF_REPLICAS: Final = (*FROM_REPLICAS, "from-coordinator")
 OF_ONE: Final = (
     "disk-full",
     "sync-fails",
@@ -235,7 +241,7 @@ class Harm:
         self, group: ElectedGroup, hosts: SmallDisks, cell: Cell, chance: random.Random
     ) -> None:
         self._group, self._hosts, self._chance = group, hosts, chance
-        self._fault, self._mode = cell.fault, cell.mode
+        self._victim, self._fault, self._mode = cell.victim, cell.fault, cell.mode
         assert group.machines is not None
         self._machines = group.machines
         master = until(group.master)
@@ -259,6 +265,12 @@ class Harm:
         self._cuts: list[tuple[str, str]] = []
         self.began_s = 0.0
         self.pause = threading.Event().wait
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether another one has to lead while the fault lasts."""
+        has_copies = self._mode != "none"
+        return self._victim == "master" and self._fault in FROM_REPLICAS and has_copies
 
     def run(self) -> None:
         """All of it, from the fault to its end; whoever was ended runs again."""
@@ -445,17 +457,23 @@ class Harm:
         if self._fault == "ring":
             self._cuts = list(zip(replicas, [*replicas[1:], replicas[0]], strict=True))
         else:
-            others = {"from-replicas": replicas, "from-coordinator": coordinators}
+            others = {
+                **dict.fromkeys(FROM_REPLICAS, replicas),
+                "from-coordinator": coordinators,
+            }
+            way = slice(
+                self._fault.startswith("cut-out"), 1 + (not self._fault.startswith("cut-in"))
+            )
             for victim in self._names:
                 for other in others.get(self._fault, everybody):
                     if other not in self._names:
-                        pairs = [(other, victim), (victim, other)]
-                        self._cuts += pairs[
-                            self._fault == "cut-out" : 1 + (self._fault != "cut-in")
-                        ]
+                        self._cuts += [(other, victim), (victim, other)][way]
         for pair in self._cuts:
             self._machines.cut(*pair)
         self.pause(HOLD_S)
+        if self._is_replaced:
+            master = self.replicas[0]
+            until(lambda: self._group.master() not in (0, master), REPLACED_S)
         for pair in self._cuts:
             self._machines.heal(*pair)
 
@@ -547,6 +565,8 @@ def _lacking(
     places = read | set(found)
     wrong = {
         "acknowledged and lost": len(set(lost) - may_go),
+        # Nothing but SEND_OK is true of a group that may elect another master at any time.
+        "answered with another status": sum(one in SendStatus.__members__ for one in load.errors),
         "lost and delivered": sum(1 for one in read if not times[one.number]),
         "there twice": sum(1 for count in times.values() if count > 1),
         "places with two contents": len(places) - len({one[:2] for one in places}),

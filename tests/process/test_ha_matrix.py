@@ -14,6 +14,7 @@ from harness.ha_matrix import all_cells, pairwise
     "cell",
     [
         "master:cut-in:all:SYNC_FLUSH",
+        "master:cut-out-replicas:quorum:ASYNC_FLUSH",
         "master:sync-fails:one:SYNC_FLUSH",
         "slave:wiped:quorum:ASYNC_FLUSH",
         "master+coordinator:kill:none:ASYNC_FLUSH",
