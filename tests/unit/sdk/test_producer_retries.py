@@ -12,6 +12,7 @@ from mqmesh.errors import (
     NoPermission,
     NotMaster,
     RemoteProtocolError,
+    RequestTimeout,
     SystemBusy,
 )
 from mqmesh.message import Message, MessageQueue
@@ -173,6 +174,21 @@ def test_a_retry_is_never_overtaken(world):
     world.run(1_000)
     assert [future.result().queue_offset for future in futures] == list(range(20))
     assert world.stored() == [str(n).encode() for n in range(20)]
+
+
+def test_a_queue_waits_for_a_send_until_its_timeout_and_no_longer(world):
+    """Behind it nobody knows whether, and when, the request arrives (docs/reliability.md)."""
+    producer = world.producer()
+    world.broker.faults.append(Fault(FaultKind.LOSE))
+    first = producer.send_async(message("1"), queue=queue())
+    world.run(500)
+    second = producer.send_async(message("2"), queue=queue())
+    world.run(TIMEOUT_MS - 600)
+    assert not first.done()
+    assert world.stored() == []
+    world.run(200)
+    assert isinstance(first.exception(), RequestTimeout)
+    assert second.result().queue_offset == 0
 
 
 def test_a_synchronous_send_behind_an_asynchronous_one_waits_its_turn(world):
