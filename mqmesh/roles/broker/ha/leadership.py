@@ -21,7 +21,7 @@ ISOLATED: Final = (
     "this replica reaches neither the coordinator nor enough followers: another one may lead by now"
 )
 CUT_OFF: Final = (
-    "this replica hears too few others to confirm anything; one that reaches enough takes over"
+    "too few replicas in sync are heard to confirm anything; one that reaches enough takes over"
 )
 LEASE_OVER: Final = "its session was not renewed (ha.lease_ttl_ms): another replica may lead by now"
 
@@ -126,9 +126,9 @@ class Leadership:
             raise NotMaster(loss)
         if self.closing is not None:
             raise NotMaster(self.closing)
+        self.policy.check(self.log, self._log_end())
         if self.is_cut_off:
             raise BrokerNotAvailable(CUT_OFF)
-        self.policy.check(self.log, self._log_end())
 
     def on_own(self, position: int) -> bool:
         """The leader's own log reaches a commit-log offset; True if more is confirmed by it."""
