@@ -175,6 +175,8 @@ class RouteTable:
         group.members[broker_id] = _Member(
             request.address, version, request.instance_id, request.perm, peer, now_ms, topics
         )
+        if topics is not _leading_table(group):
+            changes = {}  # clients get the master's topics
         response = RegisterBrokerResponse(need_topics, name in self._drained)
         return response, self._changes(name, group, before, changes)
 

@@ -581,6 +581,17 @@ def test_a_change_names_the_topics_that_changed_and_only_those_are_announced():
     assert table.topics() == ["t"]
 
 
+def test_a_change_of_a_followers_topics_changes_nothing_for_clients():
+    table = make_table()
+    master, follower = Broker(table), Broker(table, broker_id=1, instance=2)
+    master.register("t")
+    follower.register("t", "side")
+    assert announced(follower.change("early", deleted=["t", "side"])[1]) == (set(), set())
+    assert table.topics() == ["t"]
+    master.die()
+    assert table.topics() == ["early"], "it is all that there is now"
+
+
 @pytest.mark.parametrize("is_new_life", [False, True])
 def test_a_change_of_a_version_that_is_not_here_asks_for_the_whole_table(is_new_life):
     table = make_table()
