@@ -44,6 +44,7 @@ MOST_READ_BACK: Final = 20
 READ_BYTES: Final = 1 << 20
 
 MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE, AckReplicas.NONE)
+CUT_OFF_MS: Final = 8_000
 SETTLED_MS: Final = 30_000
 """With mode ``none``: after so long whatever is not there by then is lost."""
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
@@ -54,7 +55,13 @@ FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
         "switch-over": 4,
         "broker stopped": 3,
     },
-    {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
+    {
+        "partition of replicas": 4,
+        "leader cut off": 1,
+        "one-way partition": 3,
+        "pause of a broker": 2,
+        "pause": 1,
+    },
     {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "switch-over": 2},
     None,
 )
@@ -215,6 +222,7 @@ class ElectionRun(Run):
     def _plan(self, faults: Faults) -> None:
         faults.add("pause of a broker", lambda: faults.pause(self._replica()))
         faults.add("partition of replicas", self._part_replicas)
+        faults.add("leader cut off", self._cut_leader_off)
         faults.add("coordinator killed", lambda: faults.restart(self.world.coordinators[0]))
         faults.add("coordinator cut off", self._cut_coordinator)
         faults.add("switch-over", self._switch_over)
@@ -279,6 +287,15 @@ class ElectionRun(Run):
         others = [other for other in self.replicas if other is not one]
         for other in others if chance.randrange(2) else chance.sample(others, 1):
             self._part(one, other)
+
+    def _cut_leader_off(self) -> None:
+        """Nothing passes between the leader and its followers, for long enough to replace it."""
+        leader, network = self._master(), self.world.network
+        for other in self.replicas:
+            if leader and leader.node and other.node and other is not leader:
+                network.cut(leader.node, other.node)
+                network.cut(other.node, leader.node)
+        self.world.simulation.after(CUT_OFF_MS, network.heal)
 
     def _cut_coordinator(self) -> None:
         self._part(self._replica(), self.world.coordinators[0])
