@@ -1,13 +1,15 @@
 """`mqmesh context`: names for clusters."""
 
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.client.options import namesrv_addresses
+from mqmesh.security.keys import load_credentials
 
-from .contexts import contexts_file, load_contexts, save_contexts
+from .contexts import Contexts, contexts_file, load_contexts, save_contexts
 from .options import json_option
 from .render import Column, print_json, print_records, say
 
@@ -15,6 +17,7 @@ _COLUMNS: Final = (
     Column("context", "CONTEXT"),
     Column("namesrv", "NAME SERVERS"),
     Column("in_use", "IN USE"),
+    Column("credentials", "KEYS", rank=1),
 )
 
 
@@ -23,7 +26,8 @@ def context() -> None:
     """Names for clusters, and which one commands use.
 
     Commands ask the name servers of --namesrv, else of MQMESH_NAMESRV, else of --context, else
-    of the context in use, else those that `mqmesh up` starts here.
+    of the context in use, else those that `mqmesh up` starts here. A context may name a file with
+    keys, too.
 
     \b
     Examples:
@@ -37,28 +41,49 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.option("--namesrv", required=True, metavar="HOST:PORT,…", help="Its name servers.")
+@click.option("--namesrv", metavar="HOST:PORT,…", help="Its name servers. [default: of the keys]")
+@click.option(
+    "--credentials",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="File with your keys, for a cluster with security on.",
+)
 @click.option("--use", "in_use", is_flag=True, help="Use it from now on.")
 @json_option
-def add(name: str, namesrv: str, in_use: bool, as_json: bool) -> None:
-    """Add a context, or give one other name servers.
+def add(
+    name: str, namesrv: str | None, credentials: Path | None, in_use: bool, as_json: bool
+) -> None:
+    """Add a context, or give one other name servers and keys.
+
+    Only the path of the file with your keys is kept, not the keys. MQMESH_CREDENTIALS stands above
+    the keys of the context in use, and --context above MQMESH_CREDENTIALS.
 
     \b
     Examples:
-      mqmesh context add production --namesrv 10.0.0.1:9876,10.0.0.2:9876 --use
+      mqmesh context add test --namesrv 127.0.0.1:9876
+      mqmesh context add production --credentials ~/keys/billing.toml --use
     """
     if not 0 < len(name) <= 255:
         raise ConfigError("a context's name has 1 to 255 characters")
+    if namesrv is None and credentials is not None:
+        namesrv = load_credentials(credentials).namesrv_addr
+    if not namesrv:
+        raise ConfigError("say --namesrv, or --credentials FILE with a namesrv_addr in the file")
     contexts = load_contexts()
     contexts.contexts[name] = namesrv_addresses(namesrv)
+    contexts.credentials.pop(name, None)
+    if credentials is not None:
+        load_credentials(credentials)
+        contexts.credentials[name] = str(credentials.absolute())
     if in_use:
         contexts.current = name
     save_contexts(contexts)
-    one = _as_dict(name, contexts.contexts[name], contexts.current)
+    one = _as_dict(name, contexts)
     if as_json:
         print_json(one)
-    else:
-        say(f"context {name}: {one['namesrv']}{', in use' if one['in_use'] else ''}")
+        return
+    keys = f", keys of {one['credentials']}" if one["credentials"] else ""
+    say(f"context {name}: {one['namesrv']}{keys}{', in use' if one['in_use'] else ''}")
 
 
 @context.command()
@@ -76,7 +101,7 @@ def use(name: str, as_json: bool) -> None:
     contexts.current = name
     save_contexts(contexts)
     if as_json:
-        print_json(_as_dict(name, contexts.contexts[name], name))
+        print_json(_as_dict(name, contexts))
     else:
         say(f"commands ask {namesrv} from now on")
 
@@ -91,10 +116,7 @@ def list_contexts(as_json: bool) -> None:
       mqmesh context list
     """
     contexts = load_contexts()
-    rows = [
-        _as_dict(name, namesrvs, contexts.current)
-        for name, namesrvs in sorted(contexts.contexts.items())
-    ]
+    rows = [_as_dict(name, contexts) for name in sorted(contexts.contexts)]
     print_records(_COLUMNS, rows, as_json=as_json)
 
 
@@ -110,15 +132,22 @@ def remove(name: str, as_json: bool) -> None:
     """
     contexts = load_contexts()
     contexts.namesrv(name)
-    namesrvs = contexts.contexts.pop(name)
     if contexts.current == name:
         contexts.current = ""
+    removed = _as_dict(name, contexts)
+    del contexts.contexts[name]
+    contexts.credentials.pop(name, None)
     save_contexts(contexts)
     if as_json:
-        print_json(_as_dict(name, namesrvs, contexts.current))
+        print_json(removed)
     else:
         say(f"context {name} is removed from {contexts_file()}")
 
 
-def _as_dict(name: str, namesrvs: list[str], current: str) -> dict[str, Any]:
-    return {"context": name, "namesrv": ";".join(namesrvs), "in_use": name == current}
+def _as_dict(name: str, contexts: Contexts) -> dict[str, Any]:
+    return {
+        "context": name,
+        "namesrv": contexts.namesrv(name),
+        "credentials": contexts.credentials.get(name, ""),
+        "in_use": name == contexts.current,
+    }

@@ -14,7 +14,7 @@ VERSION: Final = 1
 MAX_CONTEXTS: Final = 1_000
 NAMESRV_VARIABLE: Final = "MQMESH_NAMESRV"
 MODE: Final = 0o600
-"""The file says where clusters are; in time it will hold more."""
+"""The file says where clusters are, and where keys to them are kept."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -26,11 +26,13 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
         version: Of its form.
         current: Name of the context that commands use; empty for none.
         contexts: Name servers by name.
+        credentials: Absolute path of a file with keys, by name; those without need none.
     """
 
     version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)] = VERSION
     current: str = ""
     contexts: Annotated[dict[Name, list[str]], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
+    credentials: Annotated[dict[Name, str], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
 
     def namesrv(self, name: str) -> str:
         """The name servers of a context, as commands take them.
@@ -91,16 +93,16 @@ def save_contexts(contexts: Contexts) -> None:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
 
 
-def find_namesrv(said: str | None, context: str | None) -> str:
-    """The name servers that a command asks.
+def find_cluster(said: str | None, context: str | None) -> tuple[str, str]:
+    """Return the name servers that a command asks, and the file with the keys of their context.
 
     Args:
         said: ``--namesrv``.
         context: ``--context``.
 
     Returns:
-        What was said; else the variable ``MQMESH_NAMESRV``; else the context in use; else those
-        of `mqmesh up`.
+        The name servers that were said; else those of the variable ``MQMESH_NAMESRV``; else those
+        of the context in use; else those of `mqmesh up`. And a path; "" where no context says one.
 
     Raises:
         ConfigError: Both were said, or there is no such context.
@@ -111,7 +113,9 @@ def find_namesrv(said: str | None, context: str | None) -> str:
         said = os.environ.get(NAMESRV_VARIABLE) or None
     if said is not None:
         namesrv_addresses(said)
-        return said
+        return said, ""
     contexts = load_contexts()
     name = contexts.current if context is None else context
-    return contexts.namesrv(name) if name else DEFAULT_NAMESRV
+    if not name:
+        return DEFAULT_NAMESRV, ""
+    return contexts.namesrv(name), contexts.credentials.get(name, "")

@@ -1,4 +1,4 @@
-"""Which keys commands have: those of MQMESH_CREDENTIALS, or of the cluster in this folder."""
+"""Which keys commands have: of a context, of MQMESH_CREDENTIALS, or of the cluster here."""
 
 import os
 from pathlib import Path
@@ -6,10 +6,36 @@ from pathlib import Path
 from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE, namesrv_addresses
 from mqmesh.security.keys import load_credentials
 
+from .contexts import find_cluster
+
 
 def use_credentials(path: Path) -> None:
     """Commands have these keys from now on, and so have the processes that they start."""
     os.environ[CREDENTIALS_VARIABLE] = str(path.absolute())
+
+
+def choose_cluster(said: str | None, context: str | None, data_dir: Path) -> str:
+    """Find the cluster that a command asks, and use its keys from now on.
+
+    A context that is named stands above MQMESH_CREDENTIALS, and the context in use below it.
+
+    Args:
+        said: ``--namesrv``.
+        context: ``--context``.
+        data_dir: Folder of a cluster of this machine.
+
+    Returns:
+        The name servers.
+
+    Raises:
+        ConfigError: There is no such context, or its keys cannot be used.
+    """
+    namesrv, keys = find_cluster(said, context)
+    if keys and (context is not None or not os.environ.get(CREDENTIALS_VARIABLE)):
+        load_credentials(Path(keys))
+        use_credentials(Path(keys))
+    use_credentials_of(data_dir, namesrv)
+    return namesrv
 
 
 def use_credentials_of(data_dir: Path, namesrv: str) -> None:

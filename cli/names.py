@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -9,7 +10,8 @@ from click.shell_completion import CompletionItem
 
 from mqmesh.errors import MQMeshError
 
-from .contexts import find_namesrv
+from .credentials import choose_cluster
+from .options import DEFAULT_DATA_DIR
 
 MAX_INTEGER: Final = 2**63 - 1
 PATIENCE_MS: Final = 1_000
@@ -65,7 +67,8 @@ class ClusterName(TextArgument):
         said = [one.params for one in (ctx, ctx.find_root())]
         namesrv = next((one["namesrv"] for one in said if one.get("namesrv")), None)
         try:
-            found = self.known(find_namesrv(namesrv, ctx.find_root().params.get("context_name")))
+            context = ctx.find_root().params.get("context_name")
+            found = self.known(choose_cluster(namesrv, context, Path(DEFAULT_DATA_DIR)))
         except (MQMeshError, OSError):
             return []
         # A foreign broker may announce anything; no shell should be given that.

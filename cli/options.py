@@ -11,14 +11,14 @@ import click
 from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
 
-from .contexts import find_namesrv
-from .credentials import use_credentials_of
+from .credentials import choose_cluster
 from .notes import Options
 
 RATE: Final = click.FloatRange(0.001, 10_000_000)
 """Messages a second."""
 SECONDS: Final = click.FloatRange(0.001, 31_536_000)
 """Up to a year."""
+
 DEFAULT_DATA_DIR: Final = "./mqmesh-data"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -48,8 +48,8 @@ def namesrv_option(function: _F) -> _F:
         options = context.ensure_object(Options)
         said = options.namesrv if namesrv is None else namesrv
         # What is said for one command stands above what is said for all.
-        chosen = find_namesrv(said, options.context if namesrv is None else None)
-        use_credentials_of(Path(DEFAULT_DATA_DIR), chosen)
+        named = options.context if namesrv is None else None
+        chosen = choose_cluster(said, named, Path(DEFAULT_DATA_DIR))
         return function(*args, namesrv=chosen, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type

@@ -63,6 +63,11 @@ class Right(enum.StrEnum):
     """To read the topics, and to do it as the groups."""
     FILTER = "FILTER"
     """To upload filters in Python for the groups."""
+    VIEW_OWN = "view or SUB"
+    """To see how the topics and groups are, for those who may read as well as for those who may see
+    everything: what belongs to a group is its members'."""
+    ADMIN_OWN = "admin or SUB"
+    """To change what belongs to the group and the topics, for those who may read them, too."""
     VIEW = "view"
     """To see how everything is; changes nothing."""
     ADMIN = "admin"
@@ -184,7 +189,7 @@ def _row(
 
 C = RequestCode
 ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, CLIENT = ServedBy
-NONE, PUB, SUB, FILTER, VIEW, ADMIN, INTERNAL = Right
+NONE, PUB, SUB, FILTER, VIEW_OWN, ADMIN_OWN, VIEW, ADMIN, INTERNAL = Right
 
 # fmt: off
 _ROWS: Final = (
@@ -241,7 +246,7 @@ _ROWS: Final = (
     # Failed messages.
     _row(C.CONSUMER_SEND_MSG_BACK, BROKER, SUB, "entries[].topic", "group",
          retries.SendBackRequest, retries.SendBackResponse),
-    _row(C.RESEND_DEAD_LETTERS, BROKER, ADMIN, "", "group",
+    _row(C.RESEND_DEAD_LETTERS, BROKER, ADMIN_OWN, LOOKED_UP, "group",
          retries.ResendRequest, retries.ResendResponse),
     # Clients.
     _row(C.HEART_BEAT, BROKER, SUB, "consumers[].subscriptions[].topic", "consumers[].group",
@@ -289,20 +294,20 @@ _ROWS: Final = (
     # Consumer groups, for administrators.
     _row(C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "config.group",
          groups.UpdateGroupRequest, groups.GroupConfig),
-    _row(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, BROKER, VIEW, "", "group",
+    _row(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, BROKER, VIEW_OWN, "", "group",
          groups.GetGroupsRequest, groups.GroupSummaries),
     _row(C.DELETE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "group", groups.DeleteGroupRequest),
-    _row(C.GET_CONSUMER_CONNECTION_LIST, BROKER, VIEW, "", "group",
+    _row(C.GET_CONSUMER_CONNECTION_LIST, BROKER, VIEW_OWN, "", "group",
          groups.ConsumerConnectionsRequest, groups.ConsumerConnections),
     _row(C.GET_PRODUCER_CONNECTION_LIST, BROKER, VIEW, "", "group",
          groups.ProducerConnectionsRequest, groups.ProducerConnections),
-    _row(C.GET_CONSUME_STATS, BROKER, VIEW, "topic", "group",
+    _row(C.GET_CONSUME_STATS, BROKER, VIEW_OWN, "topic", "group",
          groups.ConsumeStatsRequest, groups.ConsumeStats),
     _row(C.GET_GROUPS_PROGRESS, BROKER, VIEW, "", "",
          groups.GroupsProgressRequest, groups.GroupsProgress),
     _row(C.QUERY_TOPIC_CONSUME_BY_WHO, BROKER, VIEW, "topic", "",
          groups.TopicConsumersRequest, groups.GroupNames),
-    _row(C.INVOKE_BROKER_TO_RESET_OFFSET, BROKER, ADMIN, "topic", "group",
+    _row(C.INVOKE_BROKER_TO_RESET_OFFSET, BROKER, ADMIN_OWN, "topic", "group",
          groups.ResetOffsetRequest, groups.OffsetChanges),
     _row(C.CLONE_GROUP_OFFSET, BROKER, ADMIN, "topic", "source target",
          groups.CloneOffsetRequest, groups.OffsetChanges),
@@ -323,7 +328,7 @@ _ROWS: Final = (
     _row(C.GET_TOPIC_CONFIG, BROKER, VIEW, "topic", "",
          admin.GetTopicConfigRequest, admin.TopicConfigs),
     _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),
-    _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW, "topic", "",
+    _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW_OWN, "topic", "",
          admin.TopicStatsRequest, admin.TopicStats),
     _row(C.GET_BROKER_CONFIG, BROKER, VIEW, "", "",
          admin.GetConfigRequest, admin.ConfigEntries),

@@ -20,6 +20,8 @@ MAX_CLIENTS_PER_ANSWER: Final = 100
 
 LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
 """How groups begin that only look on (`mqmesh consume`): brokers keep nothing of them."""
+TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
+"""Groups of clients that ask for single messages: brokers keep nothing of them, either."""
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 BY_CONSUMER: Final = -1
 
@@ -479,6 +481,11 @@ class ConsumerOffsetReset(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     group: Name
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+def only_looks(group: str) -> bool:
+    """Return True for a group that reads messages and leaves nothing behind."""
+    return group in TOOL_GROUPS or group.startswith(LOOK_GROUP_PREFIX)
 
 
 def check_client_group(name: str) -> str:

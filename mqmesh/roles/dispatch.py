@@ -243,7 +243,7 @@ class Dispatch:
         decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
         count = self.counts[spec.code]
         observe = count.latency.observe
-        of_admin = spec.right is Right.ADMIN
+        of_admin = spec.right in (Right.ADMIN, Right.ADMIN_OWN)
 
         def note(request: Request, header: Any, error: BaseException | None) -> None:
             what, self._described = self._described, ""

@@ -10,6 +10,7 @@ from mqmesh.figures import Measured, counter
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, Right
+from mqmesh.protocol.groups import only_looks
 from mqmesh.security.access_list import AccessList, Action, UserRole
 from mqmesh.security.permissions import Judgement, Permissions, name_matches
 from mqmesh.security.quotas import Quotas
@@ -19,6 +20,15 @@ MAX_PASSED: Final = 100_000
 
 _INTERNAL: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
 _VIEWS: Final = _INTERNAL | {UserRole.VIEW, UserRole.ADMIN}
+_ROLES: Final = {
+    Right.NONE: frozenset(UserRole),
+    Right.VIEW_OWN: _VIEWS,
+    Right.VIEW: _VIEWS,
+    Right.ADMIN_OWN: frozenset({UserRole.ADMIN}),
+    Right.ADMIN: frozenset({UserRole.ADMIN}),
+    Right.INTERNAL: _INTERNAL,
+}
+_OWN: Final = frozenset({Right.VIEW_OWN, Right.ADMIN_OWN})
 # As plain names: to look a member up in its enumeration takes longer than the rest of a check.
 _NONE, _PUB, _SUB, _FILTER = Right.NONE, Right.PUB, Right.SUB, Right.FILTER
 _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: Action.FILTER}
@@ -112,7 +122,8 @@ class Guard:
         elif right is not _PUB:
             # No group is named "", so that says that the role was looked at.
             if spec.broker or (name, spec.word, "", True) not in self._passed:
-                self._check_role(name, spec, header)
+                if right not in _OWN or not self._owns(name, spec, header):
+                    self._check_role(name, spec, header)
             if right is not _NONE:
                 return
         if spec.topics:
@@ -132,6 +143,10 @@ class Guard:
         elif right is Right.NONE and not _may_know(permissions, name, topic):
             # As if it were not there: names do not leak.
             raise TopicNotFound(f"no topic {topic!r}, or it is not for user {name!r}")
+        elif right is Right.ADMIN_OWN and not self._has_role(name, right):
+            # A member of the group who is no administrator sends to the topic by this command.
+            verdict = permissions.topic(name, Action.PUB, topic)
+            _require(verdict, name, Action.PUB.value, "topic", topic)
         self._pass(asked)
 
     def check_creation(self, principal: Principal, topic: str) -> None:
@@ -146,22 +161,34 @@ class Guard:
 
     def _check_group(self, name: str, spec: CommandSpec, group: str) -> None:
         action = _ACTIONS[spec.right]
-        _require(self._permissions.group(name, action, group), name, action.value, "group", group)
+        if spec.right is not _SUB or not only_looks(group):
+            verdict = self._permissions.group(name, action, group)
+            _require(verdict, name, action.value, "group", group)
         self._pass((name, spec.word, group, True))
+
+    def _owns(self, name: str, spec: CommandSpec, header: Any) -> bool:
+        """Return True if a user may read all that a request names, and it names a group if it can.
+
+        A request that names nothing is about everything.
+        """
+        groups = spec.group_names(header) if spec.groups else []
+        topics = spec.topic_names(header) if spec.topics else []
+        user, permissions = self._permissions.user(name), self._permissions
+        if user is None or user.role in _INTERNAL or not (groups if spec.groups else topics):
+            return False
+        return all(permissions.group(name, Action.SUB, one).allowed for one in groups) and all(
+            permissions.topic(name, Action.SUB, one).allowed for one in topics
+        )
+
+    def _has_role(self, name: str, right: Right) -> bool:
+        user = self._permissions.user(name)
+        return user is not None and user.role in _ROLES[right]
 
     def _check_role(self, name: str, spec: CommandSpec, header: Any) -> None:
         user, right = self._permissions.user(name), spec.right
         if user is None:
             raise NoPermission(f"user {name!r} is not in the access list, or not enabled")
-        if right is Right.NONE:
-            allowed = True
-        elif right is Right.VIEW:
-            allowed = user.role in _VIEWS
-        elif right is Right.ADMIN:
-            allowed = user.role is UserRole.ADMIN
-        else:
-            allowed = user.role in _INTERNAL
-        if not allowed:
+        if not self._has_role(name, right):
             raise NoPermission(
                 f"user {name!r} may not {spec.code.name}: it needs the right {right.value}, and "
                 f"the user's role is {user.role.value}"

@@ -32,10 +32,13 @@ change, be a process of the cluster, speak for the broker that requests name, kn
 _NEEDS: Final = {
     Right.NONE: set[int](),
     Right.PUB: {PUB},
+    Right.VIEW_OWN: {VIEW},
     Right.VIEW: {VIEW},
+    Right.ADMIN_OWN: {ADMIN},
     Right.ADMIN: {ADMIN},
     Right.INTERNAL: {INTERNAL},
 }
+_OWN: Final = frozenset({Right.VIEW_OWN, Right.ADMIN_OWN})
 _RULES: Final = frozenset({PUB, SUB_TOPIC, SUB_GROUP, FILTER, KNOWN})
 
 
@@ -109,8 +112,19 @@ def intruders() -> list[Caller]:
     ]
 
 
-def needs(spec: CommandSpec) -> set[int]:
-    """What a caller needs for a command that is about the topic and the group."""
+def may(caller: Caller, spec: CommandSpec) -> bool:
+    """Return True if a caller may have a command that is about the topic and the group."""
+    if spec.right in _OWN and INTERNAL not in caller.holds and _reads(spec) <= caller.holds:
+        return True
+    return _needs(spec) <= caller.holds
+
+
+def _reads(spec: CommandSpec) -> set[int]:
+    topics = [one for one in spec.topics if one not in (IN_BODY, LOOKED_UP)]
+    return {one for one, at in ((SUB_TOPIC, topics), (SUB_GROUP, spec.groups)) if at}
+
+
+def _needs(spec: CommandSpec) -> set[int]:
     if spec.right is Right.SUB:
         return {one for one, at in ((SUB_TOPIC, spec.topics), (SUB_GROUP, spec.groups)) if at}
     if spec.right is Right.FILTER:

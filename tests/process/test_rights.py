@@ -11,7 +11,7 @@ import zmq
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.listening import family, listening
 from harness.patience import until
-from harness.rights import TOPIC, Found, callers, frame_of, intruders, message_id_of, needs
+from harness.rights import TOPIC, Found, callers, frame_of, intruders, may, message_id_of
 from harness.secured import Roles, place_of
 
 from mqmesh.batch.half_batch import half_parts, have_immunity
@@ -214,7 +214,7 @@ def test_nobody_does_without_the_right_and_everybody_with_it(wire, found, role):
                 elif (role, spec.code) in ON_ITS_CONNECTION:
                     is_right = answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
                 else:
-                    is_right = is_done(spec, answer) == (needs(spec) <= caller.holds)
+                    is_right = is_done(spec, answer) == may(caller, spec)
                 if not is_right:
                     told = None if answer is None else ResponseCode(answer.code).name
                     wrong.append((place, caller.name, spec.code.name, told))

@@ -20,11 +20,13 @@ from mqmesh.errors import AuthenticationFailed, EndpointUnreachable, NoPermissio
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.access_list import write_access_list
 from mqmesh.security.keys import KeyRing, load_credentials
@@ -83,6 +85,10 @@ class Registrar:
 
     def ask(self, code, asked):
         return self._channel.request(code, header=encode_header(asked), timeout_ms=60_000)
+
+
+def fail_always(messages):
+    raise ValueError("planned")
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +319,61 @@ def test_a_pull_that_waits_ends_when_its_user_is_disabled(cluster, run, tmp_path
             assert isinstance(waits.exception(), EndpointUnreachable | AuthenticationFailed)
             with pytest.raises(AuthenticationFailed, match="is user 'reader' in its access list"):
                 channel.ask(RequestCode.PULL_MESSAGE, asked)
+
+
+def test_members_look_after_their_group_with_the_keys_of_a_context(
+    cluster, run, tmp_path, monkeypatch
+):
+    address, keys = cluster
+    own = str(tmp_path / "biller.toml")
+    rights = ("--sub", "payments", "--group", "billing")
+    assert run("user", "add", "biller", *rights, "-o", own)[0] == 0
+    failing = PushConsumer(
+        "billing",
+        namesrv_addr=address,
+        credentials=own,
+        max_reconsume_times=0,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )
+    admin = str(keys / "client.toml")
+    with Producer("p", namesrv_addr=address, credentials=admin) as producer:
+        sent = producer.send(Message("payments", b"x"))
+    failing.subscribe("payments", listener=fail_always)
+    with failing, AdminClient(address, credentials=admin) as client:
+        until(lambda: client.runtime_info()["broker-a"].number("dead_letters_total") == 1)
+    monkeypatch.delenv("MQMESH_CREDENTIALS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # The file names no name servers that these commands could fall back to.
+    added = run_command(
+        "context", "add", "own", "--namesrv", address, "--credentials", own, "--use"
+    )
+    assert added.code == 0
+
+    def told(*arguments):
+        done = run_command(*arguments, "--json")
+        return done.code, [json.loads(line) for line in (*done.out, *done.err)]
+
+    code, listed = told("dlq", "list", "billing")
+    assert code == 0
+    assert sent.message_id in str(listed)
+    for command in (
+        ("dlq", "show", "billing", sent.message_id),
+        ("dlq", "resend", "billing", "--all"),
+        ("group", "progress", "billing"),
+        ("group", "show", "billing"),
+        ("group", "reset-offset", "billing", "--topic", "payments", "--to-first", "--dry-run"),
+        ("topic", "stats", "payments"),
+    ):
+        assert told(*command)[0] == 0, command
+    for command in (
+        ("dlq", "list", "other"),
+        ("dlq", "resend", "billing", "--all", "--force", "--target", "topic"),
+        ("group", "progress", "other"),
+        ("group", "list"),
+        ("topic", "stats", "parked"),
+    ):
+        code, answers = told(*command)
+        assert code == 1, (command, answers)
 
 
 def test_a_user_expires_by_command(run, tmp_path):

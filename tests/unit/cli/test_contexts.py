@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+from pathlib import Path
 
+import msgspec
 import pytest
+from harness.keys import credentials
 
 from mqmesh.cli import contexts, main
+from mqmesh.cli.credentials import choose_cluster
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV
+from mqmesh.security.keys import save_credentials
 
 
 @pytest.fixture(autouse=True)
@@ -29,24 +35,29 @@ def run(capsys):
     return run
 
 
+def find_namesrv(said, context):
+    return contexts.find_cluster(said, context)[0]
+
+
 def test_contexts_are_added_used_listed_and_removed(run, home):
     assert run("list") == []
     assert run("add", "prod", "--namesrv", "a:1, b:2") == {
         "context": "prod",
         "namesrv": "a:1;b:2",
+        "credentials": "",
         "in_use": False,
     }
     assert run("add", "test", "--namesrv", "[::1]:9876", "--use")["in_use"]
-    assert contexts.find_namesrv(None, None) == "[::1]:9876"
+    assert find_namesrv(None, None) == "[::1]:9876"
     assert run("use", "prod")["in_use"]
     assert [(one["context"], one["in_use"]) for one in run("list")] == [
         ("prod", True),
         ("test", False),
     ]
-    assert contexts.find_namesrv(None, None) == "a:1;b:2"
-    assert contexts.find_namesrv(None, "test") == "[::1]:9876"
+    assert find_namesrv(None, None) == "a:1;b:2"
+    assert find_namesrv(None, "test") == "[::1]:9876"
     run("remove", "prod")
-    assert contexts.find_namesrv(None, None) == DEFAULT_NAMESRV
+    assert find_namesrv(None, None) == DEFAULT_NAMESRV
     file = home / "mqmesh" / "contexts.json"
     assert contexts.contexts_file() == file
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -56,13 +67,13 @@ def test_contexts_are_added_used_listed_and_removed(run, home):
 def test_what_is_said_goes_before_the_variable_and_that_before_the_context(run, monkeypatch):
     run("add", "prod", "--namesrv", "a:1", "--use")
     monkeypatch.setenv("MQMESH_NAMESRV", "b:2,c:3")
-    assert contexts.find_namesrv("d:4", None) == "d:4"
-    assert contexts.find_namesrv(None, "prod") == "a:1"
-    assert contexts.find_namesrv(None, None) == "b:2,c:3"
+    assert find_namesrv("d:4", None) == "d:4"
+    assert find_namesrv(None, "prod") == "a:1"
+    assert find_namesrv(None, None) == "b:2,c:3"
     monkeypatch.setenv("MQMESH_NAMESRV", "")
-    assert contexts.find_namesrv(None, None) == "a:1"
+    assert find_namesrv(None, None) == "a:1"
     with pytest.raises(ConfigError, match="exclude"):
-        contexts.find_namesrv("d:4", "prod")
+        find_namesrv("d:4", "prod")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,38 @@ def test_a_relative_folder_is_ignored_as_the_specification_says(monkeypatch, tmp
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert contexts.contexts_file() == tmp_path / ".config" / "mqmesh" / "contexts.json"
+
+
+def test_a_context_has_keys_by_the_name_of_their_file(run, home, monkeypatch):
+    monkeypatch.delenv("MQMESH_CREDENTIALS", raising=False)
+    monkeypatch.chdir(home)
+    for name in ("own", "other"):
+        keys = msgspec.structs.replace(credentials(name), namesrv_addr="127.0.0.1:1")
+        save_credentials(home / f"{name}.toml", keys)
+    own, other = str(home / "own.toml"), str(home / "other.toml")
+    added = run("add", "prod", "--credentials", "own.toml", "--use")
+    assert (added["namesrv"], added["credentials"]) == ("127.0.0.1:1", own)
+    run("add", "test", "--namesrv", "127.0.0.1:1", "--credentials", "other.toml")
+    assert keys_of(monkeypatch, None, None) == own
+    assert keys_of(monkeypatch, None, "test") == other
+    assert keys_of(monkeypatch, "127.0.0.1:1", None) is None, "what is said is of no context"
+    assert keys_of(monkeypatch, None, None, variable="x.toml") == "x.toml"
+    assert keys_of(monkeypatch, None, "test", variable="x.toml") == other
+    run("add", "prod", "--namesrv", "127.0.0.1:1")
+    assert keys_of(monkeypatch, None, "prod") is None, "it was given anew without keys"
+    run("remove", "test")
+    assert contexts.load_contexts().credentials == {}
+    (home / "own.toml").chmod(0o644)
+    assert "lets others read" in run("add", "prod", "--credentials", "own.toml")[1]
+    assert "say --namesrv" in run("add", "prod")[1]
+
+
+def keys_of(monkeypatch, said, context, variable=""):
+    """The file with keys that a command has."""
+    with monkeypatch.context() as patch:
+        patch.setenv("MQMESH_CREDENTIALS", variable)
+        choose_cluster(said, context, Path("mqmesh-data"))
+        return os.environ["MQMESH_CREDENTIALS"] or None
 
 
 def test_a_command_asks_the_context_it_is_told(run, capsys):

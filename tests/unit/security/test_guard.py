@@ -64,7 +64,9 @@ def test_each_command_is_for_those_roles(gate, spec):
         Right.PUB: {UserRole.ADMIN},
         Right.SUB: {UserRole.ADMIN, UserRole.BROKER, UserRole.SERVICE},
         Right.FILTER: {UserRole.ADMIN},
+        Right.VIEW_OWN: {*UserRole} - {UserRole.NONE},
         Right.VIEW: {*UserRole} - {UserRole.NONE},
+        Right.ADMIN_OWN: {UserRole.ADMIN},
         Right.ADMIN: {UserRole.ADMIN},
         Right.INTERNAL: {UserRole.BROKER} if spec.broker else {UserRole.BROKER, UserRole.SERVICE},
     }[spec.right]
@@ -108,6 +110,45 @@ def test_a_subscriber_needs_the_topic_and_the_group(gate):
         assert may(gate, shop, pull, topic="pay", group="billing")
         assert not may(gate, shop, pull, topic="pay", group="other")
         assert not may(gate, shop, pull, topic="orders", group="billing")
+
+
+OWN_VIEW = ("GET_CONSUME_STATS", "GET_CONSUMER_CONNECTION_LIST", "GET_TOPIC_STATS_INFO")
+OWN_ADMIN = ("RESEND_DEAD_LETTERS", "INVOKE_BROKER_TO_RESET_OFFSET")
+
+
+@pytest.mark.parametrize("code", [*OWN_VIEW, *OWN_ADMIN, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG"])
+def test_what_belongs_to_a_group_is_its_members(gate, code):
+    spec, shop = COMMANDS[RequestCode[code]], who(gate, SHOP)
+    topic = "pay" if {"topic"} & {*spec.topics} else ""
+    assert may(gate, shop, spec, topic=topic, group="billing")
+    assert may(gate, shop, spec, topic="%DLQ%billing" if topic else "", group="billing")
+    if spec.groups:
+        assert not may(gate, shop, spec, topic=topic, group="other")
+        assert not may(gate, shop, spec, topic=topic), "without a group it is about all of them"
+    if topic:
+        assert not may(gate, shop, spec, topic="orders-1", group="billing"), "it may only send"
+        assert not may(gate, shop, spec, topic="%DLQ%other", group="billing")
+    service = may(gate, who(gate, OWNERS[UserRole.SERVICE]), spec, topic=topic, group="billing")
+    assert service is (spec.right is Right.VIEW_OWN), "it reads everything, and changes nothing"
+
+
+def test_a_member_that_resends_to_a_topic_needs_the_right_to_send(gate):
+    resend, shop = COMMANDS[RequestCode.RESEND_DEAD_LETTERS], who(gate, SHOP)
+    gate.check(shop, resend, Naming(group="billing"))
+    gate.check_topic(shop, resend, "orders-1")
+    for _ in range(2):
+        with pytest.raises(NoPermission, match="may not PUB topic 'pay'"):
+            gate.check_topic(shop, resend, "pay")
+    gate.check_topic(who(gate, OWNERS[UserRole.ADMIN]), resend, "pay")
+
+
+@pytest.mark.parametrize("group", ["mqmesh-query", "mqmesh-consume-1a2b"])
+def test_who_only_looks_on_needs_the_topic_alone(gate, group):
+    pull, shop = COMMANDS[RequestCode.PULL_MESSAGE], who(gate, SHOP)
+    assert may(gate, shop, pull, topic="pay", group=group)
+    assert may(gate, shop, pull, topic="%DLQ%billing", group=group)
+    assert not may(gate, shop, pull, topic="%DLQ%other", group=group)
+    assert not may(gate, shop, pull, topic="orders", group=group)
 
 
 def test_a_refusal_says_who_may_not_do_what_and_why(gate):

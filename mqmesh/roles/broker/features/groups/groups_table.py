@@ -5,7 +5,6 @@ otherwise (``auto_create_subscription_group``).
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -15,12 +14,9 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
-from mqmesh.protocol.groups import BY_CONSUMER, LOOK_GROUP_PREFIX, GroupConfig, check_client_group
+from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig, check_client_group, only_looks
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
-
-TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
-"""Under these, tools of mqmesh pull and commit nothing; they are no groups of anybody."""
 
 
 class GroupTable:
@@ -78,7 +74,7 @@ class GroupTable:
                     f"consumer group {group!r} may not consume with {MessageModel.BROADCASTING} "
                     "(consume_broadcast_enable)"
                 )
-        elif not self.auto_create and group not in self._groups and not _is_tool(group):
+        elif not self.auto_create and group not in self._groups and not only_looks(group):
             raise _not_found(group)
 
     def retry_limit(self, group: str, wanted: int) -> int:
@@ -90,7 +86,7 @@ class GroupTable:
 
     def makes(self, group: str) -> bool:
         """Whether ``note_used`` would make settings for a group."""
-        return self.auto_create and group not in self._groups and not _is_tool(group)
+        return self.auto_create and group not in self._groups and not only_looks(group)
 
     def note_used(self, group: str) -> None:
         """A group is used: gives it settings if it has none.
@@ -102,7 +98,7 @@ class GroupTable:
             GroupNotFound: Groups get no settings by themselves.
             SystemBusy: There are too many groups.
         """
-        if group in self._groups or _is_tool(group):
+        if group in self._groups or only_looks(group):
             return
         if not self.auto_create:
             raise _not_found(group)
@@ -182,10 +178,6 @@ class GroupTable:
         self._restricted.pop(config.group, None)
         if not (config.consume_enable and config.consume_broadcast_enable):
             self._restricted[config.group] = config
-
-
-def _is_tool(group: str) -> bool:
-    return group in TOOL_GROUPS or group.startswith(LOOK_GROUP_PREFIX)
 
 
 def _not_found(group: str) -> GroupNotFound:

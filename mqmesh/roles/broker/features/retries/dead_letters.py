@@ -47,7 +47,10 @@ _OK: Final = int(ResponseCode.SUCCESS)
 
 
 def resend(context: BrokerContext, request: Request, wanted: ResendRequest) -> Reply | None:
-    """Sends dead letters to the retry topic, or to where they were sent at first."""
+    """Sends dead letters to the retry topic, or to where they were sent at first.
+
+    A member of the group may do it, and needs the right to send for the latter.
+    """
     check_group(wanted.group)
     if wanted.target not in set(ResendTarget):
         raise InvalidArgument(f"target {wanted.target!r} is neither RETRY nor TOPIC")
@@ -59,7 +62,7 @@ def resend(context: BrokerContext, request: Request, wanted: ResendRequest) -> R
     stored = StoredBatches(context.store)
     for queue_offset in wanted.queue_offsets:
         try:
-            result = _look(context, wanted, queue_offset, stored, batches, marks)
+            result = _look(context, request, wanted, queue_offset, stored, batches, marks)
         except OffsetIllegal as error:
             result = ResendResult(int(ResendStatus.GONE), 0, _remark(error))
         except MQMeshError as error:
@@ -85,6 +88,7 @@ def forget_marks(context: BrokerContext) -> None:
 
 def _look(
     context: BrokerContext,
+    request: Request,
     wanted: ResendRequest,
     queue_offset: int,
     stored: StoredBatches,
@@ -99,7 +103,7 @@ def _look(
     before_ms = context.retries.marks.resent_ms(wanted.group, queue_offset, message.message_id)
     if before_ms and not wanted.force:
         return ResendResult(int(ResendStatus.ALREADY_RESENT), before_ms)
-    name, queue_id = _target(context, wanted, message)
+    name, queue_id = _target(context, request, wanted, message)
     if wanted.dry_run:
         return ResendResult(int(ResendStatus.RESENT), before_ms)
     mark = {PROPERTY_RESENT_FROM_DLQ: f"{message.commitlog_offset:X}#{message.ordinal:X}"}
@@ -114,10 +118,11 @@ def _look(
 
 
 def _target(
-    context: BrokerContext, wanted: ResendRequest, message: StoredMessage
+    context: BrokerContext, request: Request, wanted: ResendRequest, message: StoredMessage
 ) -> tuple[str, int]:
     if wanted.target == ResendTarget.RETRY:
         return retry_topic(wanted.group), RETRY_QUEUE
+    context.wire.permit(request, message.topic)
     topic = context.topics.get(message.topic)
     if topic is None:
         raise TopicNotFound(f"no topic {message.topic!r} any more")

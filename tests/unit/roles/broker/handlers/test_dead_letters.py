@@ -76,6 +76,14 @@ def bury(stage, count=1, *, topic="t", sequence=500, **fields):
     stage.end_tick()
 
 
+def test_who_may_not_send_to_a_topic_resends_to_the_retry_topic_only(stage):
+    bury(stage, 1, topic="secret")
+    stage.guard.forbidden.add("secret")
+    assert resend(stage, 0, target="TOPIC") == [REFUSED]
+    assert messages_in(stage, "secret") == []
+    assert resend(stage, 0) == [RESENT]
+
+
 def test_it_goes_to_the_groups_retry_topic_as_if_it_had_never_failed(stage):
     bury(stage, 3, tag="T", keys=["k"])
     assert resend(stage, 1) == [RESENT]

@@ -132,6 +132,7 @@ def test_each_command_that_finds_topics_out_is_looked_at_here():
         "END_HALF_MESSAGE",
         "CANCEL_DELAYED",  # test_schedule_session.py
         "CONSUME_MESSAGE_DIRECTLY",  # test_asking.py
+        "RESEND_DEAD_LETTERS",  # test_dead_letters.py
     } == FOUND_OUT
 
 
