@@ -189,6 +189,7 @@ _EXAMPLES: Final[dict[RequestCode, Callable[[int, Found], tuple[bytes, bytes]]]]
     RequestCode.END_TRANSACTION: _end,
     RequestCode.VIEW_MESSAGE: lambda _, found: (_packed(found.commitlog_offset), b""),
     RequestCode.QUERY_MESSAGE_BY_ID: lambda _, found: (_packed(found.message_id), b""),
+    RequestCode.GET_ROUTES_OF_TOPICS: lambda *_: (_packed([TOPIC]), b""),
     RequestCode.CANCEL_DELAYED: lambda number, found: (_packed(*found.delayed[number]), b""),
 }
 """Header and body of requests that name their topic nowhere in the header."""

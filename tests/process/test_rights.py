@@ -24,6 +24,7 @@ from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, e
 from mqmesh.protocol.commands import COMMANDS, CommandSpec, Right, ServedBy, served_by
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.queries import QueryMessageResponse
+from mqmesh.protocol.route import TopicRoutes
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.keys import KeyRing, load_credentials
@@ -188,6 +189,8 @@ def is_done(spec: CommandSpec, answer: Answer | None) -> bool:
     if code == ResponseCode.SUCCESS and spec.code == RequestCode.QUERY_MESSAGE_BY_ID:
         # Of any topic, so what one may not read is left out.
         return decode_header(QueryMessageResponse, answer.header).message_count > 0
+    if code == ResponseCode.SUCCESS and spec.code == RequestCode.GET_ROUTES_OF_TOPICS:
+        return bool(decode_header(TopicRoutes, answer.header).routes)  # likewise
     hidden = code == ResponseCode.TOPIC_NOT_EXIST and spec.right is Right.NONE
     return code != ResponseCode.NO_PERMISSION and not hidden
 
