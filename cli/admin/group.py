@@ -9,7 +9,13 @@ from rich.text import Text
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import check_consumer_group, retry_topic
-from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
+from mqmesh.protocol.groups import (
+    BY_CONSUMER,
+    ConsumerConnection,
+    GroupConfig,
+    GroupFailures,
+    GroupSummary,
+)
 from mqmesh.protocol.membership import ConsumerData, MessageModel
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import masters_of
@@ -59,8 +65,9 @@ group.add_command(running)
 def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) -> None:
     """List all groups, with and without members.
 
-    LAG counts messages that are not done, RETRYING those that failed and are due again, DEAD
-    those in the dead letters. The numbers are sums over the brokers.
+    LAG counts messages that are not done, RETRYING those of them that failed and come again, now or
+    later, DEAD those in the dead letters. FAILED/S are messages a second whose listener failed, in
+    the last ten minutes. The numbers are sums over the brokers.
 
     \b
     Examples:
@@ -75,7 +82,18 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
         print_json(rows)
         return
     print_table(
-        ("GROUP", "MODEL", "MEMBERS", "LAG", "MSG/S", "RETRYING", "DEAD", "TOPICS", "REMARK"),
+        (
+            "GROUP",
+            "MODEL",
+            "MEMBERS",
+            "LAG",
+            "MSG/S",
+            "FAILED/S",
+            "RETRYING",
+            "DEAD",
+            "TOPICS",
+            "REMARK",
+        ),
         [
             (
                 row["group"],
@@ -83,6 +101,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
                 row["members"],
                 "-" if row["lag"] is None else row["lag"],
                 rate(row["consume_tps"]),
+                rate(row["failed_per_s"]),
                 row["retrying"],
                 row["dead"],
                 _topics(row["topics"]),
@@ -116,7 +135,8 @@ def show_group(name: str, namesrv: str, as_json: bool) -> None:
     lag = "unknown" if row["lag"] is None else f"{row['lag']:,}"
     say(
         f"{counted(row['members'], 'member')}, {(row['message_model'] or 'none').lower()}; lag "
-        f"{lag}, {row['retrying']:,} due for a retry, {counted(row['dead'], 'dead letter')}; "
+        f"{lag}, {row['retrying']:,} of them failed and come again, "
+        f"{counted(row['dead'], 'dead letter')}; "
         f"topics: {', '.join(row['topics']) or '-'}"
     )
 
@@ -260,9 +280,10 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
 
     OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
     the queue's last one. IN FLIGHT are messages that members have and are not done with. WAITING
-    tells how long the oldest message that is not done has been there. What is delayed or half a
-    transaction is no lag. Members of a group that broadcasts keep their offsets by themselves: how
-    far they are `mqmesh group running` asks them.
+    tells how long the oldest message that is not done has been there. What failed and waits for its
+    retry is lag, in no queue; what is delayed or half a transaction is none. Members of a group
+    that broadcasts keep their offsets by themselves: how far they are `mqmesh group running` asks
+    them.
 
     \b
     Examples:
@@ -310,7 +331,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
         lag = "lag unknown"
     say(
         f"{lag}; "
-        f"{rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
+        f"{rate(found.consume_tps)} messages/s; {found.retrying:,} failed and come again; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
     )
     _warn(found.members, found.differing, found.message_model)
@@ -445,6 +466,9 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
                     "lag": 0,
                     "consume_tps": 0.0,
                     "retrying": 0,
+                    "recent_deliveries": 0,
+                    "recent_failures": 0,
+                    "failed_per_s": 0.0,
                     "dead": 0,
                     "differing": 0,
                     "consume_enable": True,
@@ -458,6 +482,8 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
             row["differing"] = max(row["differing"], one.differing)
             for key in ("lag", "consume_tps", "retrying", "dead"):
                 row[key] += getattr(one, key)
+            if one.failures.deliveries >= row["recent_deliveries"]:
+                row |= _failures(one.failures)
             row["consume_enable"] = row["consume_enable"] and one.config.consume_enable
             row["topics"] |= set(one.topics)
             row["brokers"].append(_broker_dict(broker_name, one.config, one.is_configured))
@@ -466,6 +492,15 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
         if row["message_model"] == MessageModel.BROADCASTING:
             row["lag"] = None
     return [found[name] for name in sorted(found)]
+
+
+def _failures(one: GroupFailures) -> dict[str, Any]:
+    """What members did in ten minutes; every member reports the same to each of its brokers."""
+    return {
+        "recent_deliveries": one.deliveries,
+        "recent_failures": one.failed,
+        "failed_per_s": one.failed_per_s,
+    }
 
 
 def _progress_dict(found: GroupProgress) -> dict[str, Any]:
@@ -479,6 +514,8 @@ def _progress_dict(found: GroupProgress) -> dict[str, Any]:
         "in_flight": found.in_flight,
         "consume_tps": found.consume_tps,
         "retrying": found.retrying,
+        "waiting_retries": found.waiting_retries,
+        **_failures(found.failures),
         "dead": found.dead,
         "queues": [_queue_dict(one, found.group) for one in found.queues],
         **(_UNKNOWN if found.broadcasts else {}),

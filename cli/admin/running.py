@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.errors import ClientNotOnline, NoPermission, UnsupportedCommand
 from mqmesh.message import retry_topic
 from mqmesh.protocol.asking import NEVER, RunningInfo
+from mqmesh.protocol.membership import TopicConsumption
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.members import MemberClient
 
@@ -27,8 +28,9 @@ def running(name: str, client_id: str, stack: bool, namesrv: str, as_json: bool)
 
     Each is asked by way of a broker and answers itself: its settings, its queues and what it has
     of them, the messages that are with its listener right now, what it did in the last half
-    minute. HANDLING is the average time of a listener's call; it grows while one hangs. A
-    consumer with admin_introspection = False tells nothing.
+    minute; FAILED/S in the last ten minutes, in which most retries come again. HANDLING is the
+    average time of a listener's call; it grows while one hangs. A consumer with
+    admin_introspection = False tells nothing.
 
     \b
     Examples:
@@ -88,7 +90,7 @@ def _show_members(found: list[RunningInfo]) -> None:
                 sum(queue.cached_bytes for queue in one.queues),
                 sum(queue.in_flight for queue in one.queues),
                 rate(sum(topic.ok_per_s for topic in one.topics)),
-                rate(sum(topic.failed_per_s for topic in one.topics)),
+                rate(sum(_failed_per_s(topic) for topic in one.topics)),
                 duration(int(max((topic.handling_ms for topic in one.topics), default=0))),
                 _ago(
                     min((q.since_pull_ms for q in one.queues if q.since_pull_ms >= 0), default=-1)
@@ -158,7 +160,7 @@ def _show_work(one: RunningInfo) -> None:
             (
                 topic.topic,
                 rate(topic.ok_per_s),
-                rate(topic.failed_per_s),
+                rate(_failed_per_s(topic)),
                 topic.failed_last_hour,
                 duration(int(topic.handling_ms)),
                 rate(topic.pulled_per_s),
@@ -184,6 +186,10 @@ def _show_work(one: RunningInfo) -> None:
             ],
             optional=("BROKER",),
         )
+
+
+def _failed_per_s(topic: TopicConsumption) -> float:
+    return topic.recent_failed * 1_000 / max(topic.recent_ms, 1)
 
 
 def _show_stacks(one: RunningInfo) -> None:

@@ -72,6 +72,20 @@ class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     after: Name = ""
 
 
+class GroupFailures(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the members of a group did in the last ten minutes, as of their last heartbeats.
+
+    Attributes:
+        deliveries: Messages that came to listeners, each time.
+        failed: Of them, those whose listener failed.
+        failed_per_s: The same, a second.
+    """
+
+    deliveries: int = 0
+    failed: int = 0
+    failed_per_s: float = 0.0
+
+
 class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A group on one broker, in a line.
 
@@ -82,12 +96,14 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_model: ``MessageModel`` of its members, "" if there are none.
         topics: Topics that it has offsets in or that members subscribe to, without those of
             its own retries and dead letters.
-        lag: Messages between its offsets and the ends of the queues; 0 if it broadcasts, for its
-            members keep their offsets by themselves.
+        lag: Messages that are not done: those between its offsets and the ends of the queues, and
+            those of ``retrying``; 0 if it broadcasts, for its members keep their offsets by
+            themselves.
         consume_tps: Messages handed out a second of late.
-        retrying: Messages that wait in its retry topic.
+        retrying: Messages that failed and are not done: they wait for their retry, or are due.
         dead: Messages in its dead letter topic.
         differing: Members that subscribe differently from the group.
+        failures: What its members did in the last ten minutes.
     """
 
     config: GroupConfig
@@ -100,6 +116,7 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
     retrying: int = 0
     dead: int = 0
     differing: int = 0
+    failures: GroupFailures = GroupFailures()
 
 
 class GroupSummaries(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -289,13 +306,17 @@ class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queues: At most 128.
         more: Ask again behind the last one.
         consume_tps: Messages handed out to the group a second of late, all topics together.
-        now_ms: The broker's wall clock, which ``oldest_timestamp`` is to be compared with.
+        now_ms: The broker's wall clock, which timestamps are to be compared with.
+        waiting_retries: Messages of the group that failed and wait for their retry.
+        waiting_since: When the oldest of them was sent back last; 0 if that is not known.
     """
 
     queues: Annotated[list[QueueProgress], msgspec.Meta(max_length=MAX_QUEUES_PER_STATS)]
     more: bool
     consume_tps: float
     now_ms: int
+    waiting_retries: int = 0
+    waiting_since: int = 0
 
 
 class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -319,11 +340,12 @@ class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topic: Physical topic.
         max_queue_offset: Sum of where the queues end.
         consumer_offset: Sum of the committed offsets.
-        lag: Messages that are not done; 0 for a group that broadcasts, whose members keep their
-            offsets by themselves.
+        lag: Messages that are not done, in the retry topic those that wait for their retry, too; 0
+            for a group that broadcasts, whose members keep their offsets by themselves.
         in_flight: Messages of them that were handed out, and are with a consumer.
         oldest_timestamp: Store time of the oldest message that is not done; 0 for none.
         ready_timestamp: Store time of the oldest message that was not handed out; 0 for none.
+        waiting: Messages of ``lag`` that wait for their retry.
     """
 
     topic: str
@@ -333,6 +355,7 @@ class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     in_flight: int = 0
     oldest_timestamp: int = 0
     ready_timestamp: int = 0
+    waiting: int = 0
 
 
 class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -345,6 +368,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_model: ``MessageModel`` of its members, "" if there are none.
         dead: Messages in its dead letter topic.
         dead_letters: Messages that came there since the broker was started.
+        failures: What its members did in the last ten minutes.
     """
 
     group: str
@@ -353,6 +377,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
     message_model: str = ""
     dead: int = 0
     dead_letters: int = 0
+    failures: GroupFailures = GroupFailures()
 
 
 class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -62,6 +62,9 @@ class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
         pull_wait_ms: Average time from a pull to its answer, of those that brought some.
         cached_messages: Pulled and not done; of a pull consumer, not polled.
         cached_bytes: About how many bytes these have, as stored.
+        recent_ok: Messages that listeners have done in the last ten minutes.
+        recent_failed: Messages whose listener failed in that time.
+        recent_ms: How long that is: less for a consumer that was started a short while ago.
     """
 
     group: Name
@@ -74,6 +77,9 @@ class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pull_wait_ms: float = 0.0
     cached_messages: int = 0
     cached_bytes: int = 0
+    recent_ok: int = 0
+    recent_failed: int = 0
+    recent_ms: int = 0
 
 
 class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -9,12 +9,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.protocol.route import Epoch
+from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 MAX_RUNS: Final = 16_384
 """Runs in one DELIVER_DUE."""
 MAX_CURSORS: Final = 256
+MAX_RETRY_GROUPS: Final = 256
+"""Groups in one PULL_SCHEDULE."""
 
 _Offset = Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
@@ -47,6 +49,20 @@ class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     now_ms: _Time
 
 
+class WaitingRetries(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Messages of a consumer group that wait for a retry.
+
+    Attributes:
+        group: Consumer group.
+        count: How many.
+        oldest_offset: Commit-log offset of the oldest batch with one of them; -1 for none.
+    """
+
+    group: Name
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+    oldest_offset: _Offset = -1
+
+
 class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """PULL_SCHEDULE: what was stored in the schedule topic since.
 
@@ -61,6 +77,8 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
             the timetable; 0 if it does not know.
         settled: Next offset of the record queue, behind the newest record whose effect the
             timetable holds; counts where it is ahead of that queue's cursor.
+        retries: Messages that wait for a retry, of groups whose number changed.
+        is_anew: Numbers of groups that were reported before count no more.
     """
 
     session: int
@@ -70,6 +88,8 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     pending: int = -1
     epoch: Epoch = 0
     settled: _Offset = 0
+    retries: Annotated[list[WaitingRetries], msgspec.Meta(max_length=MAX_RETRY_GROUPS)] = []
+    is_anew: bool = False
 
 
 class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -81,6 +101,7 @@ class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         producer_id: First half of their ids.
         first_sequence: Second half of the first message's id; the others follow by one.
         due_times: As in ``delayed_batch.DelayedMeta``: one for all, or one a message.
+        retry_group: Consumer group whose retries they are; empty for messages of producers.
     """
 
     commitlog_offset: int
@@ -88,6 +109,7 @@ class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     producer_id: int
     first_sequence: int
     due_times: bytes
+    retry_group: Name = ""
 
 
 class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

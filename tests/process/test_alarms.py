@@ -27,6 +27,7 @@ from harness.patience import until
 from harness.secured import put_users, secured_folder
 
 from mqmesh import (
+    ClientOptions,
     ConsumeResult,
     LocalTransactionState,
     Message,
@@ -37,7 +38,7 @@ from mqmesh import (
     TransactionProducer,
 )
 from mqmesh.errors import AuthenticationFailed, BrokerNotAvailable, NoPermission
-from mqmesh.protocol.membership import MessageModel
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision
 from mqmesh.roles.exporter.alarm_board import Alarm
@@ -352,6 +353,32 @@ def test_a_group_that_is_slow_has_nobody_gets_nowhere_or_gives_up(scene):
         watch.fires("dead-letters", **mine)
         watch.ends("group-stuck", **mine)
     watch.ends("dead-letters", **mine)
+
+
+def test_a_group_whose_listener_always_fails(scene):
+    topic, group = "failing", "hopeless"
+    for number in range(20):
+        scene.producer.send(Message(topic, b"%d" % number))
+
+    def fail(messages):
+        raise ValueError("planned")
+
+    with PushConsumer(
+        group,
+        client=ClientOptions(namesrv_addr=scene.addr, heartbeat_broker_interval_ms=100),
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    ) as consumer:
+        consumer.subscribe(topic, listener=fail)
+
+        def waits() -> bool:
+            progress = scene.admin.progress(group)
+            told = (progress.lag, progress.retrying, progress.failures.failed >= 20)
+            return told == (20, 20, True)
+
+        until(waits)
+        alarm = scene.watch.fires("group-failing", consumer_group=group)
+        assert alarm.value == 1
+    scene.watch.ends("group-failing", consumer_group=group)
 
 
 def test_members_that_want_different_messages(scene):

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from mqmesh.roles.exporter.families import Families
-from mqmesh.roles.exporter.names import COMMITTED
+from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES
 from mqmesh.units import MIB
 
 Severity = Literal["warning", "critical"]
@@ -22,6 +22,9 @@ GROUP_AND_TOPIC: Final = (*GROUP, "topic")
 LONGEST_WINDOW_MS: Final = 3_600_000
 MOST_SERIES: Final = 100_000
 """Totals that are remembered; what comes beyond is not watched for growth."""
+
+LEAST_FAILURES: Final = 5
+"""Fewer failures in ten minutes are one message that is tried again and again."""
 
 LAG: Final = "rocketmq_consumer_lag_messages"
 MEMBERS: Final = "rocketmq_consumer_connections"
@@ -225,6 +228,19 @@ def _nobody(by: Labels) -> Find:
     return find
 
 
+def _failing(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    # Every member reports to each broker that it uses, so that sums may count it several times.
+    per_broker = look.families.sums(FAILURES, (*NODE, *GROUP))
+    deliveries = look.families.sums(DELIVERIES, (*NODE, *GROUP))
+    found: dict[Labels, float] = {}
+    for labels, failures in per_broker.items():
+        share = failures / max(deliveries.get(labels, 0.0), 1.0)
+        if failures >= LEAST_FAILURES and share > threshold:
+            group = labels[len(NODE) :]
+            found[group] = max(share, found.get(group, 0.0))
+    yield from found.items()
+
+
 def _undelivered(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     off = look.families.sums("mqmesh_schedule_service_info", NODE, value="off")
     for labels, waiting in look.families.sums("rocketmq_timing_messages", NODE).items():
@@ -295,6 +311,16 @@ RULES: Final = (
         GROUP,
         _stuck,
         "{consumer_group} has members and gets nowhere: {value:.0f} messages wait",
+    ),
+    AlarmRule(
+        "group-failing",
+        "critical",
+        0.5,
+        300,
+        GROUP,
+        _failing,
+        "listeners of {consumer_group} fail at {value:.0%} of their messages, more than "
+        "{threshold:.0%}",
     ),
     AlarmRule(
         "group-without-members",

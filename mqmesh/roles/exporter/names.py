@@ -17,6 +17,8 @@ from mqmesh.roles.exporter.families import Metric, Series
 
 OWN: Final = "mqmesh_"
 COMMITTED: Final = "mqmesh_consumer_offset"
+DELIVERIES: Final = "mqmesh_group_recent_deliveries"
+FAILURES: Final = "mqmesh_group_recent_failures"
 NODE_LABELS: Final = ("cluster", "node_type", "node_id")
 SCOPE: Final = ("otel_scope_name", "broker-meter")
 """A label that RocketMQ's exporter adds; boards may ask for it."""
@@ -172,13 +174,15 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
         values = (
             one.lag,
             one.in_flight,
-            one.lag - one.in_flight,
+            one.lag - one.in_flight - one.waiting,
             waits_ms(one.oldest_timestamp, now_ms),
             waits_ms(one.ready_timestamp, now_ms),
         )
         for (metric, constants), value in zip(_OF_GROUPS, values, strict=True):
             yield Series(metric, (*node.labels, *constants, *labels), value)
         yield Series(_COMMITTED, (*node.labels, *labels), one.consumer_offset)
+        if is_retry:
+            yield Series(_WAITING, (*node.labels, group.group), one.waiting)
     if group.dead_letters:
         metric, constants = _DEAD_LETTERS
         of_group = (group.group, dlq_topic(group.group), "false")
@@ -186,6 +190,11 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
     if group.members:
         differing = sum(bool(one.difference) for one in group.members)
         yield Series(_DIFFERING, (*node.labels, group.group), differing)
+        for of_failures, number in zip(
+            _OF_FAILURES, msgspec.structs.astuple(group.failures), strict=True
+        ):
+            yield Series(of_failures, (*node.labels, group.group), number)
+    yield Series(_DEAD, (*node.labels, group.group), group.dead)
     kinds: dict[tuple[str, ...], int] = {}
     is_system = _word(is_system_topic(group.group))
     for member in group.members:
@@ -222,6 +231,26 @@ _OF_GROUPS: Final = tuple(
         ("ready_messages", "of them, not handed out"),
         ("lag_latency_milliseconds", "how long the oldest has been waiting"),
         ("queueing_latency_milliseconds", "the same of the oldest that was not handed out"),
+    )
+)
+_WAITING: Final = Metric(
+    "mqmesh_group_waiting_retries",
+    _GAUGE,
+    "messages that failed and wait for their retry",
+    (*NODE_LABELS, "consumer_group"),
+)
+_DEAD: Final = Metric(
+    "mqmesh_group_dead_messages",
+    _GAUGE,
+    "messages in the dead letters",
+    (*NODE_LABELS, "consumer_group"),
+)
+_OF_FAILURES: Final = tuple(
+    Metric(name, _GAUGE, help, (*NODE_LABELS, "consumer_group"))
+    for name, help in (
+        (DELIVERIES, "messages that came to listeners in the last ten minutes, each time"),
+        (FAILURES, "of them, messages whose listener failed"),
+        ("mqmesh_group_failures_per_second", "the same, a second"),
     )
 )
 _COMMITTED: Final = Metric(

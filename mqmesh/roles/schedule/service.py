@@ -27,6 +27,7 @@ from mqmesh.figures import Measured, counter, gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.schedule import (
+    MAX_RETRY_GROUPS,
     MAX_RUNS,
     CancelVerdict,
     DeliverDueRequest,
@@ -41,7 +42,8 @@ from mqmesh.protocol.schedule import (
 )
 from mqmesh.roles.schedule.broker_clock import BrokerClock
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.roles.schedule.timetable import ChunkId, Found, Taken, Timetable
+from mqmesh.roles.schedule.retry_counts import ChunkId
+from mqmesh.roles.schedule.timetable import Found, Taken, Timetable
 
 IDLE_MS: Final = 1_000
 """How often the broker is asked when it says nothing: it may have been set another time."""
@@ -168,6 +170,7 @@ class ScheduleService:
         self._work: PlannedCall | None = None
         self._work_due_ms = 0
         self._idle: PlannedCall | None = None
+        self._report_anew = True
         self._forgetting = False
         self._suspect = ""
 
@@ -259,6 +262,7 @@ class ScheduleService:
             table = self._open_table(True)
             table.begin(opened.store_id, opened.epoch, self._boot_id)
         self._suspect = ""
+        self._report_anew = True
         self._table = table
         self.state = SessionState.CATCHING_UP
         self._pull()
@@ -290,6 +294,8 @@ class ScheduleService:
             self._idle.cancel()
         serving = self.state is SessionState.SERVING
         lowest = table.lowest_place() if serving else None
+        is_anew = serving and self._report_anew
+        self._report_anew = self._report_anew and not serving
         asked = PullScheduleRequest(
             self._session,
             table.state.cursors,
@@ -298,6 +304,8 @@ class ScheduleService:
             table.state.pending if serving else -1,
             table.state.epoch,
             table.state.settled,
+            table.retries.report(MAX_RETRY_GROUPS) if serving else [],
+            is_anew,
         )
         header = encode_header(asked)
         self._ask(RequestCode.PULL_SCHEDULE, header, b"", self._pulled, self._pull_failed)

@@ -12,19 +12,21 @@ Keys; numbers are big endian, so that they sort:
 ``d`` due u64, place u64, chunk u32       the chunk, see ``chunks.py``
 ``i`` producer u64, sequence u64, place   message count of the batch, u32
       u64
-``p`` place u64, chunk u32                due u64: where the chunk stands under ``d``
+``p`` place u64, chunk u32                due u64: where the chunk stands under ``d``;
+                                          and the group of a retry, in ASCII
 ``s``                                     state: ``TimetableState`` as msgpack
 ==== =================================== ===========================================
 
 A place is the commit-log offset of a batch in the schedule topic; ``chunk`` numbers the
 chunks of a batch. ``due`` is the time of the chunk's first run. Entries under ``i`` stay
-until the log has forgotten the batch, so that it can be told why nothing waits.
+until the log has forgotten the batch, so that it can be told why nothing waits. More keys stand
+in ``retry_counts``.
 """
 
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 
@@ -40,8 +42,9 @@ from mqmesh.roles.schedule.chunks import (
     runs_of,
     without,
 )
+from mqmesh.roles.schedule.retry_counts import ChunkId, Pair, Pairs, RetryCounts
 
-VERSION: Final = 2
+VERSION: Final = 3
 MOST_CHUNKS: Final = 2_048
 """Looked at for one request."""
 MOST_STEPS: Final = 256
@@ -62,26 +65,6 @@ _FIRST_ID: Final = b"i"
 _END_ID: Final = b"j"
 _FIRST_PLACE: Final = b"p"
 _END_PLACE: Final = b"q"
-
-Pair = tuple[bytes, bytes]
-ChunkId = tuple[int, int]
-"""Place and number of a chunk."""
-
-
-class Pairs(Protocol):
-    """Where the table is kept; ``storage.lmdb.env.LmdbEnv`` has it."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
-
-    def at_or_before(self, key: bytes) -> Pair | None:
-        """The pair with the last key that is not behind the one given."""
-
-    def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
-        """Pairs from ``start`` to before ``stop``."""
-
-    def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
-        """All of it, or nothing; deletes come first."""
 
 
 class TimetableState(msgspec.Struct, array_like=True):
@@ -143,10 +126,12 @@ class Timetable:
 
     Attributes:
         state: How far it covers which log; saved with the next change.
+        retries: How many messages wait for a retry, by consumer group.
     """
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
+        self.retries = RetryCounts(pairs)
         data = pairs.get(_STATE)
         self.state = TimetableState() if data is None else _decode_state(data)
         self._leaving: set[ChunkId] = set()
@@ -200,7 +185,9 @@ class Timetable:
             times = struct.unpack(f"<{len(entry.due_times) // 8}q", entry.due_times)
             place = entry.commitlog_offset
             for number, runs in enumerate(cut(runs_of(times, entry.message_count))):
-                puts += _pairs_of((place, number), runs)
+                puts += _pairs_of((place, number), runs, entry.retry_group)
+                if entry.retry_group:
+                    self.retries.put(entry.retry_group, (place, number), _count(runs), puts)
             key = _ID.pack(b"i", entry.producer_id, entry.first_sequence, place)
             puts.append((key, _U32.pack(entry.message_count)))
             self.state.pending += entry.message_count
@@ -367,12 +354,12 @@ class Timetable:
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []
         messages = 0
-        for key, due in self._pairs.range(_FIRST_PLACE, stop, most=MOST_CHUNKS):
+        for key, value in self._pairs.range(_FIRST_PLACE, stop, most=MOST_CHUNKS):
             _, place, number = _PLACE.unpack(key)
             if (place, number) in self._leaving:
                 continue
             chunk_ids.append((place, number))
-            chunk = self._pairs.get(_DUE.pack(b"d", _U64.unpack(due)[0], place, number))
+            chunk = self._pairs.get(_DUE.pack(b"d", _due_of(value), place, number))
             for _, first, count in decode_chunk(chunk or b""):
                 runs.append((place, first, count))
                 messages += count
@@ -404,13 +391,13 @@ class Timetable:
     def _chunks(self, place: int) -> list[tuple[ChunkId, bytes, list[DueRun]]]:
         found = []
         start, stop = _PLACE.pack(b"p", place, 0), _PLACE.pack(b"p", place + 1, 0)
-        for key, due in self._pairs.range(start, stop, most=65_536):
+        for key, value in self._pairs.range(start, stop, most=65_536):
             _, _, number = _PLACE.unpack(key)
-            due_key = _DUE.pack(b"d", _U64.unpack(due)[0], place, number)
-            value = self._pairs.get(due_key)
-            if value is None:
+            due_key = _DUE.pack(b"d", _due_of(value), place, number)
+            chunk = self._pairs.get(due_key)
+            if chunk is None:
                 raise CorruptRecord(f"chunk {number} of batch {place} has no due time")
-            found.append(((place, int(number)), due_key, decode_chunk(value)))
+            found.append(((place, int(number)), due_key, decode_chunk(chunk)))
         return found
 
     def remove(self, runs: Sequence[Run], record_offset: int = -1) -> None:
@@ -445,17 +432,24 @@ class Timetable:
         puts: list[Pair],
         deletes: list[bytes],
     ) -> None:
+        place_key, group = _PLACE.pack(b"p", *chunk_id), ""
+        if self.retries.waiting:
+            group = (self._pairs.get(place_key) or b"")[_U64.size :].decode("ascii")
         deletes.append(key)
         if left:
-            puts += _pairs_of(chunk_id, left)
+            puts += _pairs_of(chunk_id, left, group)
         else:
-            deletes.append(_PLACE.pack(b"p", *chunk_id))
+            deletes.append(place_key)
+        if group:
+            self.retries.replace(group, chunk_id, _count(left), puts, deletes)
 
     def _save(
         self, puts: list[Pair], deletes: Iterable[bytes] = (), *, keep_mark: bool = False
     ) -> None:
         if not keep_mark:
             self.state.clean = False
+        deletes = list(deletes)
+        self.retries.save(puts, deletes)
         puts.append((_STATE, msgspec.msgpack.encode(self.state)))
         puts.sort()
         if puts[0][0][:1] == b"d" and puts[0][0] <= self._taken_through:
@@ -463,12 +457,16 @@ class Timetable:
         self._pairs.write(puts, deletes)
 
 
-def _pairs_of(chunk_id: ChunkId, runs: Sequence[DueRun]) -> list[Pair]:
+def _due_of(value: bytes) -> int:
+    return int(_U64.unpack_from(value)[0])
+
+
+def _pairs_of(chunk_id: ChunkId, runs: Sequence[DueRun], retry_group: str) -> list[Pair]:
     place, number = chunk_id
     due = runs[0][0]
     return [
         (_DUE.pack(b"d", due, place, number), encode_chunk(runs)),
-        (_PLACE.pack(b"p", place, number), _U64.pack(due)),
+        (_PLACE.pack(b"p", place, number), _U64.pack(due) + retry_group.encode("ascii")),
     ]
 
 

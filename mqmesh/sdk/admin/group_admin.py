@@ -1,6 +1,6 @@
 """Asks brokers about consumer groups, and changes them and their offsets."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from mqmesh.protocol.groups import (
     DeleteGroupRequest,
     GetGroupsRequest,
     GroupConfig,
+    GroupFailures,
     GroupNames,
     GroupsProgress,
     GroupsProgressRequest,
@@ -104,6 +105,9 @@ class GroupProgress(msgspec.Struct, frozen=True):
         members: Connected consumers.
         message_model: Of its members, "" without any.
         differing: Members that subscribe differently from the group.
+        waiting_retries: Messages that failed and wait for their retry.
+        waiting_retries_ms: How long the oldest of them has been waiting since it failed last.
+        failures: What its members did in the last ten minutes.
     """
 
     group: str
@@ -113,6 +117,9 @@ class GroupProgress(msgspec.Struct, frozen=True):
     members: int
     message_model: str
     differing: int
+    waiting_retries: int = 0
+    waiting_retries_ms: int = 0
+    failures: GroupFailures = GroupFailures()
 
     @property
     def broadcasts(self) -> bool:
@@ -121,13 +128,13 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Messages that are not done, without those that wait for a retry."""
-        return sum(one.lag for one in self._ordinary())
+        """Messages that are not done, those that are tried again later among them."""
+        return sum(one.lag for one in self.queues) + self.waiting_retries
 
     @property
     def lag_ms(self) -> int:
         """How long the oldest of them has been waiting."""
-        return max((one.lag_ms for one in self._ordinary()), default=0)
+        return max([one.lag_ms for one in self.queues] + [self.waiting_retries_ms])
 
     @property
     def in_flight(self) -> int:
@@ -136,13 +143,10 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
     @property
     def retrying(self) -> int:
-        """Messages that are due again in the retry topic."""
+        """Messages that failed and are not done: they wait for their retry, or are due."""
         own = retry_topic(self.group)
-        return sum(one.lag for one in self.queues if one.progress.topic == own)
-
-    def _ordinary(self) -> Iterable[QueueLag]:
-        own = retry_topic(self.group)
-        return (one for one in self.queues if one.progress.topic != own)
+        due = sum(one.lag for one in self.queues if one.progress.topic == own)
+        return due + self.waiting_retries
 
 
 class OffsetMove(msgspec.Struct, frozen=True):
@@ -288,7 +292,7 @@ class GroupAdmin(AdminClient):
             check_topic(topic)
         summaries = [one for found in self.groups(group).values() for one in found]
 
-        def ask(endpoint: str) -> tuple[list[tuple[QueueProgress, int]], float] | None:
+        def ask(endpoint: str) -> ConsumeStats | None:
             try:
                 return self._stats(endpoint, group, topic)
             except TopicNotFound:
@@ -297,23 +301,33 @@ class GroupAdmin(AdminClient):
         answers = self._each(self._masters(), ask)
         if topic and all(answer is None for answer in answers.values()):
             raise TopicNotFound(f"no topic {topic!r} on a broker that runs")
+        stats = [answer for answer in answers.values() if answer is not None]
         model = next((one.message_model for one in summaries if one.message_model), "")
         is_known = model != MessageModel.BROADCASTING
         queues = [
-            QueueLag(broker_name, one, lag_ms if is_known else 0, is_known)
+            QueueLag(
+                broker_name,
+                one,
+                _waits_ms(one.oldest_timestamp, answer.now_ms) if is_known else 0,
+                is_known,
+            )
             for broker_name, answer in answers.items()
             if answer is not None
-            for one, lag_ms in answer[0]
+            for one in answer.queues
         ]
         queues.sort(key=lambda q: (q.progress.topic, q.broker_name, q.progress.queue_id))
         return GroupProgress(
             group,
             queues,
-            sum(answer[1] for answer in answers.values() if answer is not None),
+            sum(one.consume_tps for one in stats),
             sum(one.dead for one in summaries),
             max(one.members for one in summaries),
             model,
             max(one.differing for one in summaries),
+            sum(one.waiting_retries for one in stats),
+            max((_waits_ms(one.waiting_since, one.now_ms) for one in stats), default=0),
+            # Every member reports to each broker that it uses.
+            max((one.failures for one in summaries), key=lambda one: one.deliveries),
         )
 
     def all_progress(self) -> dict[str, AllProgress]:
@@ -575,19 +589,15 @@ class GroupAdmin(AdminClient):
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         return self._put(masters, code, wanted, GroupConfig)
 
-    def _stats(
-        self, endpoint: str, group: str, topic: str
-    ) -> tuple[list[tuple[QueueProgress, int]], float]:
-        """A broker's queues, each with how long its oldest message waits, and the rate."""
-        found: list[tuple[QueueProgress, int]] = []
+    def _stats(self, endpoint: str, group: str, topic: str) -> ConsumeStats:
+        """Return what a broker says of a group, all of its pages in one."""
+        found: list[QueueProgress] = []
         request = ConsumeStatsRequest(group, topic)
         while True:
             page = self._ask(endpoint, RequestCode.GET_CONSUME_STATS, request, ConsumeStats)
-            for one in page.queues:
-                waits_ms = max(page.now_ms - one.oldest_timestamp, 0)
-                found.append((one, waits_ms if one.oldest_timestamp else 0))
+            found += page.queues
             if not page.more or not page.queues:
-                return found, page.consume_tps
+                return msgspec.structs.replace(page, queues=found, more=False)
             last = page.queues[-1]
             before = (request.after_topic, request.after_queue_id)
             check_advance(endpoint, before, (last.topic, last.queue_id))
@@ -603,6 +613,10 @@ class GroupAdmin(AdminClient):
         carriers = {queue.broker_name for queue in self.route(topic).queues}
         wanted = {broker_name} if broker_name else carriers
         return {name: where for name, where in masters.items() if name in wanted}
+
+
+def _waits_ms(timestamp: int, now_ms: int) -> int:
+    return max(now_ms - timestamp, 0) if timestamp else 0
 
 
 def _moves(answers: dict[str, OffsetChanges], dry_run: bool) -> OffsetMoves:

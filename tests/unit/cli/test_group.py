@@ -13,6 +13,7 @@ from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.groups import (
     ConsumerConnection,
     GroupConfig,
+    GroupFailures,
     GroupSummary,
     OffsetChange,
     QueueProgress,
@@ -29,8 +30,11 @@ SETTINGS = {
 }
 
 
+TWO_FAIL = GroupFailures(3, 2, 0.5)
+
+
 def test_a_group_on_two_brokers_is_one_row():
-    one = GroupSummary(GroupConfig("g"), True, 2, "CLUSTERING", ["t"], 5, 1.5, 1, 2, 1)
+    one = GroupSummary(GroupConfig("g"), True, 2, "CLUSTERING", ["t"], 5, 1.5, 1, 2, 1, TWO_FAIL)
     two = GroupSummary(GroupConfig("g", consume_enable=False), True, 1, "", ["u"], 7, 1.0, 0, 1, 0)
     (row,) = group._merged({"a": [one], "b": [two]})
     assert row == {
@@ -40,6 +44,9 @@ def test_a_group_on_two_brokers_is_one_row():
         "lag": 12,
         "consume_tps": 2.5,
         "retrying": 1,
+        "recent_deliveries": 3,
+        "recent_failures": 2,
+        "failed_per_s": 0.5,
         "dead": 3,
         "differing": 1,
         "consume_enable": False,
@@ -71,13 +78,16 @@ def test_progress_for_programs_has_everything():
         QueueLag("b", QueueProgress("t", 1, 0, 10, 4, 6, 1, "c"), 7_000),
         QueueLag("b", QueueProgress("%RETRY%g", 0, 0, 2, 1), 0),
     ]
-    found = group._progress_dict(GroupProgress("g", queues, 2.5, 3, 1, "CLUSTERING", 0))
+    found = group._progress_dict(
+        GroupProgress("g", queues, 2.5, 3, 1, "CLUSTERING", 0, 3, 50, TWO_FAIL)
+    )
     assert (found["lag"], found["lag_ms"], found["in_flight"], found["retrying"]) == (
-        6,
+        10,
         7_000,
         2,
-        1,
+        4,
     )
+    assert (found["waiting_retries"], found["recent_failures"]) == (3, 2)
     assert (found["consume_tps"], found["dead"], found["members"]) == (2.5, 3, 1)
     assert [one["is_retry"] for one in found["queues"]] == [False, True]
     assert found["queues"][0]["client_id"] == "c"

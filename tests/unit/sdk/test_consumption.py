@@ -42,6 +42,19 @@ def test_what_is_older_than_half_a_minute_does_not_count_but_failures_of_an_hour
     assert case.told(later_ms).failed_last_hour == 0
 
 
+def test_deliveries_of_ten_minutes_are_counted_apart():
+    case = Case()
+    for at_ms in range(0, 20 * 60_000, SAMPLE_MS):
+        failed = 30 if at_ms >= 12 * 60_000 else 20
+        case.totals["t"] = TopicTotals(ok=at_ms // 60_000, failed=failed)
+        case.consumption.sample(at_ms)
+    told = case.told(at_ms)
+    assert told.failed_per_s == 0
+    assert told.recent_failed == 10
+    assert 10 <= told.recent_ok <= 11
+    assert 600_000 <= told.recent_ms <= 660_000
+
+
 def test_a_call_that_hangs_shows_as_a_handling_time_that_grows():
     case = Case()
     case.totals["t"] = TopicTotals(calls=1, busy_ns=1_000_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqmesh.protocol.groups import OffsetChange, QueueProgress
@@ -31,10 +32,12 @@ def test_lag_of_a_queue(queue, messages, in_flight):
     assert (queue.lag, queue.in_flight) == (messages, in_flight)
 
 
-def test_retries_are_counted_apart():
+def test_retries_are_lag_and_counted_apart_too():
     queues = [lag(waits_ms=5), lag("u", waits_ms=9), lag("%RETRY%g", done=7, waits_ms=99)]
     progress = GroupProgress("g", queues, 0.0, 0, 0, "", 0)
-    assert (progress.lag, progress.lag_ms, progress.retrying) == (12, 9, 3)
+    assert (progress.lag, progress.lag_ms, progress.retrying) == (15, 99, 3)
+    waits = msgspec.structs.replace(progress, waiting_retries=4, waiting_retries_ms=200)
+    assert (waits.lag, waits.lag_ms, waits.retrying) == (19, 200, 7)
     assert GroupProgress("g", [], 0.0, 0, 0, "", 0).lag_ms == 0
 
 

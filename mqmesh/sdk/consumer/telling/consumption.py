@@ -13,6 +13,8 @@ WINDOW_SAMPLES: Final = 7
 """Rates are of half a minute."""
 FAILURE_SAMPLE_MS: Final = 60_000
 HOUR_SAMPLES: Final = 61
+RECENT_SAMPLES: Final = 11
+"""Of these; deliveries of the last ten minutes, in which most retries come again."""
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -77,10 +79,14 @@ class Consumption:
         totals, held = self._totals(), self._held()
         first = self._samples[0] if self._samples else _Sample(now_ms, {})
         hour = self._failures[0].totals if self._failures else {}
+        recent = (
+            self._failures[-min(RECENT_SAMPLES, len(self._failures))] if self._failures else first
+        )
         spent_s = max(now_ms - first.at_ms, 1) / 1_000
         found = []
         for topic in sorted(totals.keys() | held.keys()):
             now, before = totals.get(topic, _NONE), first.totals.get(topic, _NONE)
+            then = recent.totals.get(topic, _NONE)
             calls, pulls = now.calls - before.calls, now.pulls - before.pulls
             busy_ms = (now.busy_ns - before.busy_ns) / _NS_PER_MS
             found.append(
@@ -96,6 +102,9 @@ class Consumption:
                     pull_wait_ms=(now.waited_ms - before.waited_ms) / max(pulls, 1),
                     cached_messages=held.get(topic, (0, 0))[0],
                     cached_bytes=held.get(topic, (0, 0))[1],
+                    recent_ok=max(now.ok - then.ok, 0),
+                    recent_failed=max(now.failed - then.failed, 0),
+                    recent_ms=max(now_ms - recent.at_ms, 1),
                 )
             )
         return found

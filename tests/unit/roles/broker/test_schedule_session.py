@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from functools import partial
 
 import msgspec
 import pytest
-from harness.batches import PRODUCER_ID
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.served import served
 from harness.sorted_pairs import SortedPairs
 
@@ -18,6 +19,7 @@ from mqmesh.batch.delayed_batch import (
     DelayedMeta,
     pack_due_times,
 )
+from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.batch.redelivery import redeliver
@@ -30,15 +32,43 @@ from mqmesh.errors import (
     RemoteProtocolError,
     SystemBusy,
 )
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
+from mqmesh.protocol.groups import (
+    ConsumeStats,
+    ConsumeStatsRequest,
+    GetGroupsRequest,
+    GroupsProgress,
+    GroupsProgressRequest,
+    GroupSummaries,
+)
+from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
+from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
 from mqmesh.protocol.schedule import CancelDelayedRequest
+from mqmesh.protocol.transactions import (
+    Decision,
+    End,
+    EndOutcome,
+    EndTransactionRequest,
+    decode_end_outcomes,
+    encode_ends,
+)
+from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.features.delays import due_messages
 from mqmesh.roles.broker.features.delays.feature import DELAYS
-from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
+from mqmesh.roles.broker.features.delays.schedule import (
+    count_retries,
+    fail_cancels,
+    tell_schedule_service,
+)
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.storing.storing import answer_confirmed
+from mqmesh.roles.broker.features.transactions.transactions import finish_transactions, has_queue
+from mqmesh.roles.exporter.families import Families
+from mqmesh.roles.exporter.names import Node, broker_series, figure_series, group_series
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, SessionState
 from mqmesh.roles.schedule.timetable import Timetable
@@ -646,3 +676,207 @@ def test_an_unreachable_broker_is_asked_again(rig):
     assert rig.service.state is not SessionState.SERVING
     rig.advance(1_500, 10)
     assert len(rig.delivered()) == 1
+
+
+# ---- The states of a message ---------------------------------------------------------------
+
+STATES = {
+    "ready": "rocketmq_consumer_ready_messages",
+    "in flight": "rocketmq_consumer_inflight_messages",
+    "waiting for a retry": "mqmesh_group_waiting_retries",
+    "dead": "mqmesh_group_dead_messages",
+    "half": "rocketmq_half_messages",
+}
+"""The number of each state, as docs/metrics.md lists them; what producers delay is a difference."""
+RETRY = "%RETRY%g"
+
+
+class Shop:
+    """Producers of a topic, and a member of its only group, one message at a time."""
+
+    def __init__(self, rig, seed=0):
+        self.rig, self.stage = rig, rig.stage
+        self.chance = random.Random(seed)
+        self.open = 0
+        self.halves = []
+        self.sequence = itertools.count(10**9)
+        # Transactions have a queue of their own: their producer's messages have other sequences.
+        self.held = {("t", 0): [], ("t", 1): [], (RETRY, 0): []}
+        self.next = dict.fromkeys(self.held, 0)
+        context = self.stage.context
+        context.transactions.recover(
+            context.store,
+            None,
+            partial(has_queue, context.topics),
+            wall_ms=self.stage.clock.wall_ms(),
+            now_ms=self.stage.clock.monotonic_ms(),
+            segment_bytes=1 << 30,
+        )
+        data = ConsumerData("g", "CLUSTERING", "FIRST_OFFSET", [Subscription("t")])
+        self.stage.ask(RequestCode.HEART_BEAT, HeartbeatRequest("c", consumers=[data]))
+        self.send()
+
+    def send(self):
+        self.stage.send(self.stage.batch(bodies=(b"a", b"b", b"c")))
+        self.open += 3
+
+    def delay(self):
+        now_ms = self.rig.now_ms
+        self.rig.send(*[now_ms + self.chance.randint(1, 20_000) for _ in range(2)])
+        self.open += 2
+
+    def prepare(self):
+        sequence = next(self.sequence)
+        messages = [Message("t", b"half")]
+        parts = half_parts(
+            encode_payload(messages),
+            producer_group="pg",
+            real_topic="t",
+            real_queue_id=1,
+            has_immunity=have_immunity(messages),
+            producer_id=PRODUCER_ID,
+            first_sequence=sequence,
+            born_timestamp=1,
+        )
+        (outcome,) = self.stage.send(b"".join(parts))
+        self.halves.append((outcome.base_queue_offset, sequence))
+        self.open += 1
+
+    def decide(self):
+        if self.halves:
+            base, sequence = self.halves.pop()
+            decision = self.chance.choice((Decision.COMMIT, Decision.ROLLBACK))
+            end = End(base, PRODUCER_ID, sequence, 0, 1, int(decision), PRODUCER_KEY)
+            asked, body = EndTransactionRequest("pg"), encode_ends([end])
+            number = self.stage.begin(RequestCode.END_TRANSACTION, asked, body)
+            finish_transactions(self.stage.context)
+            self.stage.end_tick()
+            reply = self.stage.answer(number)
+            (outcome,) = decode_end_outcomes(b"".join(reply.body), 1)
+            assert outcome is EndOutcome.ENDED
+            self.open -= decision is Decision.ROLLBACK
+
+    def pull(self):
+        for queue, begin in self.next.items():
+            if self.stage.context.topics.get(queue[0]) is not None:
+                found, bodies = self.stage.pull(*queue, begin)
+                self.held[queue] += range(begin, begin + len(bodies))
+                self.next[queue] = max(begin, found.next_queue_offset)
+
+    def finish(self, topic, level=None, queue_id=0):
+        """The member is done with a message: it has handled it, or sends it back."""
+        if not self.held[topic, queue_id]:
+            return
+        offset = self.held[topic, queue_id].pop(0)
+        if level is None:
+            self.open -= 1
+        else:
+            entry = SendBackEntry(topic, queue_id, offset, 1, "planned", level)
+            self.stage.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBackRequest("g", [entry]))
+            tell_schedule_service(self.stage.context)
+        commit = UpdateConsumerOffsetRequest(
+            "g", "c", [QueueOffsetEntry(topic, queue_id, offset + 1)]
+        )
+        self.stage.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+
+    def step(self):
+        topic, queue_id = self.chance.choice(list(self.held))
+        self.chance.choice(
+            (
+                self.send,
+                self.delay,
+                self.prepare,
+                self.decide,
+                self.pull,
+                lambda: self.finish(topic, None, queue_id),
+                lambda: self.finish(topic, 0, queue_id),
+                lambda: self.finish(topic, TO_DEAD_LETTERS, queue_id),
+            )
+        )()
+        self.rig.settle()
+
+    def numbers(self):
+        """How many messages are in each state, as Prometheus is told."""
+        context, node = self.stage.context, Node("c", "broker", "a", "a:1", True, "a")
+        board = FigureBoard()
+        for feature in FEATURES:
+            board.add(feature.figures, lambda: context)
+        readings = Readings(board.read())
+        request = GroupsProgressRequest()
+        told = self.stage.ask(RequestCode.GET_GROUPS_PROGRESS, request, GroupsProgress)
+        (group,) = [one for one in told.groups if one.group == "g"]
+        families = Families(
+            [
+                *figure_series(node, readings),
+                *broker_series(node, readings, told.now_ms),
+                *group_series(node, group, told.now_ms),
+            ]
+        )
+        found = {state: families.sums(name, ())[()] for state, name in STATES.items()}
+        (delayed,) = families.sums("rocketmq_timing_messages", ()).values()
+        (retries,) = families.sums("mqmesh_schedule_retries", ()).values()
+        lag = families.sums("rocketmq_consumer_lag_messages", ())[()]
+        assert lag == found["ready"] + found["in flight"] + found["waiting for a retry"]
+        return found | {"delayed": delayed - retries}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_message_is_in_one_number(rig, seed):
+    rig.settle()
+    shop, seen = Shop(rig, seed), set()
+    for _ in range(120):
+        shop.step()
+        rig.advance(shop.chance.choice((200, 4_000)), step_ms=200)
+        # The service reports each second what it has done, and at once when it is told of more.
+        rig.stage.context.schedule.stirred = True
+        tell_schedule_service(rig.stage.context)
+        rig.settle()
+        numbers = shop.numbers()
+        assert sum(numbers.values()) == shop.open, numbers
+        seen |= {state for state, count in numbers.items() if count}
+    assert seen == {*STATES, "delayed"}
+
+
+def test_what_waits_for_a_retry_is_lag_of_its_group(rig):
+    rig.settle()
+    shop = Shop(rig)
+    shop.pull()
+    for _ in range(2):
+        shop.finish("t", level=0)
+    sent_back_ms = rig.now_ms
+    shop.finish("t")
+    rig.advance(2_000, step_ms=100)
+    request = GetGroupsRequest("g")
+    summaries = rig.stage.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, request, GroupSummaries)
+    (one,) = summaries.groups
+    assert (one.lag, one.retrying, one.dead) == (2, 2, 0)
+    stats = rig.stage.ask(RequestCode.GET_CONSUME_STATS, ConsumeStatsRequest("g"), ConsumeStats)
+    assert (stats.waiting_retries, stats.waiting_since) == (2, sent_back_ms)
+    of_topic = ConsumeStatsRequest("g", "t")
+    stats = rig.stage.ask(RequestCode.GET_CONSUME_STATS, of_topic, ConsumeStats)
+    assert stats.waiting_retries == 0, "they are in another topic"
+    rig.advance(10_000, step_ms=100)
+    assert shop.numbers()["waiting for a retry"] == 0
+    assert shop.numbers()["ready"] == 2, "they are due"
+
+
+def test_while_its_service_is_away_the_broker_counts_what_comes_to_wait(rig):
+    rig.settle()
+    shop = Shop(rig)
+    shop.pull()
+    shop.finish("t", level=0)
+    rig.advance(2_000, step_ms=100)
+    context = rig.stage.context
+    fail_cancels(context, context.schedule.on_disconnect(rig.link.peer))
+    rig.link.broken = True
+    shop.finish("t", level=0)
+    shop.delay()
+    for _ in range(2):  # nothing is counted twice
+        count_retries(context)
+    assert shop.numbers()["waiting for a retry"] == 2
+    assert sum(shop.numbers().values()) == shop.open
+    rig.service.on_disconnected()
+    rig.connect()
+    rig.advance(2_000, step_ms=100)
+    assert shop.numbers()["waiting for a retry"] == 2
+    assert sum(shop.numbers().values()) == shop.open

@@ -136,6 +136,7 @@ TROUBLES = {
         lambda at_s: group(10_000, done=at_s, members=1),
     ),
     "group-stuck": (lambda at_s: group(1, members=1), lambda at_s: group(0, members=1)),
+    "group-failing": (lambda at_s: failing(6, 10), lambda at_s: failing(5, 10)),
     "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, done=at_s)),
     "mixed-subscriptions": gauge(
         "mqmesh_group_differing_members", 1, 0, {"consumer_group": "billing"}
@@ -193,6 +194,30 @@ def test_each_alarm_begins_within_two_looks_of_its_time_and_ends_when_its_troubl
     assert told[1][2] == "resolved"
     if not is_total:
         assert at_s - ended_s <= 2 * interval_s
+
+
+def failing(failures, deliveries, node="a"):
+    """What members of a group say of ten minutes; each broker hears the same."""
+    labels = {"node_id": node, "consumer_group": "billing"}
+    return [
+        series("mqmesh_group_recent_failures", failures, **labels),
+        series("mqmesh_group_recent_deliveries", deliveries, **labels),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (failing(2_000, 2_000), 1.0),
+        (failing(4, 4), None),  # one message that is tried again
+        (failing(3, 3) + failing(3, 3, "b"), None),  # the same three at two brokers
+        (failing(0, 0), None),
+        ([], None),
+    ],
+)
+def test_a_group_that_fails_is_found_by_its_share(found, told):
+    alarms = Watch().look(0, *found, at_once=True)
+    assert [one.value for one in alarms] == ([] if told is None else [told])
 
 
 def test_a_backlog_of_a_moment_is_none():

@@ -16,7 +16,7 @@ from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURE
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.dispatch import FIGURES as COMMAND_FIGURES
-from mqmesh.roles.exporter.names import COMMITTED, own_metric
+from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES, own_metric
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
 from mqmesh.roles.shell import _CONNECTION_FIGURES, _PROCESS_FIGURES
 from mqmesh.security.guard import FIGURES as GUARD_FIGURES
@@ -51,6 +51,10 @@ TROUBLE = {
         "rocketmq_consumer_lag_messages": "1x60",
         "rocketmq_consumer_connections": "1x60",
         "mqmesh_consumer_offset": "5x60",
+    },
+    "MqmeshGroupFailing": {
+        "mqmesh_group_recent_failures": "6x60",
+        "mqmesh_group_recent_deliveries": "10x60",
     },
     "MqmeshGroupWithoutMembers": {"rocketmq_consumer_lag_messages": "1x60"},
     "MqmeshMixedSubscriptions": {"mqmesh_group_differing_members": "1x60"},
@@ -103,7 +107,7 @@ def test_every_name_that_is_asked_for_is_told(boards, project_root):
     # Those that are no figures; a process test looks for each of them.
     lines = (project_root / "tests" / "data" / "rocketmq-metrics.txt").read_text().splitlines()
     told |= {line.split()[0] for line in lines}
-    told |= {"mqmesh_up", "mqmesh_group_differing_members", COMMITTED}
+    told |= {"mqmesh_up", "mqmesh_group_differing_members", COMMITTED, DELIVERIES, FAILURES}
     asked = {
         name.removesuffix("_bucket")
         for path in boards.iterdir()

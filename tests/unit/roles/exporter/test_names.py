@@ -14,7 +14,7 @@ from mqmesh.figures import (
     FigureSample,
     Readings,
 )
-from mqmesh.protocol.groups import ConsumerConnection, GroupTopics, TopicProgress
+from mqmesh.protocol.groups import ConsumerConnection, GroupFailures, GroupTopics, TopicProgress
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import (
@@ -141,13 +141,14 @@ MEMBER = ConsumerConnection(
 BILLING = GroupTopics(
     "billing",
     [
-        TopicProgress("%RETRY%billing", 3, 1, 2, 0, 1_000, 1_000),
+        TopicProgress("%RETRY%billing", 3, 1, 7, 0, 1_000, 1_000, 5),
         TopicProgress("orders", 150, 140, 10, 5, 300, 900),
     ],
     [MEMBER],
     "CLUSTERING",
     2,
     3,
+    GroupFailures(60, 45, 0.075),
 )
 
 
@@ -161,7 +162,13 @@ def test_a_group_by_the_names_of_rocketmq_5():
     assert found[("rocketmq_consumer_queueing_latency_milliseconds", *orders)] == 100
     assert found[("mqmesh_consumer_offset", *orders)] == 140
     retry = ("billing", "true", "true", "%RETRY%billing")
-    assert found[("rocketmq_consumer_lag_messages", *retry)] == 2
+    assert found[("rocketmq_consumer_lag_messages", *retry)] == 7
+    assert found[("rocketmq_consumer_ready_messages", *retry)] == 2
+    assert found["mqmesh_group_waiting_retries", "billing"] == 5
+    assert found["mqmesh_group_dead_messages", "billing"] == 2
+    assert found["mqmesh_group_recent_deliveries", "billing"] == 60
+    assert found["mqmesh_group_recent_failures", "billing"] == 45
+    assert found["mqmesh_group_failures_per_second", "billing"] == 0.075
     dead = ("billing", "false", "%DLQ%billing")
     assert found[("rocketmq_send_to_dlq_messages_total", *dead)] == 3
     assert found["mqmesh_group_differing_members", "billing"] == 0
@@ -177,7 +184,7 @@ def test_a_group_by_the_names_of_rocketmq_4():
     names = RocketMQ4Names(Rates(), DayTotals())
     found = values_of(names.group(NODE, BILLING, 1_000))
     assert found["rocketmq_group_diff", "1", "billing", "CLUSTERING", "orders"] == 10
-    assert found["rocketmq_group_retrydiff", "1", "billing", "CLUSTERING", "%RETRY%billing"] == 2
+    assert found["rocketmq_group_retrydiff", "1", "billing", "CLUSTERING", "%RETRY%billing"] == 7
     assert found["rocketmq_group_dlqdiff", "1", "billing", "CLUSTERING", "%DLQ%billing"] == 2
     assert found["rocketmq_consumer_offset", "broker-a", "billing", "orders"] == 140
     assert found["rocketmq_producer_offset", "broker-a", "orders"] == 150

@@ -19,10 +19,11 @@ DONE, GONE, NOT_DUE = DueStatus.DONE, DueStatus.GONE, DueStatus.NOT_DUE
 BOOT = b"boot"
 
 
-def entry(place, *times, count=None, producer=7, first=None):
+def entry(place, *times, count=None, producer=7, first=None, group=""):
     count = count or len(times)
     first = place if first is None else first
-    return ScheduledEntry(place, count, producer, first, struct.pack(f"<{len(times)}q", *times))
+    due_times = struct.pack(f"<{len(times)}q", *times)
+    return ScheduledEntry(place, count, producer, first, due_times, group)
 
 
 def cursors(records=0):
@@ -130,6 +131,36 @@ def test_a_record_may_come_before_the_answer_that_it_tells_of():
     assert made.state.pending == 1
     assert drain(made, 100) == [(100, 2, 1)]
     assert made.state.pending == 0
+
+
+def retries_of(made):
+    return {one.group: (one.count, one.oldest_offset) for one in made.retries.report(100)}
+
+
+def test_what_waits_for_a_retry_is_counted_by_group_at_every_step():
+    pairs = SortedPairs()
+    made = table(
+        entry(100, 5, count=3, group="g"),
+        entry(200, 5, 7, group="g"),
+        entry(300, 5, group="other"),
+        entry(400, 5, count=9),
+        pairs=pairs,
+    )
+    assert retries_of(made) == {"g": (5, 100), "other": (1, 300)}
+    assert retries_of(made) == {}, "nothing changed since"
+    assert retries_of(Timetable(pairs)) == {"g": (5, 100), "other": (1, 300)}
+    made.add([entry(500, 60, group="g")], [[(100, 0, 1), (300, 0, 1), (400, 0, 1)]], cursors(1))
+    assert retries_of(made) == {"g": (5, 100), "other": (0, -1)}
+    drain(made, 5)
+    assert retries_of(Timetable(pairs)) == retries_of(made) == {"g": (2, 200)}
+    made.remove([(200, 0, 2), (500, 0, 1)])
+    assert retries_of(made) == {"g": (0, -1)}
+    assert (made.state.pending, retries_of(Timetable(pairs))) == (0, {})
+
+
+def test_few_groups_are_reported_at_once_and_the_others_later():
+    made = table(*[entry(100 + number, 5, group=f"g{number}") for number in range(5)])
+    assert sorted(len(made.retries.report(2)) for _ in range(4)) == [0, 1, 2, 2]
 
 
 def test_own_records_need_not_be_read():

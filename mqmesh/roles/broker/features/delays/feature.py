@@ -33,6 +33,11 @@ def _fail_all_cancels(context: BrokerContext) -> None:
     schedule.fail_cancels(context, context.schedule.tick(MAX_OFFSET))
 
 
+def _sample(context: BrokerContext) -> None:
+    schedule.hold_log(context)
+    schedule.count_retries(context)
+
+
 def _service(context: BrokerContext) -> str:
     return "off" if context.schedule.service is None else "on"
 
@@ -48,7 +53,7 @@ DELAYS: Final = Feature(
     turn_ended=_tell_service,
     durable=schedule.tell_schedule_service,
     tick=_tick,
-    sample=schedule.hold_log,
+    sample=_sample,
     client_gone=_forget_service,
     stopping=_fail_all_cancels,
     figures=(
@@ -60,10 +65,16 @@ DELAYS: Final = Feature(
         ),
         gauge(
             "schedule_pending",
-            "delayed messages that wait",
-            lambda broker: broker.schedule.pending,
+            "delayed messages that wait, those for a retry too; -1 for unknown",
+            schedule.pending,
             unit="messages",
             metric="rocketmq_timing_messages",
+        ),
+        gauge(
+            "schedule_retries",
+            "of them, messages that wait for a retry",
+            lambda broker: broker.schedule.retries.total(),
+            unit="messages",
         ),
         counter(
             "schedule_delivered_total",

@@ -6,7 +6,7 @@ reads the bodies and writes them, with a record of it, in one step.
 
 from typing import Final
 
-from mqmesh.batch.delayed_batch import SCHEDULE_QUEUES
+from mqmesh.batch.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
 from mqmesh.batch.schedule_record import Run, ScheduleAction, decode_runs
 from mqmesh.errors import (
     BrokerError,
@@ -15,6 +15,7 @@ from mqmesh.errors import (
     CorruptBatch,
     CorruptRecord,
     NoPermission,
+    OffsetIllegal,
     OffsetOutOfRange,
 )
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
@@ -71,8 +72,9 @@ def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleR
     """What came into the schedule topic."""
     desk = context.schedule
     desk.check(asked.session)
-    desk.pending = asked.pending
     if asked.caught_up:
+        desk.pending = asked.pending
+        desk.retries.report(asked)
         lowest = asked.lowest_offset
         desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
         context.store.keep_from(HOLDER, CommitLogOffset(desk.keep_from))
@@ -188,6 +190,28 @@ def hold_log(context: BrokerContext) -> None:
         )
     ):
         context.store.keep_from(HOLDER, CommitLogOffset(0))
+
+
+def count_retries(context: BrokerContext) -> None:
+    """Count what came into the schedule topic while its service is away; now and then."""
+    board = context.schedule.retries
+    if board.is_current or not board.cursors:
+        return
+    try:
+        found = read_schedule(context.store, board.cursors)
+    except OffsetIllegal:
+        board.cursors = []  # the log was cut: the next service reports anew
+        return
+    board.count(found.entries, found.cursors)
+
+
+def pending(context: BrokerContext) -> int:
+    """Return how many delayed messages wait, those for a retry among them; -1 for unknown."""
+    desk = context.schedule
+    if desk.pending < 0 or desk.retries.is_current:
+        return desk.pending
+    ends = [context.store.queue_bounds(SCHEDULE_TOPIC, one)[1] for one in range(RECORD_QUEUE)]
+    return desk.pending + desk.retries.unreported(ends)
 
 
 def fail_cancels(context: BrokerContext, requests: list[Request]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.command import Request
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
+from mqmesh.roles.broker.features.delays.retry_board import RetryBoard
 
 CANCEL_TIMEOUT_MS: Final = 3_000
 MAX_CANCELS: Final = 10_000
@@ -36,6 +37,7 @@ class ScheduleDesk:
         service: Its connection, None while there is none.
         stirred: Something was stored in the schedule topic since the service was told.
         pending: Messages that wait, as the service says; -1 for unknown.
+        retries: Messages that wait for a retry, by consumer group, as far as they are known.
         keep_from: Commit-log offset from which the log must be kept; None for unknown.
         known_end: Commit-log offset before which the service knows everything.
         opened: Batches that more may be wanted of.
@@ -52,6 +54,7 @@ class ScheduleDesk:
         self.service: bytes | None = None
         self.stirred = False
         self.pending = -1
+        self.retries = RetryBoard()
         self.keep_from: int | None = None
         self.known_end = 0
         self.opened = OpenedBatches()
@@ -75,6 +78,7 @@ class ScheduleDesk:
             )
         self.session = next(self._sessions)
         self.service = peer
+        self.retries.is_current = False
         self.stirred = False
         self.sessions += 1
         # What the one before said about the log holds until this one has caught up.
@@ -98,6 +102,7 @@ class ScheduleDesk:
         if peer != self.service:
             return []
         self.service = None
+        self.retries.is_current = False
         return self._take(list(self._cancels))
 
     def add_cancel(self, request: Request, message_id: str, now_ms: int) -> int:

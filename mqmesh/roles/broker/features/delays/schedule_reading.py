@@ -16,7 +16,7 @@ from mqmesh.batch.delayed_batch import (
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, decode_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetIllegal
-from mqmesh.message import SCHEDULE_TOPIC
+from mqmesh.message import RETRY_PREFIX, SCHEDULE_TOPIC
 from mqmesh.protocol.schedule import ScheduledEntry
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
@@ -124,6 +124,7 @@ def _add_entry(found: ScheduleNewsRead, header: BatchHeader, data: memoryview) -
     except CorruptBatch as error:
         _log.error("delayed messages at %d are lost: %s", header.commitlog_offset, error)
         return
+    is_retry = meta.real_topic.startswith(RETRY_PREFIX)
     found.entries.append(
         ScheduledEntry(
             header.commitlog_offset,
@@ -131,5 +132,6 @@ def _add_entry(found: ScheduleNewsRead, header: BatchHeader, data: memoryview) -
             header.producer_id,
             header.first_sequence,
             pack_due_times(due_times(meta, header)),
+            meta.real_topic.removeprefix(RETRY_PREFIX) if is_retry else "",
         )
     )

@@ -1,7 +1,7 @@
 """Consumer groups for administrators: settings, members, how far they have come."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
@@ -21,6 +21,7 @@ from mqmesh.protocol.groups import (
     DeleteGroupRequest,
     GetGroupsRequest,
     GroupConfig,
+    GroupFailures,
     GroupNames,
     GroupSummaries,
     GroupSummary,
@@ -36,6 +37,7 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
+from mqmesh.roles.broker.features.retries.waiting_retries import waiting_retries
 from mqmesh.roles.broker.features.topics.store_times import store_time
 from mqmesh.roles.broker.state_answers import reply_when_saved
 
@@ -182,7 +184,10 @@ def get_consume_stats(
             break
         found.append(_progress(context, name, topic, queue_id))
     rate = context.pulls.rate(name, context.clock.monotonic_ms())
-    return reply_with(ConsumeStats(found, more, rate, context.clock.wall_ms()))
+    waiting = since = 0
+    if query.topic in ("", retry_topic(name)) and not broadcasts(context, name):
+        waiting, since = waiting_retries(context, name)
+    return reply_with(ConsumeStats(found, more, rate, context.clock.wall_ms(), waiting, since))
 
 
 def query_topic_consumers(
@@ -254,18 +259,34 @@ def _summary(context: BrokerContext, name: str) -> GroupSummary:
     config = context.group_table.get(name)
     own = retry_topic(name)
     topics = [one for one in topics_of(context, name) if one != own]
+    is_known = not broadcasts(context, name)
+    retrying = lag_of(context, name, own) + (waiting_retries(context, name)[0] if is_known else 0)
+    lag = sum(lag_of(context, name, one) for one in topics) + retrying
     return GroupSummary(
         config=config or GroupConfig(name),
         is_configured=config is not None,
         members=0 if group is None else len(group.members),
         message_model=context.groups.model_of(name),
         topics=topics,
-        lag=0 if broadcasts(context, name) else sum(lag_of(context, name, one) for one in topics),
+        lag=lag if is_known else 0,
         consume_tps=context.pulls.rate(name, context.clock.monotonic_ms()),
-        retrying=lag_of(context, name, own),
+        retrying=retrying,
         dead=lag_of(context, "", dlq_topic(name)),
         differing=0 if group is None else group.check.differing,
+        failures=failures_of(connections_of(context, name)),
     )
+
+
+def failures_of(members: Iterable[ConsumerConnection]) -> GroupFailures:
+    """Return what the members of a group did in the last ten minutes, as of their heartbeats."""
+    ok = failed = 0
+    per_s = 0.0
+    for member in members:
+        for one in member.stats:
+            ok += one.recent_ok
+            failed += one.recent_failed
+            per_s += one.recent_failed * 1_000 / max(one.recent_ms, 1)
+    return GroupFailures(ok + failed, failed, per_s)
 
 
 def broadcasts(context: BrokerContext, name: str) -> bool:

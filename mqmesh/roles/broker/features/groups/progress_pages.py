@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.message import dlq_topic
+from mqmesh.message import dlq_topic, retry_topic
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.groups import (
     GroupsProgress,
@@ -15,9 +15,11 @@ from mqmesh.roles.broker.features.groups.groups import (
     all_names,
     broadcasts,
     connections_of,
+    failures_of,
     lag_of,
     topics_of,
 )
+from mqmesh.roles.broker.features.retries.waiting_retries import waiting_retries
 from mqmesh.roles.broker.features.topics.store_times import store_time
 
 QUEUES_PER_PAGE: Final = 64
@@ -61,13 +63,15 @@ def _part_of(
         if left <= 0 and number < len(wanted):
             return GroupTopics(name, topics), topic, left
     dead = context.topics.get(dlq_topic(name))
+    members = connections_of(context, name)
     part = GroupTopics(
         name,
         topics,
-        connections_of(context, name),
+        members,
         context.groups.model_of(name),
         lag_of(context, "", dlq_topic(name)),
         dead.put_messages if dead is not None else 0,
+        failures_of(members),
     )
     return part, "", left
 
@@ -101,7 +105,13 @@ def _progress(context: BrokerContext, name: str, topic: str) -> TopicProgress:
                 store_time(context.store, topic, queue_id, begin + flying) if flying else oldest[-1]
             )
             ready.append(at)
-    return TopicProgress(topic, ends, committed, lag, in_flight, _first(oldest), _first(ready))
+    waiting = 0
+    if is_known and topic == retry_topic(name):
+        waiting, since = waiting_retries(context, name)
+        oldest.append(since)
+    return TopicProgress(
+        topic, ends, committed, lag + waiting, in_flight, _first(oldest), _first(ready), waiting
+    )
 
 
 def _first(times: list[int]) -> int:

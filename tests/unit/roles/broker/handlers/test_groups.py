@@ -42,6 +42,7 @@ from mqmesh.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     Subscription,
+    TopicConsumption,
 )
 from mqmesh.protocol.pulling import (
     PullRequest,
@@ -191,8 +192,23 @@ def test_a_group_in_a_line(filled):
     filled.end_tick()
     (one,) = groups(filled, group="g").groups
     assert (one.members, one.message_model, one.topics) == (2, "CLUSTERING", ["t"])
-    assert (one.lag, one.dead, one.retrying, one.differing) == (6, 3, 2, 1)
+    assert (one.lag, one.dead, one.retrying, one.differing) == (8, 3, 2, 1)
     assert groups(filled, group="unknown").groups == []
+
+
+def test_a_group_that_fails_is_told_by_its_members(stage):
+    own = TopicConsumption("g", "t", recent_ok=1, recent_failed=59, recent_ms=600_000)
+    retries = TopicConsumption("g", "%RETRY%g", recent_failed=20, recent_ms=600_000)
+    data = ConsumerData(
+        "g", "CLUSTERING", "LAST_OFFSET", [Subscription("t"), Subscription("%RETRY%g")]
+    )
+    stats = [own, retries, TopicConsumption("other", "t", recent_failed=9)]
+    heartbeat = HeartbeatRequest("a", consumers=[data], stats=stats)
+    stage.ask(RequestCode.HEART_BEAT, heartbeat, HeartbeatResponse, peer=b"a")
+    beat(stage, "b", stats=[TopicConsumption("g", "t", recent_failed=6, recent_ms=60_000)])
+    (one,) = groups(stage, group="g").groups
+    assert (one.failures.deliveries, one.failures.failed) == (86, 85)
+    assert one.failures.failed_per_s == pytest.approx(79 / 600 + 6 / 60)
 
 
 def test_lists_come_in_pages(stage):
