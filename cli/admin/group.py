@@ -331,7 +331,8 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
         lag = "lag unknown"
     say(
         f"{lag}; "
-        f"{rate(found.consume_tps)} messages/s; {found.retrying:,} failed and come again; "
+        f"{rate(found.consume_tps)} messages/s; {rate(found.failures.failed_per_s)} failures/s; "
+        f"{found.retrying:,} failed and come again; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
     )
     _warn(found.members, found.differing, found.message_model)
