@@ -14,6 +14,7 @@ The tree, by what the reader should do::
     │   ├── RequestTimeout           no answer in time; the outcome is unknown
     │   ├── EndpointUnreachable      no connection
     │   ├── AuthenticationFailed     the server or the client is not who the other one trusts
+    │   ├── TooManyOpenFiles         the process or the system is out of descriptors
     │   └── QueueFull                a bounded queue of this process is full
     ├── StorageError                 what stays on disk
     │   ├── CorruptRecord            damage below the synced mark
@@ -149,8 +150,11 @@ class DiskFull(StorageError):
     retriable = True
 
 
-class TooManyOpenFiles(StorageError):
-    """Raised when a file cannot be opened for want of descriptors; nothing was changed."""
+class TooManyOpenFiles(StorageError, TransportError):
+    """Raised when a file or a socket cannot be opened for want of descriptors; nothing was changed.
+
+    The limit of a process is ``ulimit -n``, and ``LimitNOFILE`` of systemd.
+    """
 
     retriable = True
 

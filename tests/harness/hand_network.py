@@ -87,6 +87,10 @@ class HandNetwork:
         """True while the broker is not away."""
         return broker_name not in self.away
 
+    def absence(self, broker_name: str) -> EndpointUnreachable:
+        """Why there is no connection."""
+        return EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
+
     def may_come(self, broker_name: str) -> bool:
         """False for what is hopeless."""
         return broker_name not in self.hopeless

@@ -5,7 +5,15 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, NoRoute, NotMaster
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    MQMeshError,
+    NoRoute,
+    NotMaster,
+    TooManyOpenFiles,
+    TransportError,
+)
 from mqmesh.host import host_id
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
@@ -58,13 +66,14 @@ class BrokerConnections:
         self._connections: dict[str, Connection] = {}
         self._places: dict[str, BrokerAddress] = {}
         self._connecting_ms: dict[str, int] = {}
+        self._failures: dict[str, TransportError] = {}
 
     def connection(self, broker_name: str) -> Connection:
         """The connection to a broker group's master, made if there is none.
 
         Raises:
             NoRoute: The group, or its master, is not known.
-            EndpointUnreachable: No connection can even be tried.
+            EndpointUnreachable, TooManyOpenFiles: No connection can even be tried.
             ClientClosed: The client is closed.
         """
         if self._closed():
@@ -107,6 +116,11 @@ class BrokerConnections:
         """Where a broker's master is reached right now, or None; from any thread."""
         one = self._connections.get(broker_name)
         return one.endpoint if one is not None and one.connected else None
+
+    def absence(self, broker_name: str) -> TransportError:
+        """Return why there is no connection to a broker."""
+        text = f"there was no connection to broker {broker_name} in time"
+        return self._failures.get(broker_name) or EndpointUnreachable(text)
 
     def may_come(self, broker_name: str) -> bool:
         """False when waiting for a connection to a broker promises little: try another one."""
@@ -169,9 +183,15 @@ class BrokerConnections:
                 on_command=lambda command: self._on_command(broker_name, command),
                 on_connection=lambda up: self._changed(broker_name, up),
             )
+        except TooManyOpenFiles as error:
+            self._failures[broker_name] = error
+            raise
         except Exception as error:
-            # No more descriptors, or an address that ZeroMQ does not take.
-            raise EndpointUnreachable(f"cannot connect to {endpoint}: {error}") from error
+            # An address that ZeroMQ does not take.
+            failure = EndpointUnreachable(f"cannot connect to {endpoint}: {error}")
+            self._failures[broker_name] = failure
+            raise failure from error
+        self._failures.pop(broker_name, None)
         self._connecting_ms[broker_name] = self._clock.monotonic_ms()
         old = self._connections.get(broker_name)
         self._connections[broker_name] = one

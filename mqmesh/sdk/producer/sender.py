@@ -9,7 +9,6 @@ from typing import Final, Protocol
 from mqmesh.errors import (
     BrokerError,
     ClientClosed,
-    EndpointUnreachable,
     InvalidArgument,
     MessageIllegal,
     MQMeshError,
@@ -154,7 +153,7 @@ class Sends:
     def without(self, broker_name: str) -> None:
         """There is no connection to a broker: what is late ends, what may leave it leaves it."""
         now_ms = self._engine.loop.clock.monotonic_ms()
-        error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
+        error = self._engine.brokers.absence(broker_name)
         for batch in self._lanes.take_late(broker_name, now_ms):
             self._finish(batch, None, batch.cause or error)
         if self._engine.brokers.may_come(broker_name):

@@ -6,7 +6,7 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import AuthenticationFailed, ClientClosed
+from mqmesh.errors import AuthenticationFailed, ClientClosed, TooManyOpenFiles
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
 from mqmesh.security.keys import KeyRing
@@ -14,6 +14,7 @@ from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.requests import broken, too_late
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.descriptors import descriptors_for
 from mqmesh.transport.zmq.handshakes import HandshakeWatch
 
 SLICE_MS: Final = 50
@@ -122,7 +123,12 @@ class BlockingChannel:
         self._socket = sockets.dealer(self._context)
         self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
         self._monitor = sockets.monitor(self._socket, with_refusals=True)
-        self._poll = select.epoll()
+        try:
+            with descriptors_for(f"a connection to {self.endpoint}"):
+                self._poll = select.epoll()
+        except TooManyOpenFiles:
+            sockets.close(self._socket, self._monitor)
+            raise
         for watched in (self._socket, self._monitor):
             self._poll.register(int(watched.get(zmq.FD)), select.EPOLLIN)
         sockets.connect(self._socket, self.endpoint, self._ring)

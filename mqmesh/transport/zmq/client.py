@@ -7,7 +7,7 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import AuthenticationFailed, RemoteProtocolError
+from mqmesh.errors import AuthenticationFailed, RemoteProtocolError, TooManyOpenFiles
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, decode_frame
 from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import TRY_AGAIN_MS, OnDone
@@ -132,6 +132,16 @@ class CommandClient:
         self._loop.add(self._monitor, self._on_monitor)
         sockets.connect(self._socket, self.endpoint, self._ring)
 
+    def _reopen(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._open()
+        except TooManyOpenFiles as error:
+            _log.warning("%s: %s; trying again in %d ms", self.endpoint, error, TRY_AGAIN_MS)
+            self.unreachable = True
+            self._loop.call_later(TRY_AGAIN_MS, self._reopen)
+
     def _drop(self) -> None:
         if not self._socket.closed:
             self._loop.remove(self._socket)
@@ -151,13 +161,13 @@ class CommandClient:
         if not self._closed and self._refused is not None:
             self._refused = None
             self._handshakes = HandshakeWatch(self.endpoint, self._ring)
-            self._open()
+            self._reopen()
 
     def _open_if_forsaken(self, socket: sockets.Socket) -> None:
         if not (socket.closed or self.connected or self._is_retried):
             _log.warning("%s broke the protocol of ZeroMQ; connecting anew", self.endpoint)
             self._drop()
-            self._open()
+            self._reopen()
 
     def _refuse(self) -> None:
         if self._refused is not None and not self._closed:

@@ -15,6 +15,7 @@ import zmq
 from mqmesh.clock import Clock, SystemClock
 from mqmesh.transport.interface import Timer
 from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.descriptors import descriptors_for
 from mqmesh.transport.zmq.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
@@ -74,7 +75,9 @@ class EventLoop:
         self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
         self.longest_turn_ns = 0
-        self._poll = select.epoll()
+        self._poll: select.epoll
+        self._wake_read, self._wake_write = -1, -1
+        self._is_open = False
         self._sources: dict[Socket | int, _WatchedSource] = {}
         self._by_descriptor: dict[int, _WatchedSource] = {}
         self._touched: dict[_WatchedSource, None] = {}
@@ -88,10 +91,6 @@ class EventLoop:
         self._woken = False
         self._thread: int | None = None
         self._failure: Exception | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self.add(self._wake_read, self._drain_wake)
 
     def add(self, source: Socket | int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` in each tick in which a socket or descriptor can be read.
@@ -100,7 +99,9 @@ class EventLoop:
 
         Raises:
             PermissionError: It is the descriptor of a file, which cannot be waited for.
+            TooManyOpenFiles: The process has no descriptor left.
         """
+        self._open()
         socket = None if isinstance(source, int) else source
         descriptor = source if isinstance(source, int) else int(source.get(zmq.FD))
         self._poll.register(descriptor, select.EPOLLIN)
@@ -164,6 +165,8 @@ class EventLoop:
         if self._woken:
             return
         self._woken = True
+        if not self._is_open:
+            return  # whoever opens it sees the flag
         try:
             os.write(self._wake_write, b"w")
         except BlockingIOError:
@@ -174,6 +177,8 @@ class EventLoop:
 
     def has_news(self) -> bool:
         """True when a turn would find a call or a readable descriptor; from any thread."""
+        if not self._is_open:
+            return self._woken and not self._stopping
         try:
             return bool(self._calls) or bool(self._poll.poll(0))
         except (ValueError, OSError):
@@ -208,9 +213,11 @@ class EventLoop:
 
         Raises:
             Exception: What ``fail`` was told.
+            TooManyOpenFiles: The process has no descriptor left.
         """
         self._thread = threading.get_ident()
         try:
+            self._open()
             while not self._stopping:
                 if self._failure is not None:
                     raise self._failure
@@ -238,8 +245,23 @@ class EventLoop:
         if spent_ns > self.longest_turn_ns:
             self.longest_turn_ns = spent_ns
 
+    def _open(self) -> None:
+        """Opens the descriptors: not before something is watched, for many loops are never run."""
+        if self._is_open:
+            return
+        with descriptors_for("an event loop"):
+            self._poll = select.epoll()
+            self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._is_open = True
+        self.add(self._wake_read, self._drain_wake)
+        if self._woken:
+            os.write(self._wake_write, b"w")
+
     def _wait(self, wait_ms: int) -> list[_WatchedSource]:
         """The sources that can be served, after waiting for the first one."""
+        self._open()
         ready: list[_WatchedSource] = []
         if self._touched:
             ready = [source for source in self._touched if source.is_ready()]
@@ -271,6 +293,8 @@ class EventLoop:
         self._stopping = True
         # Whoever wakes a closed loop must not write into a descriptor that is another's by then.
         self._woken = True
+        if not self._is_open:
+            return
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
         self._poll.close()

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import zmq
 
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, TooManyOpenFiles
 from mqmesh.protocol.command import MAX_FRAME_BYTES, MAX_FURTHER_FRAMES
 from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.process_memory import keep_freed_blocks
+from mqmesh.transport.zmq.descriptors import check_descriptors, descriptors_for
 
 NETWORK: Final = "network"
 """ZAP domain of connections that speak CURVE."""
@@ -54,6 +55,9 @@ MOST_KEPT_BYTES: Final = 32 * 1024 * 1024
 LOCAL_SEND_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Of connections by ``ipc://``, as far as the system allows (``net.core.wmem_max``). Linux takes
 twice as much, so that two answers of a MiB never wait for their reader."""
+CONTEXT_DESCRIPTORS: Final = 20
+"""So many must be left for a new context, which opens some 6 by itself, 3 for each socket and one
+for each connection. Where its threads find none to wait with, libzmq 4.3 aborts the process."""
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
 """Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
@@ -72,6 +76,7 @@ def new_context() -> Context:
 
     Raises:
         ConfigError: libzmq is older than ``MINIMUM_LIBZMQ``.
+        TooManyOpenFiles: The process has too few descriptors left.
     """
     if zmq.zmq_version_info() < MINIMUM_LIBZMQ:
         raise ConfigError(
@@ -82,6 +87,7 @@ def new_context() -> Context:
     # they are freed and then pays a page fault for every 4 KiB of the next one: a quarter of a
     # producer's time.
     keep_freed_blocks(KEPT_BLOCK_BYTES, MOST_KEPT_BYTES)
+    check_descriptors(CONTEXT_DESCRIPTORS, "a ZeroMQ context")
     context: Context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4_096)
     return context
@@ -133,7 +139,8 @@ def subscriber(context: Context) -> Socket:
 
 
 def _socket(context: Context, kind: int) -> Socket:
-    socket: Socket = context.socket(kind)
+    with descriptors_for("a ZeroMQ socket"):
+        socket: Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -166,6 +173,9 @@ def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
     Args:
         socket: To be watched.
         with_refusals: Also of handshakes that fail. Not for servers: strangers make those.
+
+    Raises:
+        TooManyOpenFiles: The process has no descriptor left; ``socket`` is closed then.
     """
     endpoint = f"inproc://monitor-{next(_monitor_numbers)}"
     events = (
@@ -181,8 +191,13 @@ def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
-    socket.monitor(endpoint, events)
-    watcher: Socket = socket.context.socket(zmq.PAIR)
+    try:
+        with descriptors_for("a ZeroMQ socket"):
+            socket.monitor(endpoint, events)
+            watcher: Socket = socket.context.socket(zmq.PAIR)
+    except TooManyOpenFiles:
+        socket.close()
+        raise
     watcher.setsockopt(zmq.LINGER, 0)
     watcher.setsockopt(zmq.RCVHWM, MONITOR_HIGH_WATER_MARK)
     watcher.connect(endpoint)

@@ -39,11 +39,10 @@ class ZmqTransport:
             from now on, before any server can be made.
 
     Attributes:
-        context: ZeroMQ's; ``close`` ends it.
         ring, guard: As given.
 
     Raises:
-        ConfigError: libzmq is too old, or there is a guard, and no keys.
+        ConfigError: There is a guard, and no keys; or, with a guard, libzmq is too old.
     """
 
     def __init__(self, ring: KeyRing | None = None, guard: "Guard | None" = None) -> None:
@@ -53,9 +52,21 @@ class ZmqTransport:
             check_pair(ring.own)
         self.ring = ring
         self.guard = guard
-        self.context = sockets.new_context()
+        self._context: sockets.Context | None = None
         self._loop: EventLoop | None = None
         self._zap = None if guard is None else ZapHandler(self.context, self.loop, guard)
+
+    @property
+    def context(self) -> sockets.Context:
+        """ZeroMQ's; made when it is asked for first, because it opens descriptors.
+
+        Raises:
+            ConfigError: libzmq is too old.
+            TooManyOpenFiles: The process has too few descriptors left.
+        """
+        if self._context is None:
+            self._context = sockets.new_context()
+        return self._context
 
     @property
     def loop(self) -> EventLoop:
@@ -163,7 +174,8 @@ class ZmqTransport:
 
     def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
         """Ends the context; what connections have not sent yet is tried for so long."""
-        self.context.destroy(linger=linger_ms)
+        if self._context is not None:
+            self._context.destroy(linger=linger_ms)
 
     def _protection(self) -> tuple[Credentials | None, "Guard | None"]:
         if self.ring is None:

@@ -35,6 +35,10 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
 def test_the_longest_turn_counts_work_and_no_waiting(loop, clock, pipe):
     read, write = pipe
 
@@ -322,9 +326,28 @@ def test_a_loop_that_is_closed_meanwhile_has_no_news(loop, monkeypatch):
         def poll(self, timeout: float) -> list[tuple[int, int]]:
             raise OSError(errno.EBADF, "closed by another thread")
 
+    loop.tick(0)  # which opens it
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_poll", Closing())
         assert not loop.has_news()
+
+
+def test_a_loop_opens_nothing_before_it_is_used_and_a_wake_up_until_then_is_not_lost(clock):
+    before = open_descriptors()
+    loop, called = EventLoop(clock), []
+    loop.call_soon_threadsafe(lambda: called.append(loop.clock.monotonic_ms()))
+    loop.call_later(1, lambda: None)
+    assert loop.has_news()
+    assert open_descriptors() == before
+    loop.tick(60_000)  # which returns at once
+    assert called
+    assert len(open_descriptors() - before) == 3
+    loop.close()
+    assert open_descriptors() == before
+    never_used = EventLoop(clock)
+    never_used.wake()
+    never_used.close()
+    assert not never_used.has_news()
 
 
 def test_a_closed_loop_has_no_news_and_says_so_without_an_error(clock):

@@ -13,6 +13,7 @@ from mqmesh.transport.zmq.loop import EventLoop
 @pytest.fixture
 def loop() -> Iterator[EventLoop]:
     loop = EventLoop()
+    loop.tick(0)  # which opens its pipe
     yield loop
     loop.close()
 
