@@ -238,6 +238,8 @@ def test_misuse_is_told_at_once(cluster):
     with pytest.raises(ClientClosed, match="start"):
         consumer.poll(0)
     consumer.subscribe("t")
+    with pytest.raises(InvalidArgument, match="subscribed already"):
+        consumer.subscribe("t", "A")
     with pytest.raises(InvalidArgument, match="exclude"):
         consumer.assign([])
     consumer.close()

@@ -464,12 +464,15 @@ def test_without_name_servers_consuming_goes_on(own_cluster, names):
     assert Counter(got.bodies) == Counter(bodies(300))
 
 
-def test_another_listener_takes_over_when_a_topic_is_subscribed_to_again(cluster, names):
+def test_another_listener_takes_over_when_a_topic_is_unsubscribed_first(cluster, names):
     topic, group = names
     first, second = Collector(), Collector()
     send(cluster, topic, bodies(50))
     with consumer_of(cluster, topic, group, first) as consumer:
         first.wait_for(bodies(50))
+        with pytest.raises(InvalidArgument, match=f"{topic!r} is subscribed already"):
+            consumer.subscribe(topic, listener=second)
+        consumer.unsubscribe(topic)
         consumer.subscribe(topic, listener=second)
         send(cluster, topic, bodies(50, 50))
         second.wait_for(bodies(50, 50))
@@ -597,9 +600,10 @@ def test_misuse_is_told_at_once(cluster):
         consumer.subscribe("t", "A||", listener=Collector())
     with pytest.raises(InvalidArgument, match="callable"):
         consumer.subscribe("t", listener="listener")
+    consumer.subscribe("t", listener=Collector())
+    with pytest.raises(InvalidArgument, match="subscribed already"):
+        consumer.subscribe("t", "A", listener=Collector())
     consumer.close()
     consumer.close()
     with pytest.raises(ClientClosed):
-        consumer.start()
-    with pytest.raises(ClientClosed):
-        consumer.subscribe("t", listener=Collector())
+        consumer.subscribe("t2", listener=Collector())

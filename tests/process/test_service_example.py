@@ -24,7 +24,7 @@ def test_their_own_tests_pass():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 def started(program, cluster):

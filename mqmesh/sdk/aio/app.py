@@ -112,9 +112,14 @@ class App:
     async def start(self) -> None:
         """Connects; handlers are awaited from now on, several at once.
 
+        It may be started again after ``close``; further calls do nothing.
+
         Raises:
             MQMeshError: As for ``PushConsumer.start``; nothing is left running.
         """
+        if self._started and not self.closed:
+            return
+        self._started = []
         try:
             if self._publishes:
                 self._started.append(self._producer)

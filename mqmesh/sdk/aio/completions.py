@@ -9,6 +9,22 @@ from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
 
 
+def check_loop(own: asyncio.AbstractEventLoop | None) -> None:
+    """Check that a client is used in the event loop that it was started in.
+
+    Args:
+        own: That event loop; None before the start.
+
+    Raises:
+        InvalidArgument: The running event loop is another one.
+    """
+    if own is not None and asyncio.get_running_loop() is not own:
+        raise InvalidArgument(
+            "a client can be used only in the event loop it was started in; close it, then it may "
+            "be started in another one"
+        )
+
+
 class Completions:
     """Sets asyncio futures from another thread.
 
@@ -41,8 +57,7 @@ class Completions:
         Raises:
             InvalidArgument: It is another one.
         """
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidArgument("a client can be used only in the event loop it was started in")
+        check_loop(self._loop)
 
     def wait_for(self, sent: SendFuture) -> asyncio.Future[None]:
         """A future that is done soon after a send is; one callback serves all of a batch.

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack, cast
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.figures import Readings
 from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.sdk.aio.completions import check_loop
 from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.client.run import run_async
@@ -25,6 +26,20 @@ from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
+
+
+class _InnerPullConsumer(BlockingPullConsumer):
+    """A pull consumer that wakes an asyncio loop."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_arrival: Callable[[], None]) -> None:
+        """Make it ready to be started in an event loop, before ``start``.
+
+        Raises:
+            ClientClosed: As for ``start``.
+        """
+        self._renew()
+        self.on_arrival = on_arrival
+        self.introspection.loop = loop
 
 
 class PullConsumer:
@@ -54,7 +69,7 @@ class PullConsumer:
         hooks: Sequence[Hooks] = (),
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
-        self._inner = BlockingPullConsumer(
+        self._inner = _InnerPullConsumer(
             group,
             namesrv_addr=namesrv_addr,
             credentials=credentials,
@@ -65,6 +80,9 @@ class PullConsumer:
             **options,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._arrived = asyncio.Event()
         # Of the iteration: what was polled and not yet asked for, and what is done of it.
         self._polled: deque[StoredMessage] = deque()
@@ -72,20 +90,33 @@ class PullConsumer:
         self._done: dict[MessageQueue, int] = {}
 
     async def start(self) -> None:
-        """Connects, and waits until the first queues are there."""
-        self._loop = asyncio.get_running_loop()
-        self._inner.on_arrival = self._wake
-        self._inner.introspection.loop = self._loop
-        await asyncio.to_thread(self._inner.start)
+        """As ``mqmesh.PullConsumer.start``; it belongs to the running event loop until ``close``.
+
+        Raises:
+            InvalidArgument: It runs in another event loop.
+            MQMeshError: As there.
+        """
+        check_loop(self._loop)
+        if self._loop is None:
+            loop = asyncio.get_running_loop()
+            self._inner.attach(loop, self._wake)
+            self._begin()
+            self._loop = loop
+        try:
+            await asyncio.to_thread(self._inner.start)
+        except MQMeshError:
+            self._loop = None
+            raise
 
     async def close(self, *, unfinished: bool = False) -> None:
-        """Commits, if ``auto_commit`` is on, and leaves.
+        """Commits, if ``auto_commit`` is on, and leaves; from any event loop.
 
         Args:
             unfinished: What the last poll returned, or the message at hand, was not worked on
                 and shall come again.
         """
         await asyncio.to_thread(self._close, unfinished)
+        self._loop = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -103,18 +134,22 @@ class PullConsumer:
 
     async def subscribe(self, topic: str, expression: Wanted = "*") -> None:
         """As ``mqmesh.PullConsumer.subscribe``."""
+        check_loop(self._loop)
         self._inner.subscribe(topic, expression)
 
     async def unsubscribe(self, topic: str) -> None:
         """As ``mqmesh.PullConsumer.unsubscribe``."""
+        check_loop(self._loop)
         self._inner.unsubscribe(topic)
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """As ``mqmesh.PullConsumer.assign``."""
+        check_loop(self._loop)
         await asyncio.to_thread(self._inner.assign, queues)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """As ``mqmesh.PullConsumer.queues``."""
+        check_loop(self._loop)
         return await asyncio.to_thread(self._inner.queues, topic)
 
     @property
@@ -146,6 +181,7 @@ class PullConsumer:
         self, timeout_ms: int = 1_000, max_messages: int | None = None
     ) -> list[StoredMessage]:
         """As ``mqmesh.PullConsumer.poll``; do not mix it with iteration."""
+        check_loop(self._loop)
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 return await self._next(max_messages)
@@ -156,6 +192,7 @@ class PullConsumer:
         return self
 
     async def __anext__(self) -> StoredMessage:
+        check_loop(self._loop)
         self._finish_current()
         if not self._polled:
             try:
@@ -182,34 +219,41 @@ class PullConsumer:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """As ``mqmesh.PullConsumer.seek``."""
+        check_loop(self._loop)
         with self._forgetting([queue]):
             await asyncio.to_thread(self._inner.seek, queue, offset)
 
     async def seek_to_begin(self, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_begin``."""
+        check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_begin, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_end``."""
+        check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_end, *queues)
 
     async def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_time``."""
+        check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
 
     async def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """As ``mqmesh.PullConsumer.offset_of_time``."""
+        check_loop(self._loop)
         return await asyncio.to_thread(self._inner.offset_of_time, queue, timestamp_ms)
 
     async def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
         """As ``mqmesh.PullConsumer.lag``."""
+        check_loop(self._loop)
         return await asyncio.to_thread(self._inner.lag, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """As ``mqmesh.PullConsumer.commit``; in an iteration the message at hand is done."""
+        check_loop(self._loop)
         if offsets is None and self._polled:
             self._finish_current()
             offsets = self._done_here()
@@ -217,6 +261,7 @@ class PullConsumer:
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """As ``mqmesh.PullConsumer.committed``."""
+        check_loop(self._loop)
         return await asyncio.to_thread(self._inner.committed, queue)
 
     # ---- Helpers ---------------------------------------------------------------------
@@ -230,9 +275,11 @@ class PullConsumer:
             await self._arrived.wait()
 
     def _wake(self) -> None:
-        assert self._loop is not None
+        loop = self._loop
+        if loop is None:
+            return  # it is closed, or about to begin: nobody waits
         try:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
             return  # the event loop was closed: nobody waits any more
 
@@ -278,7 +325,12 @@ class _InnerPushConsumer(BlockingPushConsumer):
         super().__init__(group, **options)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Says where the listeners run."""
+        """Make it ready to be started in an event loop, where its listeners run, before ``start``.
+
+        Raises:
+            ClientClosed: As for ``start``.
+        """
+        self._renew()
         assert isinstance(self._workers, WorkerTasks)
         self._workers.attach(loop)
         self.introspection.loop = loop
@@ -334,15 +386,31 @@ class PushConsumer:
             **options,
         )
 
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     async def start(self) -> None:
-        """As ``mqmesh.PushConsumer.start``."""
-        self._inner.attach(asyncio.get_running_loop())
-        await asyncio.to_thread(self._inner.start)
+        """As ``mqmesh.PushConsumer.start``; it belongs to the running event loop until ``close``.
+
+        Raises:
+            InvalidArgument: It runs in another event loop.
+            MQMeshError: As there.
+        """
+        check_loop(self._loop)
+        if self._loop is None:
+            loop = asyncio.get_running_loop()
+            self._inner.attach(loop)
+            self._loop = loop
+        try:
+            await asyncio.to_thread(self._inner.start)
+        except MQMeshError:
+            self._loop = None
+            raise
 
     async def close(self) -> None:
-        """As ``mqmesh.PushConsumer.close``; also from within a listener."""
+        """As ``mqmesh.PushConsumer.close``; also from within a listener, or another event loop."""
         self._inner.closer = asyncio.current_task()
         await asyncio.to_thread(self._inner.close)
+        self._loop = None
 
     @property
     def closed(self) -> bool:
@@ -366,12 +434,15 @@ class PushConsumer:
         """As ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
 
         Raises:
-            InvalidArgument: As there, or the listener is not a coroutine function.
+            InvalidArgument: As there, or the listener is not a coroutine function, or this is
+                another event loop.
         """
+        check_loop(self._loop)
         self._inner.subscribe_coroutine(topic, expression, listener)
 
     async def unsubscribe(self, topic: str) -> None:
         """As ``mqmesh.PushConsumer.unsubscribe``."""
+        check_loop(self._loop)
         self._inner.unsubscribe(topic)
 
     @property

@@ -59,18 +59,28 @@ class Producer:
         return BlockingProducer(group, **options)
 
     async def start(self) -> None:
-        """Connects; further calls do nothing.
+        """Connects, also once more after ``close``; further calls do nothing.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed, TooManyOpenFiles: As for ``mqmesh.Producer.start``.
+            InvalidArgument: It runs in another event loop.
         """
+        if self._completions is not None:
+            self._completions.check_loop()
+        loop = asyncio.get_running_loop()
+        self._attach(loop)
         self._inner.start()
         if self._completions is None:
-            self._completions = Completions(asyncio.get_running_loop())
+            self._lines, self._serving = {}, {}
+            self._completions = Completions(loop)
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The event loop is known that it is about to be started in."""
 
     async def close(self) -> None:
-        """Waits a moment for sends without an outcome, then closes."""
+        """Waits a moment for sends without an outcome, then closes; from any event loop."""
         await asyncio.to_thread(self._inner.close)
+        self._completions = None
 
     @property
     def closed(self) -> bool:
@@ -212,7 +222,8 @@ class Producer:
                 if not turn.done():
                     turn.set_exception(error)
         finally:
-            del self._lines[topic], self._serving[topic]
+            if self._lines.get(topic) is line:
+                del self._lines[topic], self._serving[topic]
 
     def _here(self) -> Completions:
         """Who tells of outcomes, if this is where the producer was started.

@@ -143,10 +143,8 @@ class TransactionProducer(Producer):
         self._transactions = BlockingTransactionProducer(group, self._bridge, **options)
         return self._transactions
 
-    async def start(self) -> None:
-        """As ``Producer.start``; check-backs come from now on."""
-        self._bridge.loop = asyncio.get_running_loop()
-        await super().start()
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._bridge.loop = loop  # before the start, because check-backs come from then on
 
     async def send_message_in_transaction(
         self,

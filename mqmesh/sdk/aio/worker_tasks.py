@@ -47,6 +47,7 @@ class WorkerTasks(Workers):
         self._count = 0
         self._finished = finished
         self._attached: asyncio.AbstractEventLoop | None = None
+        self._is_deserted = False
         service.attach(self)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,7 +59,12 @@ class WorkerTasks(Workers):
         try:
             self._attached.call_soon_threadsafe(self._start, self._attached, count)
         except RuntimeError:
-            _log.debug("the event loop is closed; its messages will come again")
+            if not self._is_deserted:
+                self._is_deserted = True
+                _log.error(
+                    "the event loop that the consumer was started in is closed, so its listener "
+                    "cannot be called; close() the consumer, and its messages come again"
+                )
 
     def close(self, timeout_s: float) -> bool:
         loop = self._attached

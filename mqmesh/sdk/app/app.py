@@ -148,9 +148,14 @@ class App:
     def start(self) -> None:
         """Connects; handlers are called from now on, from several threads at once.
 
+        It may be started again after ``close``; further calls do nothing.
+
         Raises:
             MQMeshError: As for ``PushConsumer.start``; nothing is left running.
         """
+        if self._started and not self.closed:
+            return
+        self._started = []
         try:
             for client in self._clients():
                 self._started.append(client)

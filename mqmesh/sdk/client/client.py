@@ -30,6 +30,8 @@ from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
 from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
 
 CLOSE_TIMEOUT_S: Final = 1.5
+REPLACE_TIMEOUT_S: Final = 10.0
+"""How long a client that is started again waits for the end of its former client loop."""
 NO_MASTER_MS: Final = 200
 """While a group has no master requests are repeated so often."""
 SLICE_S: Final = 0.1
@@ -80,6 +82,7 @@ class ClientEngine:
     ) -> None:
         addresses = options.namesrv_addresses()
         self.options = options
+        self._was_given_transport = transport is not None
         self.transport = client_transport(transport, options.credentials)
         self.client_id = new_client_id(options, self.transport.random)
         self.routes = RouteCache()
@@ -123,7 +126,11 @@ class ClientEngine:
     # ---- Life; from any thread -------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the client loop; from any thread, once."""
+        """Starts the client loop; from any thread, once.
+
+        Raises:
+            TooManyOpenFiles: The process has too few descriptors left.
+        """
         self.finder.start()
         self.loop.call_every(self.options.heartbeat_broker_interval_ms, self._beat)
         self._thread = self.transport.run_loop(self._run, f"mqmesh-{self.client_id}")
@@ -145,6 +152,30 @@ class ClientEngine:
             thread.join(CLOSE_TIMEOUT_S)
             if thread.is_alive():
                 _log.error("the client's thread did not end within %s s", CLOSE_TIMEOUT_S)
+
+    def check_replaceable(self, what: str) -> None:
+        """Check that another engine may take the place of this one, which is closed.
+
+        Args:
+            what: The client, for the error.
+
+        Raises:
+            ClientClosed: It was given a transport, which is closed with it; or its thread has not
+                ended within ``REPLACE_TIMEOUT_S``, or is the one that calls.
+        """
+        if self._was_given_transport:
+            raise ClientClosed(
+                f"the {what} is closed, and so is the transport that it was given; make a new one"
+            )
+        if self._thread is not None and not self.loop.in_loop_thread:
+            self._thread.join(REPLACE_TIMEOUT_S)
+        if self._thread is not None and self._thread.is_alive():
+            raise ClientClosed(f"the {what} is still being closed; start it again later")
+
+    @property
+    def started(self) -> bool:
+        """True once ``start`` has begun the client loop; from any thread."""
+        return self._thread is not None
 
     @property
     def closed(self) -> bool:

@@ -192,7 +192,10 @@ class ConsumerEngine(Generic[S]):
         Args:
             stop_work: Waits for what is being worked on.
         """
-        if self.client.closed:
+        if self.client.closed or not self.client.started:
+            stop_work()
+            self.client.close()
+            self.offsets.close()
             return
         try:
             self.client.post(self._stop_pulling)

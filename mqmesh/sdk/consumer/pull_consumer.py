@@ -7,10 +7,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 from mqmesh.errors import (
-    AuthenticationFailed,
-    BrokerError,
     ClientClosed,
-    ConfigError,
     InvalidArgument,
     MQMeshError,
     NoRoute,
@@ -35,7 +32,12 @@ from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerOptions,
 )
 from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer
-from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.message_selector import (
+    MessageSelector,
+    Wanted,
+    as_selector,
+    check_not_subscribed,
+)
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.polled_queues import PolledQueues
@@ -113,13 +115,25 @@ class PullConsumer:
             hooks_polls=True,
         )
         self._hooks = self._tracing.hooks
+        self._transport = transport
+        self._strategy = allocate_strategy(strategy)
+        self._subscribed: dict[str, MessageSelector] = {}
+        self._wanted: list[MessageQueue] = []
+        self._mode = ""
+        self._on_arrival: Callable[[], None] = _nothing
+        self._make_parts()
+        self._state = "new"
+        self._tracing.instrument(self)
+
+    def _make_parts(self) -> None:
+        """Makes all that a start uses up."""
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
             self.group,
             self._client,
             self.options,
-            allocate_strategy(strategy),
+            self._strategy,
             lambda queue, start: self._queues.add(queue, start),
-            transport,
+            self._transport,
         )
         client_engine = self._engine.client
         # What polls need, under a lock of their own: the engine's tables are its thread's.
@@ -133,42 +147,52 @@ class PullConsumer:
             self._engine.counters,
             self._check_running,
         )
+        self._queues.on_arrival = self._on_arrival
         self.introspection = Introspection("pull", self._engine)
         self._figures = FigureBoard()
         self._figures.add(PULL_FIGURES, lambda: self._engine)
-        self._mode = ""
-        self._state = "new"
         self._hooked: list[ConsumeContext] = []
-        self._tracing.instrument(self)
+        for topic, selector in self._subscribed.items():
+            self._engine.subscribe(topic, selector)
+        if self._mode == "assign":
+            self._engine.assign(self._wanted)
 
     # ---- Life ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Connects, and waits until the first queues are there; further calls do nothing.
 
+        A closed consumer may be started again. It has the subscriptions that it had, or the queues,
+        and goes on at the committed offsets.
+
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed: It is being closed, or it was given a transport, which is closed with it.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
             AuthenticationFailed: The name servers do not trust the client, or the other way round.
             NoPermission: Brokers do not allow a filter in Python.
             FilterFailed: A filter in Python cannot be loaded.
+            TooManyOpenFiles: The process has too few descriptors left.
         """
-        if self._state == "closed":
-            raise ClientClosed("the consumer was closed; make a new one")
+        self._renew()
         if self._state == "new":
+            self._state = "running"
             try:
                 self._engine.open()
-            except ConfigError:
-                self.close()
-                raise
-            self._state = "running"
-            self.introspection.begin()
-            self._tracing.start(self._figures, at_exit=True)
-            try:
+                self.introspection.begin()
+                self._tracing.start(self._figures, at_exit=True)
                 self._engine.start()
-            except (AuthenticationFailed, BrokerError):
+            except BaseException:
                 self.close()
                 raise
+
+    def _renew(self) -> None:
+        """Makes a closed consumer a new one."""
+        if self._state == "closing":
+            raise ClientClosed("the consumer is still being closed; start it again later")
+        if self._state == "closed":
+            self._engine.client.check_replaceable("consumer")
+            self._make_parts()
+            self._state = "new"
 
     def close(self, *, unfinished: bool = False) -> None:
         """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
@@ -176,9 +200,15 @@ class PullConsumer:
         Args:
             unfinished: What the last poll returned was not worked on and shall come again.
         """
-        if self._state == "closed":
+        if self._state in ("closing", "closed"):
             return
-        running, self._state = self._state == "running", "closed"
+        running, self._state = self._state == "running", "closing"
+        try:
+            self._close(running, unfinished)
+        finally:
+            self._state = "closed"
+
+    def _close(self, running: bool, unfinished: bool) -> None:
         if self.options.auto_commit and not unfinished:
             self._queues.acknowledge(None)
         self._queues.wake()  # whoever polls finds the consumer closed
@@ -212,14 +242,16 @@ class PullConsumer:
                 ``MessageSelector``, or a ``PythonFilter``.
 
         Raises:
-            InvalidArgument: The topic's name or the expression is illegal, or queues were
-                assigned before.
+            InvalidArgument: The topic's name or the expression is illegal, the topic is subscribed
+                already (``unsubscribe`` it first), or queues were assigned before.
             ClientClosed: After ``close``.
         """
         check_topic(topic)
         selector = as_selector(expression)
         self._choose_mode("subscribe")
+        check_not_subscribed(topic, self._subscribed)
         self._do(lambda: self._engine.subscribe(topic, selector))
+        self._subscribed[topic] = selector
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more.
@@ -228,6 +260,7 @@ class PullConsumer:
             ClientClosed: After ``close``.
         """
         self._do(lambda: self._engine.unsubscribe(topic))
+        self._subscribed.pop(topic, None)
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Takes these queues and no others, whoever else is in the group.
@@ -243,6 +276,7 @@ class PullConsumer:
         for queue in wanted:
             check_topic(queue.topic)
         self._choose_mode("assign")
+        self._wanted = wanted
         if self._state == "new":
             self._engine.assign(wanted)
             return
@@ -496,11 +530,11 @@ class PullConsumer:
     @property
     def on_arrival(self) -> Callable[[], None]:
         """Called in the client loop whenever a poll may find something; must return at once."""
-        return self._queues.on_arrival
+        return self._on_arrival
 
     @on_arrival.setter
     def on_arrival(self, hook: Callable[[], None]) -> None:
-        self._queues.on_arrival = hook
+        self._on_arrival = self._queues.on_arrival = hook
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -514,8 +548,7 @@ class PullConsumer:
                 self._hooks.after_consume(context, why_not)
 
     def _choose_mode(self, mode: str) -> None:
-        if self._state == "closed":
-            raise ClientClosed("the consumer was closed")
+        self._check_not_closed()
         if self._mode not in ("", mode):
             raise InvalidArgument("subscribe and assign exclude each other")
         self._mode = mode
@@ -523,12 +556,16 @@ class PullConsumer:
     def _check_running(self) -> None:
         if self._state == "running" and self._engine.client.closed:
             raise ClientClosed("the consumer's thread has ended; see the log")
+        self._check_not_closed()
         if self._state != "running":
-            raise ClientClosed(
-                "the consumer was closed" if self._state == "closed" else "call start() first"
-            )
+            raise ClientClosed("call start() first")
+
+    def _check_not_closed(self) -> None:
+        if self._state in ("closing", "closed"):
+            raise ClientClosed("the consumer was closed")
 
     def _do(self, action: Callable[[], None]) -> None:
+        self._check_not_closed()
         if self._state == "new":
             action()
         else:
@@ -592,3 +629,7 @@ class PullConsumer:
 
         if waiting:
             self._engine.client.post(resume)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -5,10 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self, Unpack
 
 from mqmesh.errors import (
-    AuthenticationFailed,
-    BrokerError,
     ClientClosed,
-    ConfigError,
     CorruptBatch,
     InvalidArgument,
     MQMeshError,
@@ -33,7 +30,12 @@ from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
     PushConsumerOptions,
 )
-from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.message_selector import (
+    MessageSelector,
+    Wanted,
+    as_selector,
+    check_not_subscribed,
+)
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
@@ -228,13 +230,22 @@ class PushConsumer:
             most_retries=self.options.dead_letters_after(),
         )
         self._hooks = self._tracing.hooks
+        self._transport = transport
+        self._strategy = allocate_strategy(strategy)
+        self._subscribed: dict[str, MessageSelector] = {}
+        self._listeners: dict[str, AnyListener] = {}
+        self._make_parts()
+        self._state = "new"
+
+    def _make_parts(self) -> None:
+        """Makes all that a start uses up."""
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
             self._client,
             self.options,
-            allocate_strategy(strategy),
+            self._strategy,
             self._make_sink,
-            transport,
+            self._transport,
             self._ended,
         )
         self._back = BackSender(
@@ -254,8 +265,8 @@ class PushConsumer:
         self._figures = FigureBoard()
         self._figures.add(PULL_FIGURES, lambda: self._engine)
         self._figures.add(LISTENER_FIGURES, lambda: self._service)
-        self._listeners: dict[str, AnyListener] = {}
-        self._state = "new"
+        for topic, selector in self._subscribed.items():
+            self._engine.subscribe(topic, selector)
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -263,41 +274,53 @@ class PushConsumer:
         """Connects, and waits until the first queues are there; further calls do nothing.
 
         Messages sent after it has returned are seen, also by a new group. It returns without
-        queues if brokers cannot be reached within ``start_timeout_ms``, and goes on by itself.
+        queues if brokers cannot be reached within ``start_timeout_ms``, and goes on by itself. A
+        closed consumer may be started again, and has the subscriptions that it had.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed: It is being closed, or it was given a transport, which is closed with it.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
             AuthenticationFailed: The name servers do not trust the client, or the other way round.
             NoPermission: Brokers do not allow a filter in Python.
             FilterFailed: A filter in Python cannot be loaded.
+            TooManyOpenFiles: The process has too few descriptors left.
         """
-        if self._state == "closed":
-            raise ClientClosed("the consumer was closed; make a new one")
+        self._renew()
         if self._state == "new":
+            self._state = "running"
             try:
                 self._engine.open()
-            except ConfigError:
-                self.close()
-                raise
-            self._state = "running"
-            self._tracing.start(self._figures, at_exit=True)
-            if self._is_clustering:
-                # Messages of the group that failed come back there.
-                self._engine.subscribe(retry_topic(self.group), "*")
-            self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
-            self.introspection.begin()
-            try:
+                self._tracing.start(self._figures, at_exit=True)
+                if self._is_clustering:
+                    # Messages of the group that failed come back there.
+                    self._engine.subscribe(retry_topic(self.group), "*")
+                self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
+                self.introspection.begin()
                 self._engine.start()
-            except (AuthenticationFailed, BrokerError):
+            except BaseException:
                 self.close()
                 raise
 
+    def _renew(self) -> None:
+        """Makes a closed consumer a new one."""
+        if self._state == "closing":
+            raise ClientClosed("the consumer is still being closed; start it again later")
+        if self._state == "closed":
+            self._engine.client.check_replaceable("consumer")
+            self._make_parts()
+            self._state = "new"
+
     def close(self) -> None:
         """Waits for running listeners for a moment, commits and leaves; idempotent."""
-        if self._state == "closed":
+        if self._state in ("closing", "closed"):
             return
-        running, self._state = self._state == "running", "closed"
+        running, self._state = self._state == "running", "closing"
+        try:
+            self._close(running)
+        finally:
+            self._state = "closed"
+
+    def _close(self, running: bool) -> None:
         timeout_s = self.options.close_timeout_ms / 1_000
 
         def stop_work() -> None:
@@ -324,7 +347,7 @@ class PushConsumer:
     @property
     def closed(self) -> bool:
         """True after ``close``, or when the consumer's thread died."""
-        return self._state == "closed" or self._engine.client.closed
+        return self._state in ("closing", "closed") or self._engine.client.closed
 
     def run(self) -> None:
         """Starts, consumes until SIGINT or SIGTERM, ends the calls that run, commits and closes.
@@ -360,8 +383,9 @@ class PushConsumer:
                 ``ConsumeResult.RECONSUME_LATER``.
 
         Raises:
-            InvalidArgument: The topic's name or the expression is illegal, or the listener
-                cannot be called, or is a coroutine function.
+            InvalidArgument: The topic's name or the expression is illegal, the topic is subscribed
+                already (``unsubscribe`` it first), or the listener cannot be called, or is a
+                coroutine function.
             ClientClosed: After ``close``.
         """
         if is_coroutine_function(listener):
@@ -378,6 +402,7 @@ class PushConsumer:
             ClientClosed: After ``close``.
         """
         self._do(lambda: self._engine.unsubscribe(topic))
+        self._subscribed.pop(topic, None)
 
     # ---- How it goes -----------------------------------------------------------------
 
@@ -434,17 +459,17 @@ class PushConsumer:
         selector = as_selector(expression)
         if not callable(listener):
             raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
+        check_not_subscribed(topic, self._subscribed)
 
         def subscribe() -> None:
-            if self._listeners.get(topic, listener) is not listener:
-                self._engine.unsubscribe(topic)  # what the former one has is given up
             self._listeners[topic] = listener
             self._engine.subscribe(topic, selector)
 
         self._do(subscribe)
+        self._subscribed[topic] = selector
 
     def _do(self, action: Callable[[], None]) -> None:
-        if self._state == "closed":
+        if self._state in ("closing", "closed"):
             raise ClientClosed("the consumer was closed")
         if self._state == "new":
             action()

@@ -59,6 +59,7 @@ MAX_TIMEOUT_MS: Final = 600_000
 
 _WHY_NOT: Final = {
     "new": "the producer is not started; call start() or use it with 'with'",
+    "closing": "the producer is closed",
     "closed": "the producer is closed",
     "dead": "the producer's thread died; the log says why",
     "forked": "the producer belongs to the process that started it; start one after the fork",
@@ -120,7 +121,7 @@ class Producer:
         self._make_parts()
         self._life = ranked_lock(LockRank.LIFE)
         self._state = "new"
-        self._is_copy = False
+        self._needs_parts = False
         self._tracing.instrument(self)
         tell_of_forks(self._forked)
 
@@ -175,25 +176,39 @@ class Producer:
     # ---- Life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connects; further calls do nothing.
+        """Connects, also once more after ``close``; further calls do nothing.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed: It is being closed, its thread died, or it was given a transport, which is
+                closed with it.
+            TooManyOpenFiles: The process has too few descriptors left.
         """
-        with self._life:
-            if self._state == "new":
-                if self._is_copy:
-                    self._engine.loop.close()  # the parent's; what it was to watch never began
-                    self._make_parts()
-                self._tracing.start(self._figures)
-                self._engine.start()
-                self._state = "running"
-                close_at_exit(self)
+        try:
+            with self._life:
+                if self._state == "closed":
+                    self._engine.check_replaceable("producer")
+                    self._needs_parts, self._state = True, "new"
+                if self._state == "new":
+                    self._connect()
+        except BaseException:
+            self.close()
+            raise
         if self._state != "running":
             self._refuse()
 
+    def _connect(self) -> None:
+        if self._needs_parts:
+            self._make_parts()
+            self._needs_parts = False
+        self._tracing.start(self._figures)
+        self._engine.start()
+        self._state = "running"
+        close_at_exit(self)
+
     def close(self) -> None:
         """Waits up to ``close_timeout_ms`` for sends without an outcome, then closes; idempotent.
+
+        It may be started again.
 
         What has no outcome by then ends with ``ClientClosed``, before this returns unless it is
         called by a callback, and is logged. The end of the program closes what nobody closed.
@@ -201,10 +216,17 @@ class Producer:
         if self._state == "forked":
             return  # the parent may have held any lock
         with self._life:
-            before, self._state = self._state, "closed"
+            before = self._state
+            if before in ("closing", "closed"):
+                return
+            self._state = "closing"
             self._buffer.stop_joins()
-        if before == "closed":
-            return
+        try:
+            self._close(before)
+        finally:
+            self._state = "closed"
+
+    def _close(self, before: str) -> None:
         patience_s = 0.0
         if before == "running" and not self._engine.loop.in_loop_thread:
             deadline_ms = self._now_ms() + self.options.close_timeout_ms
@@ -216,10 +238,10 @@ class Producer:
         closed(self)
 
     def _forked(self) -> None:
-        """This process is a fork, where only a producer that was not started can be used."""
-        if self._state == "new":
+        """This process is a fork, where only a producer that does not run can be used."""
+        if self._state in ("new", "closed"):
             self._life = ranked_lock(LockRank.LIFE)  # a thread of the parent may have had it
-            self._is_copy = True
+            self._needs_parts = True
             return
         self._state = "forked"
         self._buffer.stop_joins()

@@ -82,13 +82,14 @@ class TraceDispatcher:
         tell_of_forks(self._forked)
 
     def start(self, transport: Transport, *, at_exit: bool) -> None:
-        """Takes records from now on.
+        """Takes records from now on; also once more after ``close``.
 
         Args:
             transport: Makes its thread.
             at_exit: The end of the program closes it; else its owner does.
         """
         self._changed = transport.condition()
+        self._producer, self._closing = None, False
         self._thread = transport.run_loop(self._work, "mqmesh-trace")
         if at_exit:
             close_at_exit(self)

@@ -150,9 +150,9 @@ class TransactionProducer(Producer):
         """Connects, also to every broker that holds half messages: it may want to ask.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed, TooManyOpenFiles: As for ``Producer.start``.
         """
-        is_new = self._state == "new"
+        is_new = self._state != "running"
         super().start()
         if is_new:
             self._engine.post(self._begin)

@@ -1,5 +1,6 @@
 """Which messages of a topic a consumer wants."""
 
+from collections.abc import Container
 from typing import Self
 
 import msgspec
@@ -80,6 +81,24 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
 
 Wanted = str | MessageSelector | PythonFilter
 """What users may give: a tag expression, a selector, or a filter in Python."""
+
+
+def check_not_subscribed(topic: str, subscribed: Container[str]) -> None:
+    """Check that a consumer does not take part in a topic yet.
+
+    Args:
+        topic: That it is about to subscribe to.
+        subscribed: Topics that it takes part in.
+
+    Raises:
+        InvalidArgument: It does: messages that are held for the former subscription would be lost
+            to it without a word.
+    """
+    if topic in subscribed:
+        raise InvalidArgument(
+            f"topic {topic!r} is subscribed already by this consumer; unsubscribe it first to "
+            "change its expression or listener"
+        )
 
 
 def as_selector(expression: Wanted) -> MessageSelector:
