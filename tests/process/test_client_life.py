@@ -14,7 +14,7 @@ import pytest
 from harness.patience import until
 
 from mqmesh import App, aio
-from mqmesh.errors import ClientClosed, InvalidArgument
+from mqmesh.errors import ClientClosed, InvalidArgument, TopicNotFound
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
@@ -335,3 +335,49 @@ def test_the_log_says_that_a_listeners_event_loop_is_closed(cluster, name, caplo
     send(cluster, name, b"1", b"2")
     until(lambda: "the event loop that the consumer was started in is closed" in caplog.text)
     asyncio.run(pusher.close())
+
+
+@pytest.mark.parametrize("make", [PullConsumer, PushConsumer])
+def test_a_consumer_says_that_its_topic_is_missing_and_gets_it_when_it_is_made(
+    cluster, name, make, caplog
+):
+    got = []
+    consumer = make(name, namesrv_addr=cluster.namesrv_addr)
+    if make is PushConsumer:
+        consumer.subscribe(name, listener=lambda messages: got.extend(messages))
+    else:
+        consumer.subscribe(name)
+    with consumer:
+        (line,) = [text for text in caplog.messages if "missing" in text]
+        assert line.startswith(f"group {name}: topic {name} is missing: it does not exist, or this")
+        send(cluster, name, b"1")
+        until(lambda: got or (make is PullConsumer and consumer.poll(20_000)))
+
+
+@pytest.mark.parametrize("make", [PullConsumer, PushConsumer])
+def test_a_topic_that_must_exist_is_waited_for_and_then_an_error(cluster, name, make):
+    options = {"topic_must_exist": True, "namesrv_addr": cluster.namesrv_addr}
+    listener = {"listener": print} if make is PushConsumer else {}
+    consumer = make(name, topic_wait_ms=50, **options)
+    consumer.subscribe(name, **listener)
+    with pytest.raises(TopicNotFound, match="it does not exist, or this client may not see it"):
+        consumer.start()
+    patient = make(name, topic_wait_ms=600_000, **options)
+    patient.subscribe(name, **listener)
+    starting = threading.Thread(target=patient.start)
+    starting.start()
+    send(cluster, name, b"1")
+    starting.join(40)
+    assert not starting.is_alive()
+    assert patient.assignment()
+    patient.close()
+
+
+def test_a_poll_says_that_a_topic_that_must_exist_is_missing(cluster, name):
+    options = {"topic_must_exist": True, "namesrv_addr": cluster.namesrv_addr}
+    with PullConsumer(name, **options) as consumer:
+        consumer.subscribe(name)
+        with pytest.raises(TopicNotFound):
+            consumer.poll(20_000)
+        send(cluster, name, b"1")
+        until(lambda: [one.body for one in consumer.poll(20_000)] == [b"1"])

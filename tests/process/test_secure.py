@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import shutil
@@ -14,10 +15,11 @@ from harness.commands import CommandProcess, free_ports, run_command, up_argumen
 from harness.key_soak import soak
 from harness.patience import until
 
+from mqmesh import App, aio
 from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.cli.processes.secure import make_security
 from mqmesh.errors import AuthenticationFailed, EndpointUnreachable, NoPermission, SystemBusy
-from mqmesh.message import Message
+from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.membership import ConsumeFromWhere
@@ -26,6 +28,7 @@ from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequ
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.access_list import write_access_list
@@ -374,6 +377,70 @@ def test_members_look_after_their_group_with_the_keys_of_a_context(
     ):
         code, answers = told(*command)
         assert code == 1, (command, answers)
+
+
+@pytest.fixture
+def bystander(cluster, run, tmp_path):
+    """Keys of a user who may send to a topic that exists, and consume nothing."""
+    keys = str(tmp_path / "bystander.toml")
+    user = f"bystander-{tmp_path.name[-12:]}".replace("_", "-")
+    assert run("topic", "create", "seen", "--if-missing")[0] == 0
+    assert run("user", "add", user, "--pub", "seen", "-o", keys)[0] == 0
+    yield keys
+    run("user", "delete", user, "--yes")
+
+
+NO_RIGHT = r"user 'bystander.*' may not SUB"
+
+
+@pytest.mark.parametrize("kind", ["pull", "push", "ordered", "assigned", "app"])
+def test_a_consumer_without_the_right_does_not_start(cluster, bystander, kind):
+    where = {"namesrv_addr": cluster[0], "credentials": bystander}
+    if kind in ("pull", "assigned"):
+        consumer = PullConsumer("g", **where)
+        if kind == "pull":
+            consumer.subscribe("seen")
+        else:
+            consumer.assign([MessageQueue("seen", "broker-a", 0)])
+    elif kind == "app":
+        consumer = App("a", **where)
+        consumer.subscriber("seen", group="g")(lambda_of_bytes)
+    else:
+        consumer = PushConsumer("g", consume_orderly=kind == "ordered", **where)
+        consumer.subscribe("seen", listener=print)
+    with pytest.raises(NoPermission, match=NO_RIGHT):
+        consumer.start()
+
+
+def lambda_of_bytes(body: bytes) -> None:
+    """Handles nothing."""
+
+
+def test_a_poll_says_that_the_right_is_missing(cluster, bystander):
+    where = {"namesrv_addr": cluster[0], "credentials": bystander}
+    with PullConsumer("g", **where) as consumer:
+        consumer.subscribe("seen")
+        with pytest.raises(NoPermission, match=NO_RIGHT):
+            consumer.poll(20_000)
+
+    async def iterate():
+        async with aio.PullConsumer("g", **where) as consumer:
+            await consumer.subscribe("seen")
+            async for _ in consumer:
+                pass
+
+    with pytest.raises(NoPermission, match=NO_RIGHT):
+        asyncio.run(asyncio.wait_for(iterate(), 20))
+
+
+def test_a_topic_that_may_not_be_seen_is_reported_as_missing(cluster, bystander, caplog):
+    where = {"namesrv_addr": cluster[0], "credentials": bystander}
+    consumer = PullConsumer("g", **where)
+    consumer.subscribe("hidden")
+    with consumer:
+        assert "topic hidden is missing: it does not exist, or this client may not see it" in (
+            caplog.text
+        )
 
 
 def test_a_user_expires_by_command(run, tmp_path):

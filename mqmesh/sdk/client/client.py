@@ -53,7 +53,7 @@ class ClientEngine:
         on_routes: Told the topics whose routes changed.
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_broker: Told when the connection to a broker was made or broke.
-        on_heartbeat: Told what a broker answered to a heartbeat.
+        on_heartbeat: Told what a broker answered to a heartbeat, or why it refused it.
         stand_ins: Where a master is gone, and nobody else is elected, a follower is asked.
         on_end: Called last in the client loop, after ``close`` or when the thread dies;
             no callback comes after it.
@@ -75,7 +75,7 @@ class ClientEngine:
         on_routes: Callable[[set[str]], None] | None = None,
         on_command: Callable[[str, Command], None] | None = None,
         on_broker: Callable[[str, bool], None] | None = None,
-        on_heartbeat: Callable[[str, HeartbeatResponse], None] | None = None,
+        on_heartbeat: Callable[[str, HeartbeatResponse | MQMeshError], None] | None = None,
         stand_ins: bool = False,
         on_end: Callable[[], None] | None = None,
         transport: Transport | None = None,

@@ -27,7 +27,7 @@ class Heartbeats:
         brokers: Who gets them.
         timeout_ms: For an answer.
         make: Makes the heartbeat that brokers get.
-        on_answer: Told what a broker answered.
+        on_answer: Told what a broker answered, or why it refused.
         closed: True when none is sent any more.
     """
 
@@ -38,7 +38,7 @@ class Heartbeats:
         *,
         timeout_ms: int,
         make: Callable[[], HeartbeatRequest],
-        on_answer: Callable[[str, HeartbeatResponse], None] | None,
+        on_answer: Callable[[str, HeartbeatResponse | MQMeshError], None] | None,
         closed: Callable[[], bool],
     ) -> None:
         self._loop = loop
@@ -73,6 +73,8 @@ class Heartbeats:
                 self._loop.call_later(HEARTBEAT_RETRY_MS, again)
             else:
                 self.warn_once(broker_name, [f"the heartbeat was refused: {answer}"])
+                if self._on_answer is not None:
+                    self._on_answer(broker_name, answer)
 
         def follow(refusal: NotMaster) -> None:
             if broker_name not in self._followed:

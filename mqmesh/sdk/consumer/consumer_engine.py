@@ -11,6 +11,7 @@ import msgspec
 from mqmesh.errors import (
     AuthenticationFailed,
     MQMeshError,
+    NoRoute,
     RemoteProtocolError,
     StaleGeneration,
     TopicNotFound,
@@ -38,6 +39,7 @@ from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wante
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop, PullMeter
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
 from mqmesh.sdk.consumer.filter_link import FilterLinks
+from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
 from mqmesh.sdk.consumer.local_offsets import LocalOffsets
 from mqmesh.sdk.consumer.memberships import Memberships, Standing
 from mqmesh.sdk.consumer.offset_store import BrokerOffsets, OffsetStore
@@ -57,6 +59,8 @@ SECOND_COMMIT_MS: Final = 50
 """What was with a listener when its queue was given away may still be committed then."""
 TAKE_ANEW_MOST_MS: Final = 1_000
 """Longest delay before a queue that a broker gives and takes again and again is asked for."""
+TOPIC_GRACE_MS: Final = 500
+"""A start waits so much longer than ``topic_wait_ms`` for the client loop to report its end."""
 START_COMMIT_MS: Final = 5
 CLOSE_COMMIT_MS: Final = 500
 
@@ -79,6 +83,8 @@ class ConsumerEngine(Generic[S]):
         meters: What pulls brought, by topic.
         stats: Tells what was done of late, for heartbeats.
         answerers: Who answers questions of administrators, by request code.
+        hindrances: What keeps it from its messages.
+        on_fatal: Called when it cannot work as things are; see ``Hindrances.fatal``.
     """
 
     def __init__(
@@ -125,6 +131,7 @@ class ConsumerEngine(Generic[S]):
             strategy if shared else None,
             subscribed=self._subscribed,
             has_queues=lambda: bool(self.assigned),
+            on_hindered=partial(self._hindered, "who the members are is unknown"),
             apply=self._apply,
         )
         self.starts = QueueStarts(
@@ -134,6 +141,17 @@ class ConsumerEngine(Generic[S]):
             is_ours=self.assigned.__contains__,
             is_wanted=self._is_wanted,
             begin=self._begin_queue,
+            on_hindered=lambda queue, error: self._hindered(_where_to_begin(queue), error),
+        )
+        self.on_fatal: Callable[[], None] = lambda: None
+        self.hindrances = Hindrances(
+            group,
+            self.client.loop.clock.monotonic_ms,
+            self.client.call_later,
+            topic_wait_ms=options.topic_wait_ms,
+            topic_must_exist=options.topic_must_exist,
+            on_missing=self._note_settled,
+            on_fatal=self._cannot_work,
         )
         self.meters: dict[str, PullMeter] = {}
         self.stats: Callable[[], list[TopicConsumption]] = list
@@ -169,12 +187,14 @@ class ConsumerEngine(Generic[S]):
 
         Raises:
             AuthenticationFailed: The name servers do not trust the client, or the other way round.
-            NoPermission, FilterFailed: A filter in Python cannot be used.
+            NoPermission: Brokers refuse the group or its topics, or a filter in Python.
+            TopicNotFound: A topic does not exist, with ``topic_must_exist``.
+            FilterFailed: A filter in Python cannot be used.
         """
         self.positions.started_at_ms = self.client.loop.clock.wall_ms()
         self.client.start()
         self.client.post(self._begin)
-        if not self.settled.wait(self.options.start_timeout_ms / 1_000):
+        if not self._wait_settled():
             _log.warning(
                 "group %s: not all queues are known after %d ms (%s); going on in the background",
                 self.group,
@@ -184,7 +204,18 @@ class ConsumerEngine(Generic[S]):
             self.client.post(self._settle)
         if self._refused is not None:
             raise self._refused
+        fatal = self.hindrances.fatal
+        if fatal is not None:
+            raise fatal
         self.filters.check(self.assigned.copy(), self.options.start_timeout_ms / 1_000)
+
+    def _wait_settled(self) -> bool:
+        if self.settled.wait(self.options.start_timeout_ms / 1_000):
+            return True
+        left_ms = self.options.topic_wait_ms - self.options.start_timeout_ms + TOPIC_GRACE_MS
+        if left_ms <= 0 or not self.hindrances.waits_for_topics:
+            return False
+        return self.settled.wait(left_ms / 1_000)
 
     def close(self, stop_work: Callable[[], object]) -> None:
         """Ends pulling, waits for the work to stop, commits and leaves the group.
@@ -252,6 +283,7 @@ class ConsumerEngine(Generic[S]):
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more."""
+        self.hindrances.end(topic)
         if self._subscriptions.pop(topic, None) is not None:
             self._give_up([queue for queue in self.assigned if queue.topic == topic])
             self.filters.choose(topic, None)
@@ -357,12 +389,18 @@ class ConsumerEngine(Generic[S]):
             if isinstance(route, TopicNotFound):
                 # Everything that comes into this topic comes after us.
                 self.positions.note_queues(topic, ())
-                self._note_settled(topic)
+                if topic.startswith(RETRY_PREFIX):
+                    self._note_settled(topic)  # it is made with the first message that fails
+                else:
+                    self.hindrances.miss(topic, partial(self._why_missing, topic))
             elif isinstance(route, TopicRoute):
                 self._routes_changed({topic})
             elif isinstance(route, AuthenticationFailed) and not self.settled.is_set():
                 self._refused = route
                 self._settle()
+            elif not topic.startswith(RETRY_PREFIX):
+                why = partial(self._why_missing, topic)
+                self.hindrances.miss(topic, why, REPORT_MS)
 
         self.client.finder.find(topic, found)
 
@@ -381,9 +419,27 @@ class ConsumerEngine(Generic[S]):
             self.client.client_id, consumers=consumers, version=VERSION, stats=self.stats()
         )
 
+    def _why_missing(self, topic: str) -> MQMeshError:
+        problem, where = self.client.finder.problem, self.client.options.namesrv_addr
+        if problem is None:
+            return TopicNotFound(f"it does not exist, or this client may not see it ({where})")
+        return NoRoute(f"no route from {where}: {problem}")
+
+    def _hindered(self, what: str, error: MQMeshError | None) -> None:
+        if error is None:
+            self.hindrances.end(what)
+        elif not self._closing:
+            self.hindrances.note(what, error)
+
+    def _cannot_work(self) -> None:
+        self.on_fatal()
+        if not self.settled.is_set():
+            self._settle()
+
     def _routes_changed(self, topics: set[str]) -> None:
         routes = self.client.routes
         for topic in topics & self._subscriptions.keys():
+            self.hindrances.end(topic)
             self.positions.note_queues(topic, routes.subscribe_queues(topic))
             for broker_name in routes.brokers_of(topic):
                 try:
@@ -412,7 +468,14 @@ class ConsumerEngine(Generic[S]):
             self._returned.add(broker_name)
             self.client.heartbeats.send_all()
 
-    def _heartbeat_answered(self, broker_name: str, answer: HeartbeatResponse) -> None:
+    def _heartbeat_answered(
+        self, broker_name: str, answer: HeartbeatResponse | MQMeshError
+    ) -> None:
+        refused = f"broker {broker_name} refused the heartbeat"
+        if isinstance(answer, MQMeshError):
+            self._hindered(refused, answer)
+            return
+        self._hindered(refused, None)
         standing = self.memberships.on_heartbeat(broker_name, answer)
         own = [queue for queue in self.assigned if queue.broker_name == broker_name]
         if standing is Standing.REPLACED and self._shares:
@@ -610,6 +673,7 @@ class ConsumerEngine(Generic[S]):
 
     def _begin_queue(self, start: Start, position: Position) -> None:
         queue, state = start.queue, self.assigned[start.queue]
+        self._hindered(_where_to_begin(queue), None)
         state.sink = self._make_sink(queue, position.queue_offset)
         wanted = self._subscriptions[queue.topic]
         text, kind = wanted.expression, wanted.expression_type
@@ -683,3 +747,7 @@ class ConsumerEngine(Generic[S]):
     def _settle(self) -> None:
         self.positions.settled = True
         self.settled.set()
+
+
+def _where_to_begin(queue: MessageQueue) -> str:
+    return f"where to begin in topic {queue.topic} is unknown"

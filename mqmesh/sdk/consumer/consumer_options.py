@@ -33,6 +33,10 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
         pull_threshold_for_queue: Messages held of a queue before pulling pauses.
         pull_threshold_size_for_queue: The same in MiB.
         start_timeout_ms: How long ``start`` waits for the first queues.
+        topic_wait_ms: How long a topic may be missing, 0 to 3,600,000 ms: ``start`` waits so long
+            for it. After that the log says so, at once and each minute.
+        topic_must_exist: A topic that is missing for longer than ``topic_wait_ms`` is an error:
+            ``start``, or a poll, raises ``TopicNotFound``.
         offsets_dir: Folder of offset files, for BROADCASTING.
         admin_introspection: Administrators may see this consumer's settings, its messages at hand
             and where its threads stand (`mqmesh group running`).
@@ -49,6 +53,8 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
     pull_threshold_for_queue: Count = 1_000
     pull_threshold_size_for_queue: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 100
     start_timeout_ms: Ms = 3_000
+    topic_wait_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 0
+    topic_must_exist: bool = False
     offsets_dir: str = "~/.mqmesh/offsets"
     admin_introspection: bool = True
 
@@ -146,6 +152,8 @@ class ConsumerKeywords(TracingKeywords, total=False):
     pull_threshold_for_queue: int
     pull_threshold_size_for_queue: int
     start_timeout_ms: int
+    topic_wait_ms: int
+    topic_must_exist: bool
     offsets_dir: str
     admin_introspection: bool
 

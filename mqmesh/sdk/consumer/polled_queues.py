@@ -24,6 +24,7 @@ class PolledQueues:
         limits: Of each queue.
         counters: Counts what cannot be decoded.
         check_open: Raises ``ClientClosed`` when polls are to end.
+        check_able: Raises an error when nothing can come as things are.
 
     Attributes:
         on_arrival: Called under the lock whenever a poll may find something.
@@ -36,6 +37,7 @@ class PolledQueues:
         limits: FlowLimits,
         counters: PullCounters,
         check_open: Callable[[], None],
+        check_able: Callable[[], None],
     ) -> None:
         self.on_arrival: Callable[[], None] = _nothing
         self._changed = changed
@@ -43,6 +45,7 @@ class PolledQueues:
         self._limits = limits
         self._counters = counters
         self._check_open = check_open
+        self._check_able = check_able
         self._buffers: dict[MessageQueue, FetchBuffer] = {}
         self._order = PollOrder()
 
@@ -86,7 +89,8 @@ class PolledQueues:
             auto_commit: What earlier polls returned is done.
 
         Raises:
-            ClientClosed, UndecodableMessages: As for ``PullConsumer.poll``.
+            ClientClosed, UndecodableMessages, NoPermission, TopicNotFound: As for
+                ``PullConsumer.poll``.
         """
         until_ms: int | None = None
         with self._changed:
@@ -94,6 +98,7 @@ class PolledQueues:
             if auto_commit:
                 self._acknowledge_all()
             while not (found := self._order.poll(self._buffers, most)):
+                self._check_able()
                 now_ms = self._clock.monotonic_ms()
                 if until_ms is None:
                     until_ms = now_ms + timeout_ms
@@ -109,6 +114,7 @@ class PolledQueues:
 
         def ready() -> bool:
             self._check_open()
+            self._check_able()
             return all(map(self._has, wanted))
 
         with self._changed:

@@ -146,7 +146,9 @@ class PullConsumer:
             ),
             self._engine.counters,
             self._check_running,
+            self._check_able,
         )
+        self._engine.on_fatal = self._queues.wake
         self._queues.on_arrival = self._on_arrival
         self.introspection = Introspection("pull", self._engine)
         self._figures = FigureBoard()
@@ -169,7 +171,9 @@ class PullConsumer:
             ClientClosed: It is being closed, or it was given a transport, which is closed with it.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
             AuthenticationFailed: The name servers do not trust the client, or the other way round.
-            NoPermission: Brokers do not allow a filter in Python.
+            NoPermission: Brokers refuse the group, its topics, or a filter in Python.
+            TopicNotFound: A topic does not exist within ``topic_wait_ms``, with
+                ``topic_must_exist``.
             FilterFailed: A filter in Python cannot be loaded.
             TooManyOpenFiles: The process has too few descriptors left.
         """
@@ -271,6 +275,7 @@ class PullConsumer:
             InvalidArgument: Topics were subscribed to before.
             ClientClosed: After ``close``.
             RequestTimeout: The client loop does not answer.
+            NoPermission: Brokers refuse the group or a topic.
         """
         wanted = list(queues)
         for queue in wanted:
@@ -337,6 +342,9 @@ class PullConsumer:
             ClientClosed: Before ``start``, or after ``close``.
             UndecodableMessages: The next messages of a queue cannot be decoded. Each time it is
                 that queue's turn, until ``seek`` passes them over; other queues go on.
+            NoPermission: There are no messages, and brokers refuse the group or a topic.
+            TopicNotFound: There are no messages, and a topic does not exist, with
+                ``topic_must_exist``.
         """
         self._check_running()
         self._polled_is_done(None)
@@ -559,6 +567,11 @@ class PullConsumer:
         self._check_not_closed()
         if self._state != "running":
             raise ClientClosed("call start() first")
+
+    def _check_able(self) -> None:
+        fatal = self._engine.hindrances.fatal
+        if fatal is not None:
+            raise fatal
 
     def _check_not_closed(self) -> None:
         if self._state in ("closing", "closed"):

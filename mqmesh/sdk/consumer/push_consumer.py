@@ -281,7 +281,9 @@ class PushConsumer:
             ClientClosed: It is being closed, or it was given a transport, which is closed with it.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
             AuthenticationFailed: The name servers do not trust the client, or the other way round.
-            NoPermission: Brokers do not allow a filter in Python.
+            NoPermission: Brokers refuse the group, its topics, or a filter in Python.
+            TopicNotFound: A topic does not exist within ``topic_wait_ms``, with
+                ``topic_must_exist``.
             FilterFailed: A filter in Python cannot be loaded.
             TooManyOpenFiles: The process has too few descriptors left.
         """

@@ -30,6 +30,7 @@ class QueueAssignment:
         strategy: Divides queues among members; None when every member reads all queues.
         subscribed: Topics whose queues are to be assigned; none while the consumer closes.
         has_queues: True while the consumer has any.
+        on_hindered: Told why the members are not known, or None when they are.
         apply: Takes the queues of a topic that are the consumer's now, and gives up the others;
             whether no other member can have had them.
     """
@@ -42,6 +43,7 @@ class QueueAssignment:
         *,
         subscribed: Callable[[], list[str]],
         has_queues: Callable[[], bool],
+        on_hindered: Callable[[MQMeshError | None], None],
         apply: Callable[[str, list[MessageQueue], bool], None],
     ) -> None:
         self._group = group
@@ -49,6 +51,7 @@ class QueueAssignment:
         self._strategy = strategy
         self._subscribed = subscribed
         self._has_queues = has_queues
+        self._on_hindered = on_hindered
         self._apply = apply
         self._timer = RebalanceTimer(client.loop.clock, client.call_later, self._run)
         self._round = 0
@@ -87,8 +90,10 @@ class QueueAssignment:
             except GroupNotFound:
                 self._introduce()
             except MQMeshError as error:
-                _log.warning("group %s: who the members are is unknown: %s", self._group, error)
+                self._on_hindered(error)
                 self.plan(RETRY_MAX_MS)
+            else:
+                self._on_hindered(None)
 
         self._client.request(
             broker_name,

@@ -1,13 +1,12 @@
 """From being given a queue to beginning to read it: its lock, its offset, and patience."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import MQMeshError, NoPermission
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.offset_store import OffsetStore
 from mqmesh.sdk.consumer.queue_leases import QueueLeases
@@ -17,8 +16,6 @@ LOCATE_RETRY_MS: Final = 20
 LOCK_RETRY_MAX_MS: Final = 200
 RETRY_MAX_MS: Final = 1_000
 
-_log = logging.getLogger(__name__)
-
 
 class Start(msgspec.Struct, eq=False):
     """A queue that is to be begun.
@@ -26,12 +23,10 @@ class Start(msgspec.Struct, eq=False):
     Attributes:
         queue: Which.
         tries: To find out where to begin.
-        reported: That they fail.
     """
 
     queue: MessageQueue
     tries: int = 0
-    reported: bool = False
 
 
 class QueueStarts:
@@ -44,6 +39,7 @@ class QueueStarts:
         is_ours: True while a queue is given to the consumer.
         is_wanted: False when the queue was given up, or given up and given again, or all ends.
         begin: Begins to read.
+        on_hindered: Told of a queue why it is not known where to begin.
 
     Attributes:
         leases: Locks of queues, for a consumer that needs them.
@@ -59,12 +55,14 @@ class QueueStarts:
         is_ours: Callable[[MessageQueue], bool],
         is_wanted: Callable[[Start], bool],
         begin: Callable[[Start, Position], None],
+        on_hindered: Callable[[MessageQueue, MQMeshError], None],
     ) -> None:
         self.leases: QueueLeases | None = None
         self.leaving: set[MessageQueue] = set()
         self._is_ours = is_ours
         self._is_wanted = is_wanted
         self._begin = begin
+        self._on_hindered = on_hindered
         self._offsets = offsets
         self._positions = positions
         self._call_later = call_later
@@ -123,9 +121,9 @@ class QueueStarts:
             if isinstance(found, Position):
                 self._begin(start, found)
                 return
-            if LOCATE_RETRY_MS << min(start.tries, 10) >= RETRY_MAX_MS and not start.reported:
-                start.reported = True
-                _log.warning("%s: where to begin is unknown; asking again: %s", queue, found)
+            is_late = LOCATE_RETRY_MS << min(start.tries, 10) >= RETRY_MAX_MS
+            if is_late or isinstance(found, NoPermission):
+                self._on_hindered(queue, found)
             self._again(start, RETRY_MAX_MS)
 
         self._positions.locate(broker_name, list(by_queue), located)

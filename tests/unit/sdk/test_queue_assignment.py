@@ -28,6 +28,7 @@ class Case:
         self.timers = []
         self.requests = []
         self.applied = []
+        self.hindered = []
         self.topics = ["t"]
         self.connected = {"a", "b"}
         self.heartbeats_sent = 0
@@ -39,6 +40,7 @@ class Case:
             allocate_strategy(strategy) if isinstance(strategy, str) else strategy,
             subscribed=lambda: self.topics,
             has_queues=lambda: self.owns,
+            on_hindered=self.hindered.append,
             apply=lambda *taken: self.applied.append(taken),
         )
 
@@ -131,8 +133,9 @@ def test_who_has_queues_keeps_them_until_others_have_come_back_too(case):
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again(case):
-    case.fail(EndpointUnreachable("planned"))
-    assert (case.heartbeats_sent, case.applied) == (0, [])
+    planned = EndpointUnreachable("planned")
+    case.fail(planned)
+    assert (case.heartbeats_sent, case.applied, case.hindered) == (0, [], [planned])
     assert case.run() == RETRY_MAX_MS
     assert len(case.requests) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import EndpointUnreachable
+from mqmesh.errors import EndpointUnreachable, NoPermission
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.queue_starts import (
     LOCATE_RETRY_MS,
@@ -29,6 +29,7 @@ class Case:
         self.asked = []
         self.forgotten = []
         self.released = []
+        self.hindered = []
         self.starts = QueueStarts(
             self,
             self,
@@ -36,6 +37,7 @@ class Case:
             is_ours=self.is_ours,
             is_wanted=self.is_wanted,
             begin=self.begin,
+            on_hindered=lambda queue, error: self.hindered.append((queue, error)),
         )
         self.starts.leases = self if locks else None
 
@@ -98,12 +100,22 @@ def test_queues_are_located_broker_by_broker_and_begun(plain):
 def test_it_asks_again_ever_more_slowly(plain):
     plain.give(A)
     delays = []
+    gone = EndpointUnreachable("gone")
     for _ in range(10):
         delays += plain.tick()
-        plain.located.pop()[2](A, EndpointUnreachable("gone"))
+        plain.located.pop()[2](A, gone)
     assert delays[1:4] == [LOCATE_RETRY_MS, LOCATE_RETRY_MS * 2, LOCATE_RETRY_MS * 4]
     assert delays[-1] == RETRY_MAX_MS
-    assert plain.given[A].reported
+    assert set(plain.hindered) == {(A, gone)}
+    assert len(plain.hindered) < 10  # not of the first tries
+
+
+def test_a_missing_right_is_reported_at_the_first_try(plain):
+    plain.give(A)
+    plain.tick()
+    refused = NoPermission("no right")
+    plain.located.pop()[2](A, refused)
+    assert plain.hindered == [(A, refused)]
 
 
 def test_what_was_given_up_meanwhile_is_not_begun(plain):
