@@ -51,6 +51,7 @@ class HandNetwork:
         self.asked: list[Asked] = []
         self.away: set[str] = set()
         self.hopeless: set[str] = set()
+        self.failures: dict[str, EndpointUnreachable] = {}
         self.connecting: list[str] = []
         self.closed = False
         self._posted: list[Callable[[], None]] = []
@@ -86,10 +87,6 @@ class HandNetwork:
     def is_connected(self, broker_name: str) -> bool:
         """True while the broker is not away."""
         return broker_name not in self.away
-
-    def absence(self, broker_name: str) -> EndpointUnreachable:
-        """Why there is no connection."""
-        return EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
 
     def may_come(self, broker_name: str) -> bool:
         """False for what is hopeless."""

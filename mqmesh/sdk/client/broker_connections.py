@@ -40,6 +40,9 @@ class BrokerConnections:
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_up: Told when the connection to a broker was made.
         on_down: Told when it broke.
+
+    Attributes:
+        failures: Why connections could not even be tried last, by broker.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class BrokerConnections:
         self._connections: dict[str, Connection] = {}
         self._places: dict[str, BrokerAddress] = {}
         self._connecting_ms: dict[str, int] = {}
-        self._failures: dict[str, TransportError] = {}
+        self.failures: dict[str, TransportError] = {}
 
     def connection(self, broker_name: str) -> Connection:
         """The connection to a broker group's master, made if there is none.
@@ -116,11 +119,6 @@ class BrokerConnections:
         """Where a broker's master is reached right now, or None; from any thread."""
         one = self._connections.get(broker_name)
         return one.endpoint if one is not None and one.connected else None
-
-    def absence(self, broker_name: str) -> TransportError:
-        """Return why there is no connection to a broker."""
-        text = f"there was no connection to broker {broker_name} in time"
-        return self._failures.get(broker_name) or EndpointUnreachable(text)
 
     def may_come(self, broker_name: str) -> bool:
         """False when waiting for a connection to a broker promises little: try another one."""
@@ -184,14 +182,14 @@ class BrokerConnections:
                 on_connection=lambda up: self._changed(broker_name, up),
             )
         except TooManyOpenFiles as error:
-            self._failures[broker_name] = error
+            self.failures[broker_name] = error
             raise
         except Exception as error:
             # An address that ZeroMQ does not take.
             failure = EndpointUnreachable(f"cannot connect to {endpoint}: {error}")
-            self._failures[broker_name] = failure
+            self.failures[broker_name] = failure
             raise failure from error
-        self._failures.pop(broker_name, None)
+        self.failures.pop(broker_name, None)
         self._connecting_ms[broker_name] = self._clock.monotonic_ms()
         old = self._connections.get(broker_name)
         self._connections[broker_name] = one

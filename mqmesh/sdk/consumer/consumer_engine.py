@@ -115,12 +115,7 @@ class ConsumerEngine(Generic[S]):
         self.settled = self.client.transport.flag()
         self.filters = FilterLinks(group, self.client)
         self.memberships = Memberships(group)
-        self.offsets: OffsetStore = BrokerOffsets(
-            group, self.client.client_id, self.client, self.memberships
-        )
-        if options.message_model == MessageModel.BROADCASTING:
-            folder = Path(options.offsets_dir).expanduser()
-            self.offsets = LocalOffsets(folder, group, client.instance_name)
+        self.offsets = self._make_offsets()
         self.positions = StartPositions(
             self.offsets, self.client, options.consume_from_where, options.consume_timestamp_ms
         )
@@ -144,15 +139,7 @@ class ConsumerEngine(Generic[S]):
             on_hindered=lambda queue, error: self._hindered(_where_to_begin(queue), error),
         )
         self.on_fatal: Callable[[], None] = lambda: None
-        self.hindrances = Hindrances(
-            group,
-            self.client.loop.clock.monotonic_ms,
-            self.client.call_later,
-            topic_wait_ms=options.topic_wait_ms,
-            topic_must_exist=options.topic_must_exist,
-            on_missing=self._note_settled,
-            on_fatal=self._cannot_work,
-        )
+        self.hindrances = self._make_hindrances()
         self.meters: dict[str, PullMeter] = {}
         self.stats: Callable[[], list[TopicConsumption]] = list
         self.answerers: dict[int, Answerer] = {}
@@ -169,6 +156,23 @@ class ConsumerEngine(Generic[S]):
         self._starts: list[MessageQueue] = []
         self._closing = False
         self._refused: AuthenticationFailed | None = None
+
+    def _make_offsets(self) -> OffsetStore:
+        if self.options.message_model == MessageModel.BROADCASTING:
+            folder = Path(self.options.offsets_dir).expanduser()
+            return LocalOffsets(folder, self.group, self.client.options.instance_name)
+        return BrokerOffsets(self.group, self.client.client_id, self.client, self.memberships)
+
+    def _make_hindrances(self) -> Hindrances:
+        return Hindrances(
+            self.group,
+            self.client.loop.clock.monotonic_ms,
+            self.client.call_later,
+            topic_wait_ms=self.options.topic_wait_ms,
+            topic_must_exist=self.options.topic_must_exist,
+            on_missing=self._note_settled,
+            on_fatal=self._cannot_work,
+        )
 
     # ---- Life; from other threads -----------------------------------------------------
 

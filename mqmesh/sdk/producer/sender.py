@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from mqmesh.errors import (
     BrokerError,
     ClientClosed,
+    EndpointUnreachable,
     InvalidArgument,
     MessageIllegal,
     MQMeshError,
@@ -153,7 +154,9 @@ class Sends:
     def without(self, broker_name: str) -> None:
         """There is no connection to a broker: what is late ends, what may leave it leaves it."""
         now_ms = self._engine.loop.clock.monotonic_ms()
-        error = self._engine.brokers.absence(broker_name)
+        error = self._engine.brokers.failures.get(broker_name) or EndpointUnreachable(
+            f"there was no connection to broker {broker_name} in time"
+        )
         for batch in self._lanes.take_late(broker_name, now_ms):
             self._finish(batch, None, batch.cause or error)
         if self._engine.brokers.may_come(broker_name):

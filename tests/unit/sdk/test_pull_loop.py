@@ -13,7 +13,7 @@ from mqmesh.batch.record_batch import (
     stamp,
 )
 from mqmesh.batch.sparse_batch import cut_batch
-from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy, TopicNotFound
+from mqmesh.errors import BrokerError, EndpointUnreachable, NoPermission, SystemBusy, TopicNotFound
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -377,6 +377,17 @@ def test_failures_wait_longer_each_time_and_success_ends_that():
     case.network.fail(BrokerError("no"))
     assert case.network.run_timer() == BACKOFF_MS
     assert case.counters.failures == 7
+
+
+def test_a_queue_that_cannot_be_pulled_is_in_the_log_each_minute(caplog):
+    clock = ManualClock()
+    case = Case(meter=PullMeter(clock.monotonic_ms))
+    for _ in range(121):
+        case.network.fail(NoPermission("consumer group 'g' may not consume"))
+        case.network.run_timer()
+        clock.advance(1_000)
+    lines = [text for text in caplog.messages if "t:broker-a:3 cannot be pulled" in text]
+    assert len(lines) == 3
 
 
 def test_the_brokers_wish_to_wait_is_granted():

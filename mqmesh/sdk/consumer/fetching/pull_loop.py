@@ -35,6 +35,8 @@ from mqmesh.units import MIB
 
 BACKOFF_MS: Final = 100
 BACKOFF_MAX_MS: Final = 1_000
+REPORT_MS: Final = 60_000
+"""Between two lines of the log about a queue that cannot be pulled."""
 CORRUPT_TRIES: Final = 5
 """How often damaged bytes are asked for again before the queue is stopped."""
 STOPPED_RETRY_MS: Final = 30_000
@@ -248,6 +250,7 @@ class PullLoop:
         self._backoff_ms = 0
         self._early_ms = min(settings.suspend_ms, BACKOFF_MAX_MS) or BACKOFF_MS
         self._repeats = Repeats(self._meter.now_ms, self._early_ms)
+        self._reported_ms = 0
         self._corrupt_tries = 0
         self._beyond_end: list[int] = []
         self._turn = 0
@@ -497,7 +500,9 @@ class PullLoop:
 
     def _fail(self, error: MQMeshError) -> None:
         self._counters.failures += 1
-        if not self._backoff_ms:
+        now_ms = self._meter.now_ms()
+        if not self._backoff_ms or now_ms - self._reported_ms >= REPORT_MS:
+            self._reported_ms = now_ms
             _log.warning("%s cannot be pulled; trying again: %s", _named(self.queue), error)
         delay_ms = self._backoff_ms or BACKOFF_MS
         # Another replica will lead in a moment.
