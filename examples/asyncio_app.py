@@ -19,7 +19,10 @@ async def send() -> None:
 
 
 async def receive() -> None:
-    """Receives as many ticks; a message counts as consumed when the next one is asked for."""
+    """Receives as many ticks; a message counts as consumed when the next one is asked for.
+
+    Who gathers messages before the work is stored takes ``auto_commit=False`` and ``commit()``.
+    """
     count = 0
     async with PullConsumer(
         "ticks-group", consume_from_where=ConsumeFromWhere.FIRST_OFFSET

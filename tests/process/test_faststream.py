@@ -16,7 +16,7 @@ from opentelemetry import trace
 from mqmesh import DeadLetterClient, Hooks, MessageSelector, StoredMessage
 from mqmesh.errors import InvalidArgument, RequestTimeout
 from mqmesh.faststream import MQMeshBroker, MQMeshMessage, MQMeshResponse
-from mqmesh.message import PROPERTY_LAST_FAILURE
+from mqmesh.message import PROPERTY_LAST_FAILURE, Message
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 
 
@@ -276,6 +276,34 @@ def test_messages_are_asked_for_one_by_one_and_what_was_not_done_comes_again(mqm
     assert [Order.model_validate_json(body).id for body in seen] == [0, 1, 2, 2, 3, 4]
     with GroupAdmin(address) as admin:
         assert admin.progress(group, topic).lag == 0
+
+
+def test_what_was_gathered_and_not_acknowledged_comes_again_without_auto_commit(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+
+    async def gather(ack: int) -> list[bytes]:
+        """Gathers three messages, fails, and has acknowledged some of them."""
+        broker = MQMeshBroker(mqmesh_cluster.namesrv_addr, logger=None)
+        subscriber = broker.subscriber(
+            topic, group=group, auto_commit=False, consume_from_where="FIRST_OFFSET"
+        )
+        gathered = []
+        async with broker, asyncio.timeout(PATIENCE_S):
+            await broker.start()
+            async for message in subscriber:
+                gathered.append(message)
+                if len(gathered) == 3:
+                    break
+            if ack:
+                await gathered[ack - 1].ack()
+        return [message.body for message in gathered]
+
+    producer = mqmesh_cluster.producer()
+    for number in range(6):
+        producer.send(Message(topic, b"%d" % number))
+    assert asyncio.run(gather(ack=0)) == [b"0", b"1", b"2"]
+    assert asyncio.run(gather(ack=2)) == [b"0", b"1", b"2"]
+    assert asyncio.run(gather(ack=0)) == [b"2", b"3", b"4"]
 
 
 def _topics(admin: GroupAdmin, group: str) -> set[str]:

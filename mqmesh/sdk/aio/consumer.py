@@ -45,7 +45,8 @@ class _InnerPullConsumer(BlockingPullConsumer):
 class PullConsumer:
     """Gives messages to coroutines; names and meaning as in ``mqmesh.PullConsumer``.
 
-    Besides polling it can be iterated, and a message is done when the next one is asked for::
+    Besides polling it can be iterated, and a message is done when the next one is asked for, unless
+    ``auto_commit`` is off::
 
         async with PullConsumer("audit") as consumer:
             await consumer.subscribe("orders")

@@ -70,7 +70,18 @@ class PullConsumer:
                 for message in consumer.poll():
                     print(message.body)
 
-    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done.
+    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done. Who
+    gathers several polls and may fail then wants ``auto_commit=False`` and ``commit``::
+
+        with PullConsumer("loader", auto_commit=False) as consumer:
+            consumer.subscribe("orders")
+            rows = []
+            while True:
+                rows += consumer.poll()
+                if len(rows) >= 1_000:
+                    store(rows)
+                    consumer.commit()
+                    rows = []
 
     Args:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.

@@ -1,10 +1,12 @@
 """The consumers of a FastStream broker: one for each group, whatever its topics."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from faststream.message import AckStatus
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.message import StoredMessage
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.app.subscriptions import Subscriptions, TypedSubscription
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
@@ -20,20 +22,30 @@ class Puller:
 
     A message is done when the next one is asked for. The last one is done if the program has said
     so; else it comes again, for nobody knows whether it was at work when the broker was stopped.
+    Without ``auto_commit`` only what is acknowledged is done.
 
     Args:
         consumer: Its own.
+        auto_commit: That option of it.
     """
 
-    def __init__(self, consumer: PullConsumer) -> None:
+    def __init__(self, consumer: PullConsumer, *, auto_commit: bool) -> None:
         self._consumer = consumer
+        self._auto_commit = auto_commit
         self._last: Delivery | None = None
 
     async def next(self) -> Delivery | None:
         """Awaits a message; None when the consumer was closed."""
         message = await anext(self._consumer, None)
-        self._last = None if message is None else Delivery(message, is_asked_for=True)
+        if message is None:
+            self._last = None
+        else:
+            on_ack = None if self._auto_commit else partial(self._commit, message)
+            self._last = Delivery(message, is_asked_for=True, on_ack=on_ack)
         return self._last
+
+    async def _commit(self, message: StoredMessage) -> None:
+        await self._consumer.commit({message.message_queue: message.queue_offset + 1})
 
     async def close(self) -> None:
         """Commits and disconnects."""
@@ -90,7 +102,9 @@ class GroupConsumers:
         self._check_group(group, {**self._pullers, **self._wanted.by_group()})
         consumer = self._make_puller(group, options)
         await consumer.subscribe(topic, expression)
-        made = self._pullers[group] = Puller(consumer)
+        made = self._pullers[group] = Puller(
+            consumer, auto_commit=dict(options).get("auto_commit", True) is True
+        )
         try:
             await consumer.start()
         except BaseException:

@@ -10,6 +10,7 @@ FastStream's own facts about a message are properties of it, which filters can u
 """
 
 import traceback
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -41,16 +42,23 @@ class Delivery:
         messages: As they were received: one, or with ``batch=True`` a list's, of one queue and in
             order. Of a reply a plain ``Message``.
         is_asked_for: The subscriber has no function; see ``MQMeshSubscriber.get_one``.
+        on_ack: Awaited when it is acknowledged: commits it.
 
     Attributes:
         decision: What was decided; None for nothing.
         error: What the handler raised.
     """
 
-    __slots__ = ("decision", "error", "is_asked_for", "messages")
+    __slots__ = ("decision", "error", "is_asked_for", "messages", "on_ack")
 
-    def __init__(self, *messages: Message, is_asked_for: bool = False) -> None:
+    def __init__(
+        self,
+        *messages: Message,
+        is_asked_for: bool = False,
+        on_ack: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.messages = messages
+        self.on_ack = on_ack
         self.is_asked_for = is_asked_for
         self.decision: AckStatus | None = None
         self.error: BaseException | None = None
@@ -97,9 +105,18 @@ class MQMeshMessage(StreamMessage[Delivery]):
         return message
 
     async def ack(self) -> None:
-        """The message is done."""
+        """The message is done.
+
+        One that was asked for with ``auto_commit=False`` is committed, with all before it in its
+        queue.
+
+        Raises:
+            MQMeshError: It could not be committed.
+        """
         await super().ack()
         self.raw_message.decision = self.committed
+        if self.raw_message.on_ack is not None:
+            await self.raw_message.on_ack()
 
     async def nack(self) -> None:
         """The message shall come again later; with ``consume_orderly`` its queue waits for it.

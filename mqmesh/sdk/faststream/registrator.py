@@ -42,8 +42,11 @@ class Titles(TypedDict, total=False):
     include_in_schema: bool
 
 
-class SubscriberKeywords(PushConsumerKeywords, Titles, total=False):
-    """Options of a group's consumer, and of FastStream's subscribers."""
+class SubscriberKeywords(PushConsumerKeywords, PullConsumerKeywords, Titles, total=False):
+    """Options of a group's consumer, and of FastStream's subscribers.
+
+    Those of ``PullConsumer`` alone are for subscribers without a function.
+    """
 
     ack_policy: AckPolicy
     no_reply: bool
@@ -63,7 +66,11 @@ class PublisherKeywords(OwnFields, Titles, total=False):
 
 _BATCH_MAX_SIZE: Final = 32
 _TITLES = Titles.__optional_keys__
-_OWN = SubscriberKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
+_OWN = (
+    SubscriberKeywords.__optional_keys__
+    - PushConsumerKeywords.__optional_keys__
+    - PullConsumerKeywords.__optional_keys__
+)
 _FIELDS = OwnFields.__optional_keys__
 _ONLY_PULL = PullConsumerKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
 
