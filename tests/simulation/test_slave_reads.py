@@ -268,3 +268,25 @@ def test_without_a_master_commits_wait_for_one(site, committer):
     assert committer.outcomes == []
     site.run(2_000)
     assert [type(one) for one in committer.outcomes] == [Command]
+
+
+def test_a_consumer_whose_brokers_are_away_says_so_each_minute(site, caplog):
+    world = site.world
+    with PullConsumer(
+        "g", client=world.client_options(), transport=world.transport("consumer")
+    ) as consumer:
+        consumer.subscribe("t")
+        send(site, b"1")
+        assert consumer.poll(30_000)
+        for replica in site.replicas:
+            replica.kill()
+        caplog.clear()
+        site.run(5 * 60_000)
+        lines = [one for one in caplog.messages if "no connection to broker broker-a" in one]
+        assert 3 <= len(lines) <= 5
+        for replica in site.replicas:
+            replica.start()
+        site.run(60_000)
+        caplog.clear()
+        site.run(5 * 60_000)
+        assert "no connection to broker" not in caplog.text

@@ -10,6 +10,7 @@ import msgspec
 
 from mqmesh.errors import (
     AuthenticationFailed,
+    EndpointUnreachable,
     MQMeshError,
     NoRoute,
     RemoteProtocolError,
@@ -61,6 +62,8 @@ TAKE_ANEW_MOST_MS: Final = 1_000
 """Longest delay before a queue that a broker gives and takes again and again is asked for."""
 TOPIC_GRACE_MS: Final = 500
 """A start waits so much longer than ``topic_wait_ms`` for the client loop to report its end."""
+ABSENT_MS: Final = 40_000
+"""A broker that is away is reported when it was not connected for so long."""
 START_COMMIT_MS: Final = 5
 CLOSE_COMMIT_MS: Final = 500
 
@@ -149,6 +152,7 @@ class ConsumerEngine(Generic[S]):
         self._manual = False
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
+        self._absent: set[str] = set()
         self._returned: set[str] = set()
         self._epochs_met: dict[str, int] = {}
         self._forsaken: dict[MessageQueue, None] = {}
@@ -380,6 +384,7 @@ class ConsumerEngine(Generic[S]):
     def _begin(self) -> None:
         loop, options = self.client.loop, self.options
         loop.call_every(options.rebalance_interval_ms, self.rebalance_soon)
+        loop.call_every(options.rebalance_interval_ms, self._look_for_brokers)
         loop.call_every(options.persist_consumer_offset_interval_ms, self.commit_soon)
         if self.leases is not None:
             loop.call_every(LEASE_TICK_MS, self.leases.tick)
@@ -463,6 +468,19 @@ class ConsumerEngine(Generic[S]):
             self._returned.add(broker_name)
         self._met_brokers.add(broker_name)
         self.rebalance_soon()
+
+    def _look_for_brokers(self) -> None:
+        """Each broker of a subscribed topic should be connected; one that is not is reported."""
+        routes, brokers = self.client.routes, self.client.brokers
+        names = {name for topic in self._subscriptions for name in routes.brokers_of(topic)}
+        names |= {queue.broker_name for queue in self.assigned}
+        absent = {name for name in names if not brokers.is_connected(name)}
+        for name in self._absent - absent:
+            self._hindered(_no_connection(name), None)
+        for name in sorted(absent):
+            error = brokers.failures.get(name) or EndpointUnreachable("it does not answer")
+            self.hindrances.note(_no_connection(name), error, ABSENT_MS)
+        self._absent = absent
 
     def _meet_epoch(self, broker_name: str, epoch: int) -> None:
         """Another epoch began at a broker group: not all that was committed may have got there."""
@@ -751,6 +769,10 @@ class ConsumerEngine(Generic[S]):
     def _settle(self) -> None:
         self.positions.settled = True
         self.settled.set()
+
+
+def _no_connection(broker_name: str) -> str:
+    return f"no connection to broker {broker_name}"
 
 
 def _where_to_begin(queue: MessageQueue) -> str:

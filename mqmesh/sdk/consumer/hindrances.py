@@ -68,16 +68,18 @@ class Hindrances:
         waiting = self._found.copy().items()
         return any(one.is_topic and what not in self._reported for what, one in waiting)
 
-    def note(self, what: str, error: MQMeshError) -> None:
+    def note(self, what: str, error: MQMeshError, wait_ms: int = 0) -> None:
         """Note that something cannot be done.
 
         Args:
             what: Words for the log; the same each time.
             error: Why not. ``NoPermission`` is fatal.
+            wait_ms: Until it is reported first.
         """
         known = self._found.get(what)
         if known is None:
-            known = self._found[what] = _Hindrance(lambda: error, self._now_ms(), False)
+            due_ms = self._now_ms() + wait_ms
+            known = self._found[what] = _Hindrance(lambda: error, due_ms, False)
         known.why = lambda: error
         known.fatal = error if isinstance(error, NoPermission) else None
         self._look()
