@@ -169,7 +169,9 @@ def test_a_listener_that_ends_the_program_leaves_its_message_for_a_later_try():
             threading.Condition(), time.monotonic_ns, lambda *arguments: failed.append(span.states)
         )
         workers = WorkerTasks(service, 1, threading.Event())
-        workers.attach(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *arguments: None)  # it reports the task that ended
+        workers.attach(loop)
         service.submit_again(work, [StoredMessage("t", b"x", queue_offset=QueueOffset(0))], span, 0)
         await asyncio.Event().wait()
 
