@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 MAX_FAILURE_CHARACTERS: Final = 1_024
 """Longest text of an exception in a line of a log, or in a property of a message."""
 MAX_CHAIN: Final = 16
-"""Exceptions of a chain that are looked at."""
+"""Exceptions of a chain in one traceback."""
 CUT: Final = "… (cut)"
 """Ends a text that was cut."""
 
@@ -52,11 +53,14 @@ def error_to_log(error: BaseException | None = None) -> BaseException | None:
         error: What was raised; by default what is being handled.
 
     Returns:
-        The exception itself; if a text in its chain is too long, a stand-in with its traceback, the
-        name of its type and its text cut, without the chain.
+        The exception itself; if its chain or a text in it is too long, a stand-in with its
+        traceback, the name of its type and its text cut, without the chain.
     """
     error = sys.exception() if error is None else error
-    if error is None or all(_is_short(one) for one in _chain(error)):
+    if error is None:
+        return None
+    chain = list(islice(_chain(error), MAX_CHAIN + 1))
+    if len(chain) <= MAX_CHAIN and all(map(_is_short, chain)):
         return error
     kind = type(error)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -75,7 +79,7 @@ def _is_short(error: BaseException) -> bool:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     following = [error]
-    while following and len(seen) < MAX_CHAIN:
+    while following:
         one = following.pop()
         if id(one) in seen:
             continue

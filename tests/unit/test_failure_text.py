@@ -45,6 +45,13 @@ def raised(error, cause=None):
         return caught
 
 
+def chained(count):
+    error = KeyError("first")
+    for number in range(count):
+        error = raised(ValueError(f"{number}"), error)
+    return error
+
+
 def noted(error, note):
     error.add_note(note)
     return error
@@ -58,8 +65,9 @@ def noted(error, note):
         raised(ValueError("short"), raised(KeyError("short"), OSError(LONG))),
         raised(noted(ValueError("short"), LONG)),
         raised(ExceptionGroup("several", [KeyError("short"), OSError(LONG)])),
+        chained(500),
     ],
-    ids=["itself", "cause", "its cause", "note", "group"],
+    ids=["itself", "cause", "its cause", "note", "group", "chain"],
 )
 def test_a_traceback_of_a_long_text_keeps_type_and_lines_and_no_more(error):
     log, written = logging.Logger("test"), io.StringIO()
