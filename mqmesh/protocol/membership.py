@@ -8,6 +8,8 @@ import msgspec
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, ExpressionType, QueueId
 from mqmesh.protocol.route import Name
 
+MAX_SUBSCRIPTIONS: Final = 16_384
+"""Topics that one consumer may subscribe to, its group's retry topic among them."""
 LOCK_HELD_BY_OTHER: Final = 0
 """Instead of a token: another member has the queue; ask again."""
 LOCK_PENDING: Final = -1
@@ -45,7 +47,7 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     group: Name
     message_model: Annotated[str, msgspec.Meta(max_length=16)]
     consume_from_where: Annotated[str, msgspec.Meta(max_length=16)]
-    subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=1_024)]
+    subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=MAX_SUBSCRIPTIONS)]
 
 
 class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -99,7 +101,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consumers: Annotated[list[ConsumerData], msgspec.Meta(max_length=256)] = []
     language: Annotated[str, msgspec.Meta(max_length=32)] = "PYTHON"
     version: Annotated[str, msgspec.Meta(max_length=32)] = ""
-    stats: Annotated[list[TopicConsumption], msgspec.Meta(max_length=1_024)] = []
+    stats: Annotated[list[TopicConsumption], msgspec.Meta(max_length=MAX_SUBSCRIPTIONS)] = []
 
 
 class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):

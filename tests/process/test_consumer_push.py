@@ -24,7 +24,9 @@ from mqmesh.protocol.membership import (
     UnlockBatchRequest,
 )
 from mqmesh.protocol.pulling import QueryConsumerOffsetRequest, QueueOffsetEntry
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.client.heartbeats import Heartbeats
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
@@ -607,3 +609,25 @@ def test_misuse_is_told_at_once(cluster):
     consumer.close()
     with pytest.raises(ClientClosed):
         consumer.subscribe("t2", listener=Collector())
+
+
+def test_a_consumer_of_many_topics_has_their_queues_and_floods_nobody(own_cluster, monkeypatch):
+    topics = [f"t{number}" for number in range(1_200)]
+    with AdminClient(own_cluster.namesrv_addr) as admin:
+        admin.create_topics(topics, queues=1)
+    sent = []
+    send_one = Heartbeats.send
+    monkeypatch.setattr(
+        Heartbeats, "send", lambda self, *args: (sent.append(args), send_one(self, *args))
+    )
+    got = Collector()
+    consumer = PushConsumer(
+        "g", namesrv_addr=own_cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    )
+    with consumer:
+        for topic in topics:
+            consumer.subscribe(topic, listener=got)
+        until(lambda: len(consumer.assignment()) == len(topics))
+        send(own_cluster, topics[-1], bodies(10))
+        got.wait_for(bodies(10))
+    assert len(sent) < 20

@@ -47,6 +47,7 @@ class Heartbeats:
         self._make = make
         self._on_answer = on_answer
         self._closed = closed
+        self._planned = False
         self._warnings: dict[str, list[str]] = {}
         self._followed: dict[str, Repeats] = {}
 
@@ -56,6 +57,16 @@ class Heartbeats:
             return  # the answer to a last commit may ask for one while connections are closed
         for name, connection in self._brokers.connected():
             self.send(name, connection)
+
+    def send_all_soon(self) -> None:
+        """Sends one to every connected broker in the next turn; many calls make one."""
+        if not self._planned:
+            self._planned = True
+            self._loop.call_later(0, self._send_planned)
+
+    def _send_planned(self) -> None:
+        self._planned = False
+        self.send_all()
 
     def send(self, broker_name: str, connection: Connection) -> None:
         """Sends one to a broker, again until it is accepted."""

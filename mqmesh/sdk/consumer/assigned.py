@@ -2,6 +2,7 @@
 
 from typing import Generic, TypeVar
 
+from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop, QueueSink
 from mqmesh.sdk.consumer.queue_starts import Start
 
@@ -22,3 +23,26 @@ class Assigned(Start, Generic[S], eq=False):
     loop: PullLoop | None = None
     committed_offset: int = -1
     committed_ms: int = 0
+
+
+class AssignedQueues(dict[MessageQueue, Assigned[S]], Generic[S]):
+    """The queues that a consumer was given; those of a topic are found without looking at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_topic: dict[str, dict[MessageQueue, None]] = {}
+
+    def __setitem__(self, queue: MessageQueue, one: Assigned[S]) -> None:
+        super().__setitem__(queue, one)
+        self._of_topic.setdefault(queue.topic, {})[queue] = None
+
+    def __delitem__(self, queue: MessageQueue) -> None:
+        super().__delitem__(queue)
+        queues = self._of_topic[queue.topic]
+        del queues[queue]
+        if not queues:
+            del self._of_topic[queue.topic]
+
+    def of_topic(self, topic: str) -> list[MessageQueue]:
+        """Return the queues of a topic, in the order in which they were given."""
+        return list(self._of_topic.get(topic, ()))

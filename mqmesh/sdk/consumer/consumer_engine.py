@@ -1,7 +1,7 @@
 """What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Final, Generic
@@ -34,9 +34,13 @@ from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.client.repeats import Repeats
-from mqmesh.sdk.consumer.assigned import Assigned, S
+from mqmesh.sdk.consumer.assigned import Assigned, AssignedQueues, S
 from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
-from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.message_selector import (
+    MessageSelector,
+    Wanted,
+    as_selector,
+)
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop, PullMeter
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
 from mqmesh.sdk.consumer.filter_link import FilterLinks
@@ -66,6 +70,9 @@ ABSENT_MS: Final = 40_000
 """A broker that is away is reported when it was not connected for so long."""
 START_COMMIT_MS: Final = 5
 CLOSE_COMMIT_MS: Final = 500
+
+MOST_NAMED: Final = 8
+"""Topics that one line of the log names."""
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +110,7 @@ class ConsumerEngine(Generic[S]):
         self.group = group
         self.options = options
         self.counters = PullCounters()
-        self.assigned: dict[MessageQueue, Assigned[S]] = {}
+        self.assigned: AssignedQueues[S] = AssignedQueues()
         self.client = ClientEngine(
             client,
             heartbeat=self._heartbeat,
@@ -280,23 +287,23 @@ class ConsumerEngine(Generic[S]):
         subscription = Subscription(topic, selector.expression, selector.expression_type)
         if self._subscriptions.get(topic) == subscription:
             return
-        self._give_up([queue for queue in self.assigned if queue.topic == topic])
+        self._give_up(self.assigned.of_topic(topic))
         self._subscriptions[topic] = subscription
         self.filters.choose(topic, selector.python)
         if not self.settled.is_set():
             self._unsettled.add(topic)
         if self.positions.started_at_ms:
             self._follow(topic)
-            self.client.heartbeats.send_all()
+            self.client.heartbeats.send_all_soon()
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more."""
         self.hindrances.end(topic)
         if self._subscriptions.pop(topic, None) is not None:
-            self._give_up([queue for queue in self.assigned if queue.topic == topic])
+            self._give_up(self.assigned.of_topic(topic))
             self.filters.choose(topic, None)
             self._note_settled(topic)
-            self.client.heartbeats.send_all()
+            self.client.heartbeats.send_all_soon()
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Takes just these queues, whoever else is in the group; from any thread before start."""
@@ -549,7 +556,8 @@ class ConsumerEngine(Generic[S]):
 
     def _let_go(self, queue: MessageQueue) -> S | None:
         """A queue is not ours any more; returns where its messages went."""
-        one = self.assigned.pop(queue)
+        one = self.assigned[queue]
+        del self.assigned[queue]
         if one.loop is not None:
             one.loop.drop()
         if one.sink is not None:
@@ -610,8 +618,8 @@ class ConsumerEngine(Generic[S]):
         present = set(self.client.routes.brokers_of(topic))
         lost = [
             queue
-            for queue in self.assigned
-            if queue.topic == topic and queue not in wanted and queue.broker_name in present
+            for queue in self.assigned.of_topic(topic)
+            if queue not in wanted and queue.broker_name in present
         ]
         new = [queue for queue in mine if queue not in self.assigned]
         if lost or new:
@@ -744,7 +752,7 @@ class ConsumerEngine(Generic[S]):
     # ---- Settling -----------------------------------------------------------------------
 
     def _check_settled(self, topic: str) -> None:
-        if all(one.sink is not None for q, one in self.assigned.items() if q.topic == topic):
+        if all(self.assigned[queue].sink is not None for queue in self.assigned.of_topic(topic)):
             self._note_settled(topic)
 
     def _note_settled(self, topic: str) -> None:
@@ -759,10 +767,10 @@ class ConsumerEngine(Generic[S]):
         topics = [one for one in waiting if not one.startswith(RETRY_PREFIX)] or waiting
         unknown = [topic for topic in topics if self.client.routes.route(topic) is None]
         if not unknown:
-            return f"no broker has told yet where to begin in {', '.join(topics)}"
+            return f"no broker has told yet where to begin in {_few(topics)}"
         problem = self.client.finder.problem
         return (
-            f"no route of {', '.join(unknown)} from {self.client.options.namesrv_addr}: "
+            f"no route of {_few(unknown)} from {self.client.options.namesrv_addr}: "
             f"{problem or 'no answer yet'}"
         )
 
@@ -777,3 +785,9 @@ def _no_connection(broker_name: str) -> str:
 
 def _where_to_begin(queue: MessageQueue) -> str:
     return f"where to begin in topic {queue.topic} is unknown"
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names for a line of the log, which may be some thousand."""
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"

@@ -258,7 +258,8 @@ class PullConsumer:
 
         Raises:
             InvalidArgument: The topic's name or the expression is illegal, the topic is subscribed
-                already (``unsubscribe`` it first), or queues were assigned before.
+                already (``unsubscribe`` it first), queues were assigned before, or there are
+                16,383 topics already.
             ClientClosed: After ``close``.
         """
         check_topic(topic)

@@ -387,7 +387,7 @@ class PushConsumer:
         Raises:
             InvalidArgument: The topic's name or the expression is illegal, the topic is subscribed
                 already (``unsubscribe`` it first), or the listener cannot be called, or is a
-                coroutine function.
+                coroutine function; or there are 16,383 topics already.
             ClientClosed: After ``close``.
         """
         if is_coroutine_function(listener):

@@ -1,6 +1,7 @@
 """Which queues a member of a group has: asks a broker who the members are, and allocates."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -67,6 +68,7 @@ class QueueAssignment:
     def _run(self) -> None:
         self._round += 1
         routes = self._client.routes
+        topics_of: dict[str, list[str]] = defaultdict(list)
         for topic in self._subscribed():
             if self._strategy is None:
                 self._apply(topic, list(routes.subscribe_queues(topic)), True)
@@ -75,18 +77,24 @@ class QueueAssignment:
             connected = filter(self._client.brokers.is_connected, routes.brokers_of(topic))
             broker_name = min(connected, default=None)
             if broker_name is not None:
-                self._ask_members(topic, broker_name, self._strategy)
+                topics_of[broker_name].append(topic)
+        if self._strategy is not None:
+            # One question to a broker, however many topics it answers for.
+            for broker_name, topics in topics_of.items():
+                self._ask_members(topics, broker_name, self._strategy)
 
-    def _ask_members(self, topic: str, broker_name: str, strategy: AllocateStrategy) -> None:
+    def _ask_members(self, topics: list[str], broker_name: str, strategy: AllocateStrategy) -> None:
         current = self._round
 
         def done(answer: Command | MQMeshError) -> None:
-            if current != self._round or topic not in self._subscribed():
+            subscribed = set(self._subscribed())
+            wanted = [topic for topic in topics if topic in subscribed]
+            if current != self._round or not wanted:
                 return
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
-                self._divide(topic, decode_header(ConsumerList, answer.header), strategy)
+                self._divide(wanted, decode_header(ConsumerList, answer.header), strategy)
             except GroupNotFound:
                 self._introduce()
             except MQMeshError as error:
@@ -110,22 +118,24 @@ class QueueAssignment:
         self._client.heartbeats.send_all()
         self.plan(RETRY_MS)
 
-    def _divide(self, topic: str, members: ConsumerList, strategy: AllocateStrategy) -> None:
+    def _divide(self, topics: list[str], members: ConsumerList, strategy: AllocateStrategy) -> None:
         own_id, client_ids = self._client.client_id, sorted(members.client_ids)
         if own_id not in client_ids:
             self._introduce()
             return
-        queues = self._client.routes.subscribe_queues(topic)
-        mine: list[MessageQueue] = []
-        if queues:
-            try:
-                mine = strategy.allocate(self._group, own_id, queues, client_ids)
-            except Exception:
-                _log.error(
-                    "group %s: the allocation strategy failed",
-                    self._group,
-                    exc_info=error_to_log(),
-                )
-                return
-        self._timer.divided()
-        self._apply(topic, mine, len(client_ids) == 1)
+        for topic in topics:
+            queues = self._client.routes.subscribe_queues(topic)
+            mine: list[MessageQueue] = []
+            if queues:
+                try:
+                    mine = strategy.allocate(self._group, own_id, queues, client_ids)
+                except Exception:
+                    _log.error(
+                        "group %s: the allocation strategy failed for topic %s",
+                        self._group,
+                        topic,
+                        exc_info=error_to_log(),
+                    )
+                    continue
+            self._timer.divided()
+            self._apply(topic, mine, len(client_ids) == 1)

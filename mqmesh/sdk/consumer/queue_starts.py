@@ -15,6 +15,8 @@ from mqmesh.sdk.consumer.start_positions import Position, StartPositions
 LOCATE_RETRY_MS: Final = 20
 LOCK_RETRY_MAX_MS: Final = 200
 RETRY_MAX_MS: Final = 1_000
+MOST_AT_ONCE: Final = 4_096
+"""Queues of one request for locks or offsets."""
 
 
 class Start(msgspec.Struct, eq=False):
@@ -66,6 +68,7 @@ class QueueStarts:
         self._offsets = offsets
         self._positions = positions
         self._call_later = call_later
+        self._gathered: dict[tuple[str, int], list[Start]] = {}
 
     def plan(self, starts: Iterable[Start], delay_ms: int) -> None:
         """Sees to it that queues are begun, however long their brokers take."""
@@ -76,13 +79,30 @@ class QueueStarts:
             self._plan(broker_name, some, delay_ms)
 
     def _plan(self, broker_name: str, starts: list[Start], delay_ms: int) -> None:
-        def run() -> None:
-            wanted = [start for start in starts if self._is_wanted(start)]
-            if self.leases is not None:
-                self._lock(broker_name, wanted, self.leases)
-            elif wanted:
-                self._locate(broker_name, wanted)
+        key = broker_name, delay_ms
+        gathered = self._gathered.get(key)
+        if gathered is not None:
+            # Planned in the same turn: ten thousand topics must not make so many requests.
+            gathered.extend(starts)
+            return
+        starts = self._gathered[key] = list(starts)
 
+        def seal() -> None:
+            if self._gathered.get(key) is starts:
+                del self._gathered[key]
+
+        def run() -> None:
+            seal()
+            wanted = [start for start in starts if self._is_wanted(start)]
+            for first in range(0, len(wanted), MOST_AT_ONCE):
+                some = wanted[first : first + MOST_AT_ONCE]
+                if self.leases is not None:
+                    self._lock(broker_name, some, self.leases)
+                else:
+                    self._locate(broker_name, some)
+
+        if delay_ms:
+            self._call_later(0, seal)
         self._call_later(delay_ms, run)
 
     def _again(self, start: Start, most_ms: int) -> None:

@@ -1,8 +1,10 @@
 """Where a consumer begins in a queue it was given."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,6 +21,9 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS, OffsetStore
+
+MOST_CHOICES: Final = 256
+"""Queues whose bounds or times are asked for at a time."""
 
 OnPosition = Callable[[MessageQueue, "Position | MQMeshError"], None]
 OnOffset = Callable[[int | MQMeshError], None]
@@ -64,6 +69,8 @@ class StartPositions:
         self._network = network
         self._where = where
         self._timestamp_ms = timestamp_ms
+        self._waiting: deque[tuple[MessageQueue, OnPosition]] = deque()
+        self._choosing = 0
         self._first_queues: dict[str, frozenset[MessageQueue]] = {}
 
     def note_queues(self, topic: str, queues: tuple[MessageQueue, ...]) -> None:
@@ -84,7 +91,8 @@ class StartPositions:
                 elif found[queue] >= 0:
                     on_done(queue, Position(found[queue], True))
                 else:
-                    self._choose(queue, on_done)
+                    self._waiting.append((queue, on_done))
+            self._choose_waiting()
 
         self._offsets.claim(broker_name, queues, fetched)
 
@@ -108,6 +116,20 @@ class StartPositions:
 
         request = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms)
         self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, request, done)
+
+    def _choose_waiting(self) -> None:
+        """Chooses for some queues at a time: all answers of ten thousand would come too late."""
+        while self._waiting and self._choosing < MOST_CHOICES:
+            self._choosing += 1
+            queue, on_done = self._waiting.popleft()
+            self._choose(queue, partial(self._chosen, on_done))
+
+    def _chosen(
+        self, on_done: OnPosition, queue: MessageQueue, found: Position | MQMeshError
+    ) -> None:
+        self._choosing -= 1
+        on_done(queue, found)
+        self._choose_waiting()
 
     def _choose(self, queue: MessageQueue, on_done: OnPosition) -> None:
         def chosen(offset: int | MQMeshError) -> None:

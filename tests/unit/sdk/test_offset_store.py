@@ -22,7 +22,7 @@ from mqmesh.protocol.pulling import (
 from mqmesh.sdk.consumer import offset_store
 from mqmesh.sdk.consumer.memberships import Memberships
 from mqmesh.sdk.consumer.offset_store import BrokerOffsets
-from mqmesh.sdk.consumer.start_positions import Position, StartPositions
+from mqmesh.sdk.consumer.start_positions import MOST_CHOICES, Position, StartPositions
 
 A0, A1, B0 = (
     MessageQueue("t", "broker-a", 0),
@@ -256,3 +256,18 @@ def test_trouble_is_told_queue_by_queue(network, offsets):
     )
     network.next()[2](error)
     assert start.found[A0] is error
+
+
+def test_bounds_of_few_queues_are_asked_for_at_a_time(network, offsets):
+    positions = StartPositions(offsets, network, ConsumeFromWhere.FIRST_OFFSET, 0)
+    queues = [MessageQueue("t", "broker-a", number) for number in range(3 * MOST_CHOICES)]
+    found = []
+    positions.locate("broker-a", queues, lambda queue, position: found.append((queue, position)))
+    _, asked, answer = network.next()
+    answer(ConsumerOffsets(asked.queues))
+    most = 0
+    while network.requests:
+        most = max(most, len(network.requests))
+        network.next()[2](QueueBoundsResponse(3, 9))
+    assert most == MOST_CHOICES
+    assert found == [(queue, Position(3, False)) for queue in queues]

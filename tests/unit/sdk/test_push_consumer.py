@@ -11,6 +11,7 @@ from harness.simulated_network import SimulatedNetwork
 
 from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import MessageQueue, check_consumer_group
+from mqmesh.protocol.membership import MAX_SUBSCRIPTIONS
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     ConsumerOptions,
@@ -23,6 +24,7 @@ from mqmesh.sdk.consumer.listening.back_sender import SentBack
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer, PushSink
 from mqmesh.units import MIB
 
@@ -196,3 +198,16 @@ def network():
     network = SimulatedNetwork()
     yield network
     network.close()
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, PullConsumer])
+def test_a_topic_too_many_is_an_error_at_once(kind):
+    consumer = kind("g", transport=SimulatedNetwork().transport())
+    more = {"listener": print} if kind is PushConsumer else {}
+    for number in range(MAX_SUBSCRIPTIONS - 1):
+        consumer.subscribe(f"t{number}", **more)
+    with pytest.raises(InvalidArgument, match=r"subscribes to 16383 topics.*another group"):
+        consumer.subscribe("one-more", **more)
+    consumer.unsubscribe("t7")
+    consumer.subscribe("one-more", **more)
+    consumer.close()

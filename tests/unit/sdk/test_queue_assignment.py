@@ -168,3 +168,18 @@ def test_many_wishes_make_one_round(case):
     for _ in range(5):
         case.assignment.plan()
     assert len(case.timers) == 1
+
+
+def test_one_question_is_asked_for_all_topics_of_a_broker(case):
+    case.requests.clear()
+    case.topics = ["t", *(f"t{number}" for number in range(1_000))]
+    case.assignment.plan()
+    case.run()
+    assert len(case.requests) == 1
+    case.topics.remove("t7")
+    case.answer("me")
+    assert [topic for topic, _, _ in case.applied] == case.topics
+    case.assignment.plan()
+    case.run()
+    case.fail(GroupNotFound("planned"))
+    assert case.heartbeats_sent == 1, "and not one for each topic"

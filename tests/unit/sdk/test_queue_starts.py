@@ -9,6 +9,7 @@ from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.queue_starts import (
     LOCATE_RETRY_MS,
     LOCK_RETRY_MAX_MS,
+    MOST_AT_ONCE,
     RETRY_MAX_MS,
     QueueStarts,
     Start,
@@ -74,7 +75,7 @@ class Case:
         timers, self.timers = self.timers, []
         for _, callback in timers:
             callback()
-        return [delay_ms for delay_ms, _ in timers]
+        return [delay_ms for delay_ms, _ in timers if delay_ms]  # the others end a turn
 
 
 @pytest.fixture
@@ -175,3 +176,30 @@ def test_a_queue_whose_listener_still_runs_here_is_waited_for(locking):
     locking.starts.leaving.discard(A)
     locking.tick()
     assert len(locking.asked) == 1
+
+
+def test_what_is_planned_in_one_turn_is_located_together(plain):
+    queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MOST_AT_ONCE + 1)]
+    for queue in queues:
+        plain.give(queue)
+    plain.tick()
+    assert [len(some) for _, some, _ in plain.located] == [MOST_AT_ONCE, 1]
+    for _, some, on_done in plain.located:
+        for queue in some:
+            on_done(queue, EndpointUnreachable("gone"))
+    plain.located.clear()
+    plain.tick()
+    assert [len(some) for _, some, _ in plain.located] == [MOST_AT_ONCE, 1], "retries, too"
+
+
+def test_what_is_planned_in_a_later_turn_waits_as_long_as_it_must(plain):
+    plain.give(A)
+    (_, seal), (_, first) = plain.timers
+    plain.timers.clear()
+    seal()
+    other = MessageQueue("u", "broker-a", 0)
+    plain.give(other)
+    first()
+    assert [some for _, some, _ in plain.located] == [[A]]
+    plain.tick()
+    assert [some for _, some, _ in plain.located] == [[A], [other]]

@@ -1,6 +1,6 @@
 """Which messages of a topic a consumer wants."""
 
-from collections.abc import Container
+from collections.abc import Collection
 from typing import Self
 
 import msgspec
@@ -9,6 +9,7 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.filtering.python_filter import PythonFilter
 from mqmesh.filtering.sql92 import parse_sql
 from mqmesh.filtering.tags import ALL, parse_tags
+from mqmesh.protocol.membership import MAX_SUBSCRIPTIONS
 from mqmesh.protocol.pulling import ExpressionType
 
 
@@ -83,8 +84,8 @@ Wanted = str | MessageSelector | PythonFilter
 """What users may give: a tag expression, a selector, or a filter in Python."""
 
 
-def check_not_subscribed(topic: str, subscribed: Container[str]) -> None:
-    """Check that a consumer does not take part in a topic yet.
+def check_not_subscribed(topic: str, subscribed: Collection[str]) -> None:
+    """Check that a consumer does not take part in a topic yet, and may take part in one more.
 
     Args:
         topic: That it is about to subscribe to.
@@ -92,12 +93,18 @@ def check_not_subscribed(topic: str, subscribed: Container[str]) -> None:
 
     Raises:
         InvalidArgument: It does: messages that are held for the former subscription would be lost
-            to it without a word.
+            to it without a word. Or it has ``MAX_SUBSCRIPTIONS`` topics, with the retry topic.
     """
     if topic in subscribed:
         raise InvalidArgument(
             f"topic {topic!r} is subscribed already by this consumer; unsubscribe it first to "
             "change its expression or listener"
+        )
+    most = MAX_SUBSCRIPTIONS - 1  # the group's retry topic is one, too
+    if len(subscribed) >= most:
+        raise InvalidArgument(
+            f"this consumer subscribes to {most} topics, which is the limit; subscribe to "
+            f"{topic[:255]!r} by a consumer of another group"
         )
 
 
