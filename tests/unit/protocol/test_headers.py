@@ -183,7 +183,7 @@ OUT_OF_BOUNDS = [
     (pulling.QueryConsumerOffsetRequest, ["g", [["t", 0]] * 65_537]),
     (membership.HeartbeatRequest, ["c", ["g"] * 257]),
     (membership.HeartbeatRequest, ["c", [], [["g", "CLUSTERING", "LAST_OFFSET", []]] * 257]),
-    (membership.ConsumerData, ["g", "CLUSTERING", "LAST_OFFSET", [["t"]] * 1_025]),
+    (membership.ConsumerData, ["g", "CLUSTERING", "LAST_OFFSET", [["t"]] * 16_385]),
     (membership.ConsumerData, ["g", "x" * 17, "LAST_OFFSET", []]),
     (membership.Subscription, ["t", "x" * 16_385]),
     (admin.UpdateTopicRequest, [["t", 65_537]]),
