@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 import shutil
@@ -30,27 +29,8 @@ def folders_without_init(modules: dict[str, str]) -> set[str]:
     return {m.rpartition(".")[0] for m in modules} - packages_on_disk(modules)
 
 
-def listed_packages(setup_cfg: str) -> list[str]:
-    config = configparser.ConfigParser()
-    config.read_string(setup_cfg)
-    return config["options"]["packages"].split()
-
-
-def test_every_folder_with_code_is_a_listed_package(texts, modules):
-    listed = listed_packages(texts["setup.cfg"])
-    assert set(listed) == packages_on_disk(modules)
-    assert listed == sorted(set(listed))
-
-
 def test_every_folder_with_code_has_an_init_file(modules):
     assert folders_without_init(modules) == set()
-
-
-def test_a_folder_missing_from_the_list_is_found():
-    listed = listed_packages("[options]\npackages =\n    mqmesh\n")
-    assert packages_on_disk({"mqmesh.__init__": "", "mqmesh.sdk.__init__": ""}) - set(listed) == {
-        "mqmesh.sdk"
-    }
 
 
 def test_a_folder_without_init_file_is_found():
