@@ -16,16 +16,16 @@ from mqmesh.roles.broker.stats import Counters
 
 PLACES: Final = (
     "mqmesh.roles.dispatch",
-    "mqmesh.roles.broker.features.sends.send",
-    "mqmesh.roles.broker.features.storing.storing",
-    "mqmesh.roles.broker.features.pulls.pull",
+    "mqmesh.roles.broker.features.sending.feature",
+    "mqmesh.roles.broker.writing.writes",
+    "mqmesh.roles.broker.features.pulling.feature",
     "mqmesh.transport.zmq.server",
 )
 """Modules on the way of sends and pulls that count."""
 
 _TOTALS: Final = frozenset({*Counters.__struct_fields__, "requests", "failures", "spent_ns"})
 _TIMES: Final = frozenset({"began_ns", "spent_ns", "took_ns"})
-_CALLS: Final = ("observe(", "._observe_later[", ".pulls.note(")
+_CALLS: Final = ("observe(", "._observe_later[", ".by_group.note(")
 
 
 class Stripper(ast.NodeTransformer):

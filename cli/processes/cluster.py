@@ -18,8 +18,8 @@ from mqmesh.config import text_override
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.roles.broker.ha.ha_config import HaMode
-from mqmesh.roles.broker.role import MASTER_ID
+from mqmesh.roles.broker.config import MASTER_ID
+from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.process import ExitCode
 from mqmesh.roles.supervisor.death_notes import DeathNotes
 from mqmesh.roles.supervisor.run_file import (

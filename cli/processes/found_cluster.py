@@ -6,11 +6,11 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import ConfigError, CorruptRecord
-from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, decode_role
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import decode_replica_state
 from mqmesh.roles.broker.ha.store_history import StoreHistory
+from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.started_as import NAME as STARTED_AS
 from mqmesh.roles.started_as import read_started_as
 from mqmesh.storage.backends import backend_of

@@ -14,9 +14,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.logs import LogFormat
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
-from mqmesh.roles.broker.role import MASTER_ID
+from mqmesh.roles.broker.config import MASTER_ID, BrokerConfig
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig

@@ -13,10 +13,9 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import ConfigError
-from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaMode
+from mqmesh.roles.broker.config import MASTER_ID, BrokerConfig
 from mqmesh.roles.broker.ha.store_history import StoreHistory
-from mqmesh.roles.broker.role import MASTER_ID
+from mqmesh.roles.broker.ha_config import HaMode
 
 from ..options import DEFAULT_DATA_DIR
 from .layout import SECURITY, ClusterConfig, data_folders, replica_folder

@@ -256,9 +256,13 @@ def encode_header(header: msgspec.Struct) -> bytes:
         raise LocalProtocolError(f"{type(header).__name__} cannot be encoded: {error}") from error
 
 
-def reply_with(header: msgspec.Struct) -> Reply:
-    """A successful answer of nothing but a header."""
-    return Reply(encode_header(header))
+Answer = msgspec.Struct
+"""Answer of a handler: the struct of its header, or a ``Reply`` where there is a body."""
+
+
+def reply_of(answer: Answer) -> Reply:
+    """Return the reply of an answer; a struct is the header of a successful one."""
+    return answer if isinstance(answer, Reply) else Reply(encode_header(answer))
 
 
 EMPTY_REPLY: Final = Reply()

@@ -16,7 +16,7 @@ from mqmesh.protocol.admin import (
     UpdateAccessListRequest,
 )
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
 from mqmesh.roles.dispatch import Handler
 from mqmesh.security.access_list import AccessList, read_access_list, write_access_list
 from mqmesh.security.config import SecurityConfig
@@ -114,10 +114,10 @@ class AccessKeeper:
         if new.version > self.version:
             self._adopt(new)
 
-    def _get(self, request: Request, asked: GetAccessListRequest) -> Reply:
+    def _get(self, request: Request, asked: GetAccessListRequest) -> AccessListInfo:
         now = self._guard.access_list
         text = write_access_list(now) if now.version > asked.known_version else ""
-        return reply_with(AccessListInfo(now.version, now.digest(), text))
+        return AccessListInfo(now.version, now.digest(), text)
 
     def _update(self, request: Request, asked: UpdateAccessListRequest) -> Reply:
         now = self._guard.access_list

@@ -1,6 +1,7 @@
 """From a request to its handler: decoded, permitted, counted, timed; in one place for all servers.
 
-A handler is a function ``(request, header) -> Reply | None``: None means that it answers later.
+A handler is a function ``(request, header) -> Answer | None``: it returns the struct of its
+answer's header, or a ``Reply`` where there is a body; None means that it answers later.
 What it raises is turned into a response code in one place, too: the command server, by the table
 in ``protocol/codes.py``.
 """
@@ -22,10 +23,10 @@ from mqmesh.figures import (
     histogram,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
-from mqmesh.protocol.command import Principal, Reply, Request
+from mqmesh.protocol.command import Answer, Principal, Reply, Request, reply_of
 from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
 
-Handler = Callable[[Request, Any], Reply | None]
+Handler = Callable[[Request, Any], Answer | None]
 Serve = Callable[[Request], Reply | None]
 Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None, str], None]
 """Told of what administrators do and who is refused: request, command, topics, groups, error, and
@@ -242,6 +243,7 @@ class Dispatch:
         # A closure rather than methods: this is on the way of every send and pull.
         decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
         count = self.counts[spec.code]
+        encode = encoder_of(spec)
         observe = count.latency.observe
         of_admin = spec.right in (Right.ADMIN, Right.ADMIN_OWN)
 
@@ -258,8 +260,10 @@ class Dispatch:
             try:
                 header = decode(request.command.header)
                 check(request.principal, spec, header)
-                reply = handler(request, header)
-                if reply is not None:
+                answer = handler(request, header)
+                reply = None
+                if answer is not None:
+                    reply = answer if type(answer) is Reply else encode(answer)
                     answered_with = reply.code
                 if of_admin:
                     note(request, header, None)
@@ -280,6 +284,16 @@ class Dispatch:
                     observe(spent_ns, answered_with)
 
         return serve
+
+
+def encoder_of(spec: CommandSpec) -> Callable[[Answer], Reply]:
+    """Return the encoder of a command's answers; an answer of another type is a bug."""
+
+    def encode(answer: Answer) -> Reply:
+        assert type(answer) is spec.reply, f"{spec.code.name} answers {type(answer).__name__}"
+        return reply_of(answer)
+
+    return encode
 
 
 def _by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[LabelValues, int]:

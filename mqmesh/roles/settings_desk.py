@@ -12,7 +12,7 @@ from mqmesh.protocol.admin import (
     GetConfigRequest,
     UpdateConfigRequest,
 )
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.live_settings import LiveSettings, SettingsPlan
 from mqmesh.roles.shell import RoleShell
 
@@ -46,9 +46,9 @@ class SettingsDesk:
         self._shell = shell
         self._keeping = False
 
-    def get(self, request: Request, asked: GetConfigRequest) -> Reply:
+    def get(self, request: Request, asked: GetConfigRequest) -> ConfigEntries:
         """All settings."""
-        return reply_with(ConfigEntries(self._settings.entries()))
+        return ConfigEntries(self._settings.entries())
 
     def update(self, request: Request, asked: UpdateConfigRequest) -> Reply | None:
         """Changes settings.
@@ -77,4 +77,4 @@ class SettingsDesk:
         if plan.changes:
             _log.warning("user %r changed settings: %s", request.principal.name, said)
             self._on_change()
-        self._shell.reply(request, reply_with(ConfigChanges(plan.changes)))
+        self._shell.reply(request, ConfigChanges(plan.changes))

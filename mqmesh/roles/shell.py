@@ -17,7 +17,7 @@ from mqmesh.figures import (
 )
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, code_of
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Answer, Reply, Request, reply_of
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
@@ -202,9 +202,10 @@ class RoleShell:
     def _address_of(self, peer: bytes) -> str:
         return "" if self.server is None else self.server.address_of(peer)
 
-    def reply(self, request: Request, reply: Reply) -> None:
+    def reply(self, request: Request, answer: Answer) -> None:
         """Answers a request; once it is closed nobody is there."""
         if self.server is not None:
+            reply = reply_of(answer)
             self.dispatch.answered(request, reply.code)
             self.server.reply(request, reply)
 
@@ -214,11 +215,11 @@ class RoleShell:
             self.dispatch.answered(request, code_of(error))
             self.server.fail(request, error)
 
-    def _ping(self, request: Request, header: None) -> Reply:
+    def _ping(self, request: Request, header: None) -> RoleInfo:
         info = RoleInfo(self._word, self._name, VERSION, os.getpid(), self.state, self.uptime_ms)
-        return reply_with(info)
+        return info
 
-    def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
+    def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> RuntimeInfo:
         """Answers GET_BROKER_RUNTIME_INFO with a page."""
         listing, told = asked.listing, self._readings.take(asked.listing)
         if told is None or told.place != asked.place:
@@ -226,9 +227,9 @@ class RoleShell:
         figures, more = next(told.pages)
         told.place += 1
         if not more:
-            return reply_with(RuntimeInfo(figures, listing))
+            return RuntimeInfo(figures, listing)
         listing = self._readings.keep(listing, told)
-        return reply_with(RuntimeInfo(figures, listing, told.place))
+        return RuntimeInfo(figures, listing, told.place)
 
     def _review(self) -> None:
         assert self.access is not None

@@ -14,8 +14,8 @@ from harness.store_files import (
 )
 
 from mqmesh.errors import CorruptRecord, StorageError
-from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
-from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.log.marker import MarkerKind, encode_marker

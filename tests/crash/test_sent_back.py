@@ -7,28 +7,28 @@ remembers of that (``retries/sent_back_marks.py``) is on the disk with them, or 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 from harness.kill_points import KillPoints
-from harness.served import served
+from harness.served import features_on, served
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
 from mqmesh.batch.record_batch import Attributes, encode_batch
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.command import (
+    Answer,
+    Reply,
+    Request,
+    decode_frame,
+    encode_frame,
+    encode_header,
+    reply_of,
+)
 from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import Wire
-from mqmesh.roles.broker.context_building import put_together
-from mqmesh.roles.broker.feature import Beginning
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
-from mqmesh.roles.broker.features.storing.storing import finish_sends
-from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
-from mqmesh.roles.broker.tables import BrokerTables
-from mqmesh.roles.live_settings import LiveSettings
+from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
 
@@ -49,33 +49,28 @@ class Broker:
         storage = BrokerStoreConfig(mapped_file_size_commit_log=SEGMENT_BYTES)
         config = BrokerConfig(store_path_root_dir=str(files.directory), storage=storage)
         clock = ManualClock()
-        self.tables = tables = BrokerTables(config, clock, self.store)
-        tables.load()
         Broker.lives += 1
-        begins = Beginning(
-            LiveSettings(config),
-            clock.monotonic_ms(),
-            Random(Broker.lives),
-            files.directory,
-            lambda work, on_done: None,
-            ReplicaCounts(),
-            epoch=0,
-            was_elected=False,
-            has_past=False,
+        replies = ReplyChannel(self._answer, self._answer, lambda *notice: None)
+        self.features = features_on(
+            self.store,
+            config,
+            clock,
+            replies,
+            is_kept=True,
+            instance_id=Broker.lives,
+            seed=Broker.lives,
         )
-        wire = Wire(self._answer, self._answer, lambda *notice: None)
-        self.context = put_together(
-            begins, wire, self.store, tables, clock=clock, instance_id=Broker.lives
-        )
-        self._handlers = served(self.context)
+        self.features.load()
+        self.features.core.state.save()
+        self._handlers = served(self.features)
         self.turn()
 
-    def _answer(self, request: Request, answer: Reply | Exception) -> None:
-        self._answers.append(answer)
+    def _answer(self, request: Request, answer: Answer | Exception) -> None:
+        self._answers.append(answer if isinstance(answer, Exception) else reply_of(answer))
 
     def turn(self) -> None:
         """The end of a turn of the loop, and all that waited for the next one."""
-        finish_sends(self.context)
+        self.features.writes.write()
         while self._calls:
             self._calls.popleft()()
 
@@ -100,7 +95,7 @@ class Broker:
                 born_timestamp=1,
                 attributes=Attributes.REDELIVERED,
             )
-            inner_send(self.context, [batch], lambda outcomes: None)
+            self.features.writes.put_encoded([batch], lambda outcomes: None)
         self.turn()
 
     def send_back(self, *, dead: bool = False) -> None:
@@ -111,8 +106,8 @@ class Broker:
 
     def commit(self) -> None:
         """The group is behind the messages, and that is saved."""
-        self.context.offsets.commit("g", "t", 0, len(BODIES))
-        self.tables.state.save()
+        self.features.state.committed.commit("g", "t", 0, len(BODIES))
+        self.features.core.state.save()
         self.turn()
 
     def reset(self) -> None:
@@ -121,7 +116,7 @@ class Broker:
 
     @property
     def was_reset(self) -> bool:
-        return self.context.offsets.query("g", "t", 0) == 0
+        return self.features.state.committed.query("g", "t", 0) == 0
 
     def retries(self) -> Counter[str]:
         """How many retries there are of each message."""
@@ -131,7 +126,7 @@ class Broker:
         return Counter(deliverable(self.store, DLQ).values())
 
     def close(self) -> None:
-        self.tables.state.save()
+        self.features.core.state.save()
         self.turn()
         self.store.close()
 

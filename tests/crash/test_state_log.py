@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.kill_points import KillPoints
+from harness.served import KeptState
 from harness.store_files import SEGMENT_BYTES, StoreFiles, settle
 
 from mqmesh.batch.record_batch import Attributes, encode_batch, read_header
@@ -16,7 +17,6 @@ from mqmesh.message import Message
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import BatchToPut, StoreConfig
 from mqmesh.testing.clock import ManualClock
 from mqmesh.units import QueueOffset
@@ -29,7 +29,7 @@ class Life:
 
     def __init__(self, files: StoreFiles) -> None:
         self.store = files.open()
-        self.tables = BrokerTables(CONFIG, ManualClock(), self.store)
+        self.tables = KeptState(CONFIG, ManualClock(), self.store)
         self.tables.load()
         self.tables.state.write()
         self.sent = self.store.queue_bounds("t", 0)[1]

@@ -13,8 +13,8 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import check_stored, decode_messages, read_header, read_meta
 from mqmesh.message import TRANS_HALF_TOPIC, Message
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.half_messages import HalfMessages
 from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, encode_ops
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.storage.interface import BatchToPut, MessageStore
 from mqmesh.testing.store_contract import NOW
@@ -60,8 +60,8 @@ def visible(store: MessageStore) -> list[bytes]:
     return sorted(found)
 
 
-def recover(store: MessageStore) -> TransactionDesk:
-    desk = TransactionDesk(TransactionSettings(), Random(1))
+def recover(store: MessageStore) -> HalfMessages:
+    desk = HalfMessages(TransactionSettings(), Random(1))
     desk.recover(
         store,
         None,

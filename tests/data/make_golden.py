@@ -27,7 +27,10 @@ from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.host import ProcessMark
 from mqmesh.message import Message
 from mqmesh.protocol.replication import HeldCommit
-from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument
+from mqmesh.roles.broker.features.groups.held_commits import (
+    HeldCommits,
+    HeldDocument,
+)
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
     GroupRecord,

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
 from typing import Any, Final
 
+from mqmesh.clock import Clock
 from mqmesh.errors import NoPermission
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, ServedBy
-from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Features
+from mqmesh.roles.broker.all_features import BrokerFeatures
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.core import Core, ReplyChannel
+from mqmesh.roles.broker.environment import commit_point_of, follower_table_of
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.dispatch import Dispatch, Serve
+from mqmesh.roles.live_settings import LiveSettings
+from mqmesh.storage.interface import MessageStore
+from mqmesh.storage.memory import MemoryStore
 
 OF_THE_PROCESS: Final = frozenset({RequestCode.GET_BROKER_CONFIG, RequestCode.UPDATE_BROKER_CONFIG})
 """Commands that the process serves whatever its role is: no feature has them."""
@@ -45,18 +56,99 @@ class Guard:
             raise NoPermission(f"planned: nothing of {topic!r} for you")
 
 
-def dispatched(context: BrokerContext, guard: Guard | None = None) -> Dispatch:
+def features_on(
+    store: MessageStore,
+    config: BrokerConfig,
+    clock: Clock,
+    replies: ReplyChannel,
+    *,
+    is_kept: bool = False,
+    is_follower: bool = False,
+    instance_id: int = 77,
+    seed: int = 1,
+    epoch: int = 0,
+    leadership: Leadership | None = None,
+    index: IndexerLink | None = None,
+) -> BrokerFeatures:
+    """The features of a broker without a process.
+
+    Args:
+        store: Messages.
+        config: Settings.
+        clock: Source of time.
+        replies: Way to peers.
+        is_kept: Topics, groups and offsets are kept in the store's log.
+        is_follower: The role only reads.
+        instance_id: Of the process.
+        seed: Of random numbers.
+        epoch: Of a master.
+        leadership: Of a master that was elected.
+        index: Connection to the index process.
+    """
+    followers = follower_table_of(config, ReplicaCounts(), began_ms=clock.monotonic_ms())
+    core = Core(
+        LiveSettings(config),
+        clock,
+        store,
+        commit_point_of(config, store, followers, leadership),
+        StateLog(store if is_kept else None, clock, config=config.storage),
+        replies,
+        instance_id=instance_id,
+        random=Random(seed),
+        root=Path(config.store_path_root_dir),
+        run_aside=lambda work, on_done: None,
+        replication=ReplicaCounts(),
+        leadership=leadership,
+        epoch=epoch,
+        is_follower=is_follower,
+    )
+    return BrokerFeatures(core, followers, index)
+
+
+def dispatched(features: BrokerFeatures, guard: Guard | None = None) -> Dispatch:
     """The dispatch of a broker.
 
     Args:
-        context: What its handlers use.
+        features: Its features.
         guard: Looks up rights.
     """
-    dispatch = Dispatch(ServedBy.BROKER, context.clock.monotonic_ns, guard)
-    dispatch.open(Features(FEATURES, context).handlers)
+    dispatch = Dispatch(ServedBy.BROKER, features.core.clock.monotonic_ns, guard)
+    dispatch.open(features.commands())
     return dispatch
 
 
-def served(context: BrokerContext) -> dict[int, Serve]:
+def served(features: BrokerFeatures) -> dict[int, Serve]:
     """By request code, all but PING."""
-    return dispatched(context).handlers
+    return dispatched(features).handlers
+
+
+class KeptState:
+    """What a broker keeps in its log beside messages, without a process.
+
+    Args:
+        config: Settings.
+        clock: Source of time.
+        store: Its log; None to keep nothing.
+
+    Attributes:
+        topics, groups, offsets: The tables.
+        state: The state log.
+    """
+
+    def __init__(self, config: BrokerConfig, clock: Clock, store: MessageStore | None) -> None:
+        nobody = ReplyChannel(lambda *_: None, lambda *_: None, lambda *_: None)
+        used = MemoryStore(config.storage, clock=clock) if store is None else store
+        self._features = features_on(used, config, clock, nobody, is_kept=store is not None)
+        self.topics = self._features.state.topics
+        self.groups = self._features.state.group_table
+        self.offsets = self._features.state.committed
+        self.state = self._features.core.state
+        self._is_kept = store is not None
+        # Topics are deleted without a write of what was sent to them: nobody sends here.
+        self.topics.on_deleting = self.topics.on_deleted = lambda topic: None
+
+    def load(self) -> None:
+        """Reads the log, as a master that begins."""
+        self._features.load()
+        if self._is_kept:
+            self.state.save()

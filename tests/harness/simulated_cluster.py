@@ -24,7 +24,7 @@ from mqmesh.protocol.command import (
     Reply,
     decode_header,
     encode_header,
-    reply_with,
+    reply_of,
 )
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
 from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
@@ -164,7 +164,7 @@ class SimulatedBroker(SimulatedServer):
         """Handles a request."""
         if command.code == RequestCode.HEART_BEAT:
             self.heartbeats.append(decode_header(HeartbeatRequest, command.header))
-            answer(reply_with(HeartbeatResponse()), 0)
+            answer(reply_of(HeartbeatResponse()), 0)
             return
         assert command.code == RequestCode.SEND_MESSAGE
         _, batch_count, key = decode_send(command.header)
@@ -259,12 +259,12 @@ class SimulatedNamesrv(SimulatedServer):
     def serve(self, command: Command, answer: Answer) -> None:
         """Handles a request."""
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            answer(reply_with(ClusterInfo([], self.hint_endpoint)), 0)
+            answer(reply_of(ClusterInfo([], self.hint_endpoint)), 0)
             return
         if command.code == RequestCode.GET_ROUTES_OF_TOPICS:
             topics = decode_header(GetRoutesRequest, command.header).topics
             self.topics_asked += topics
-            answer(reply_with(self._routes(topics)), 0)
+            answer(reply_of(self._routes(topics)), 0)
             return
         assert command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC
         topic = decode_header(GetRouteRequest, command.header).topic
@@ -274,7 +274,7 @@ class SimulatedNamesrv(SimulatedServer):
             header = ErrorHeader(f"no broker carries topic {topic!r}")
             answer(Reply(encode_header(header), code=ResponseCode.TOPIC_NOT_EXIST), 0)
         else:
-            answer(reply_with(route), 0)
+            answer(reply_of(route), 0)
 
     def _routes(self, topics: list[str]) -> TopicRoutes:
         found = {topic: self.route(topic) for topic in topics}

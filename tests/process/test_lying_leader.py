@@ -40,8 +40,8 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
 )
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.features.replication.feature import how_to_go_on
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.server import CoordinatorServer

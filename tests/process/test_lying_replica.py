@@ -19,7 +19,7 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
 )
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.storage.commitlog.log_copy import decode_beginning
 from mqmesh.storage.log.store_key import StoreKey

@@ -19,7 +19,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_of
 from mqmesh.protocol.membership import HeartbeatResponse
 from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
 from mqmesh.protocol.route import (
@@ -57,7 +57,7 @@ class Script:
         self.broker_endpoint = self.open("tcp://127.0.0.1:0")
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: lambda _: reply_with(ClusterInfo([])),
+            RequestCode.GET_BROKER_CLUSTER_INFO: lambda _: reply_of(ClusterInfo([])),
         }
         self._namesrv = CommandServer(self._context, self.loop, handlers)
         self.namesrv_addr = self._namesrv.bind("tcp://127.0.0.1:0").removeprefix("tcp://")
@@ -68,7 +68,7 @@ class Script:
         """The broker listens."""
         handlers = {
             RequestCode.SEND_MESSAGE: self._send,
-            RequestCode.HEART_BEAT: lambda _: reply_with(HeartbeatResponse()),
+            RequestCode.HEART_BEAT: lambda _: reply_of(HeartbeatResponse()),
             RequestCode.UNREGISTER_CLIENT: lambda _: EMPTY_REPLY,
         }
         self._broker = CommandServer(self._context, self.loop, handlers)
@@ -96,7 +96,7 @@ class Script:
     def _route(self, request: Request) -> Reply:
         topic = decode_header(GetRouteRequest, request.command.header).topic
         address = BrokerAddress(self.broker_endpoint.removeprefix("tcp://"))
-        return reply_with(
+        return reply_of(
             TopicRoute(topic, [QueueData("a", 4, 4, 6)], [BrokerData("c", "a", {0: address})])
         )
 

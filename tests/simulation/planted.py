@@ -21,11 +21,11 @@ from harness.simulation.real_disk import SteppedFlusher
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
-from mqmesh.roles.broker.features.groups import resets
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
-from mqmesh.roles.broker.features.groups.queue_claims import QueueClaims
-from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.broker.group_state.queue_ownership import QueueClaims
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.sdk.consumer import queue_leases
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue
@@ -135,8 +135,8 @@ def _never_synced(stack):
 
 
 def _to_the_end(was):
-    def change(context, wanted, queue_id):
-        made = was(context, wanted, queue_id)
+    def change(self, wanted, queue_id):
+        made = was(self, wanted, queue_id)
         return msgspec.structs.replace(made, new_offset=made.max_queue_offset)
 
     return change
@@ -194,7 +194,7 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
         ProcessQueue, "commit_offset", _ahead_of_the_listener
     ),
     "an offset that goes back": _method(CommittedOffsets, "commit", _goes_back),
-    "a reset that skips": _method(resets, "_change", _to_the_end),
+    "a reset that skips": _method(ResetsFeature, "_change", _to_the_end),
     "a lost retry": _method(BackSender, "send", _lost_retry),
     "a double owner": _method(QueueLocks, "lock", _double_owner),
     "a forgotten half message": _method(Transactions, "tick", _never_asked),

@@ -25,9 +25,9 @@ from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
-from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.lead import preference
 from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.member.group_member import GroupMember
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.ha_admin import HaAdmin

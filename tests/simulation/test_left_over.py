@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from harness.simulation.run import run_seed
 
-from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
 
 
 class NeverLess:
@@ -22,6 +22,6 @@ class NeverLess:
 
 @pytest.mark.timeout(120)
 def test_a_delivery_that_never_ends_is_found():
-    with mock.patch.object(ScheduleDesk, "storing", NeverLess(), create=True):
+    with mock.patch.object(ScheduleLink, "storing", NeverLess(), create=True):
         violations = run_seed(3).violations
     assert any(one.startswith("C10: ") and "not safe while nothing" in one for one in violations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -90,21 +90,6 @@ INNER_ROOMS = {
         "index": {"files", "log", "lmdb"},
         "tools": {"files", "log", "queues", "commitlog", "lmdb", "index"},
     },
-    "mqmesh.roles.broker.features": {
-        "topics": set(),
-        "pulls": {"topics"},
-        "storing": {"topics", "pulls"},
-        "delays": {"topics", "storing"},
-        "transactions": {"topics", "storing"},
-        "retries": {"topics", "storing", "delays"},
-        "sends": {"topics", "storing", "delays", "transactions"},
-        "replies": {"sends"},
-        "admin": {"topics"},
-        "groups": {"topics", "pulls", "storing", "retries"},
-        "queries": {"topics"},
-        "snapshots": set(),
-        "replicas": {"storing"},
-    },
     "mqmesh.transport": {"zmq": set(), "simulated": set()},
     "mqmesh.sdk": {
         "client": set(),
@@ -160,7 +145,6 @@ INNER_ROOMS = {
 PUBLIC = {"mqmesh.__init__", "mqmesh.faststream.__init__"}
 """What users import from, and so more than docstrings."""
 
-FOLDER_FILES_MAX = 20
 
 # A library and the places (a module, or a package and all in it) that may import it.
 CONFINED = {
@@ -195,7 +179,7 @@ CARRY_OUT = {
     "role",
     "master_role",
     "follower_role",
-    "context_building",
+    "environment",
     "page",
     "monitor",
     "alarm_notes",
@@ -290,6 +274,11 @@ def upward_imports(modules: dict[str, str]) -> list[str]:
     ]
 
 
+BROKER = "mqmesh.roles.broker"
+BUILDERS = (["all_features"], ["environment"], ["write_turn"], ["role"], ["server"])
+"""Modules that know every feature: no feature asks them for another one."""
+
+
 def inner_room(module: str) -> tuple[str, str] | None:
     """Name the room and the folder in it: `mqmesh.sdk.client.run` -> `mqmesh.sdk`, `client`."""
     for parent in INNER_ROOMS:
@@ -311,11 +300,52 @@ def upward_folders(modules: dict[str, str]) -> list[str]:
     return found
 
 
-def full_folders(modules: dict[str, str]) -> list[str]:
-    """Find folders with too many files."""
-    counts = Counter(module.rpartition(".")[0] for module in modules)
+def broker_folder(module: str) -> str | None:
+    """Name the folder of the broker that a module lies in; a module at its top stands alone."""
+    if not is_in(module, BROKER):
+        return None
+    path = module.removeprefix(f"{BROKER}.").split(".")
+    return ".".join(path[:-1]) or path[0]
+
+
+def knotted_folders(modules: dict[str, str]) -> list[str]:
+    """Find folders of the broker that reach one another: features get neighbours from above.
+
+    A feature reads another one's state by what its constructor is given, so the folders have an
+    order; whoever reaches back into a folder above makes a knot.
+    """
+    below: dict[str, set[str]] = defaultdict(set)
+    for module, name in edges(modules):
+        here, there = broker_folder(module), broker_folder(name)
+        if here is not None and there is not None and here != there:
+            below[here].add(there)
+    reached = {folder: reach(folder, below) for folder in below}
+    return sorted(
+        f"{folder} and {other} know each other"
+        for folder, others in reached.items()
+        for other in others
+        if folder < other and folder in reached.get(other, ())
+    )
+
+
+def reach(start: str, below: dict[str, set[str]]) -> set[str]:
+    """Return all that can be reached from a place."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for one in below.get(waiting.pop(), ()):
+            if one not in found:
+                found.add(one)
+                waiting.append(one)
+    return found
+
+
+def borrowed_features(modules: dict[str, str]) -> list[str]:
+    """Find modules of features that look for a neighbour among all features."""
     return [
-        f"{folder}: {count} files" for folder, count in counts.items() if count > FOLDER_FILES_MAX
+        f"{module} imports {name}"
+        for module, name in edges(modules)
+        if is_in(module, f"{BROKER}.features") and name.split(".")[3:4] in BUILDERS
     ]
 
 
@@ -435,8 +465,9 @@ def cycles(modules: dict[str, str]) -> list[str]:
 RULES = [
     upward_imports,
     upward_folders,
-    full_folders,
     imports_of_the_top,
+    knotted_folders,
+    borrowed_features,
     role_to_role,
     transport_in_roles,
     impure_role_files,
@@ -463,8 +494,10 @@ PROJECT = {
     "mqmesh.transport.zmq.client": "import zmq\nfrom mqmesh import units",
     "mqmesh.roles.process": "import time",
     "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.interface import Transport",
-    "mqmesh.roles.broker.features.sends.send": "import mqmesh.roles.broker.features.topics.topics",
-    "mqmesh.roles.broker.features.topics.topics": "from mqmesh.roles.process import x",
+    "mqmesh.roles.broker.features.sending.feature": (
+        "import mqmesh.roles.broker.features.topics.state"
+    ),
+    "mqmesh.roles.broker.features.topics.state": "from mqmesh.roles.process import x",
     "mqmesh.roles.namesrv.route_table": "import enum",
     "mqmesh.cli.main": "import click\nfrom .admin import topic",
     "mqmesh.cli.admin.topic": "from mqmesh.sdk.producer.producer import Producer",
@@ -485,32 +518,42 @@ FAULTS = [
     (upward_imports, "mqmesh.testing.cluster", "from mqmesh.cli.main import main"),
     (upward_folders, "mqmesh.storage.log.scan", "from mqmesh.storage.index.part import x"),
     (imports_of_the_top, "mqmesh.sdk.producer.producer", "from mqmesh import Producer"),
+    (
+        knotted_folders,
+        "mqmesh.roles.broker.features.topics.state",
+        "from mqmesh.roles.broker.features.sending.feature import SendingFeature",
+    ),
+    (
+        borrowed_features,
+        "mqmesh.roles.broker.features.topics.feature",
+        "from mqmesh.roles.broker.all_features import BrokerFeatures",
+    ),
     (imports_of_the_top, "mqmesh.sdk.producer.producer", "import mqmesh"),
     (imports_of_the_top, "mqmesh.testing.cluster", "import cli.main"),
     (
         role_to_role,
-        "mqmesh.roles.broker.features.topics.topics",
+        "mqmesh.roles.broker.features.topics.state",
         "from mqmesh.roles.namesrv import route_table",
     ),
     (
         role_to_role,
-        "mqmesh.roles.broker.features.topics.topics",
+        "mqmesh.roles.broker.features.topics.state",
         "from mqmesh.roles import namesrv",
     ),
     (
         role_to_role,
         "mqmesh.roles.process",
-        "import mqmesh.roles.broker.features.topics.topics",
+        "import mqmesh.roles.broker.features.topics.state",
     ),
     (
         transport_in_roles,
-        "mqmesh.roles.broker.features.sends.send",
+        "mqmesh.roles.broker.features.sending.feature",
         "import mqmesh.transport.zmq.client",
     ),
     (transport_in_roles, "mqmesh.roles.process", "from mqmesh.transport.zmq import client"),
-    (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "from time import monotonic"),
-    (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "import os.path"),
-    (impure_role_files, "mqmesh.roles.broker.features.sends.send", "x = open('f')"),
+    (impure_role_files, "mqmesh.roles.broker.features.topics.state", "from time import monotonic"),
+    (impure_role_files, "mqmesh.roles.broker.features.topics.state", "import os.path"),
+    (impure_role_files, "mqmesh.roles.broker.features.sending.feature", "x = open('f')"),
     (worldly_sdk_files, "mqmesh.sdk.producer.producer", "import time\nx = time.monotonic()"),
     (worldly_sdk_files, "mqmesh.sdk.producer.producer", "from time import monotonic"),
     (worldly_sdk_files, "mqmesh.sdk.aio.producer", "import threading\nx = threading.Event()"),
@@ -535,8 +578,8 @@ FAULTS = [
     (cycles, "mqmesh.cli.admin.topic", "from ..main import main"),
     (
         cycles,
-        "mqmesh.roles.broker.features.topics.topics",
-        "from mqmesh.roles.broker.features.sends import send",
+        "mqmesh.roles.broker.features.topics.state",
+        "from mqmesh.roles.broker.features.sending import feature",
     ),
 ]
 
@@ -550,9 +593,3 @@ def test_a_rule_accepts_a_tidy_project(rule):
 def test_a_rule_finds_a_planted_fault(rule, module, source):
     known = dict.fromkeys(["mqmesh.roles.namesrv.__init__", "mqmesh.protocol.codes"], '"""Doc."""')
     assert rule({**PROJECT, **known, module: source})
-
-
-def test_a_full_folder_is_found():
-    folder = {f"mqmesh.sdk.client.part{n}": "" for n in range(FOLDER_FILES_MAX)}
-    assert full_folders(folder) == []
-    assert full_folders({**folder, "mqmesh.sdk.client.another": ""})

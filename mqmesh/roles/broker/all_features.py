@@ -1,66 +1,401 @@
-"""The features of a broker, in the order in which their hooks are called. Read this first."""
+"""The features of a broker: how they are built, and in which order their hooks are called.
 
+Read this first. Features stand below what they are built on: none is given a neighbour that is
+built later, so there is no circle among them.
+"""
+
+from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
+from mqmesh.log_identity import first_number
+from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.admin.feature import ADMIN
-from mqmesh.roles.broker.features.asking.feature import ASKING
-from mqmesh.roles.broker.features.delays.feature import DELAYS
-from mqmesh.roles.broker.features.groups.feature import GROUPS
-from mqmesh.roles.broker.features.pulls.feature import PULLS
-from mqmesh.roles.broker.features.queries.feature import QUERIES
-from mqmesh.roles.broker.features.replicas.feature import REPLICAS
-from mqmesh.roles.broker.features.replies.feature import REPLIES
-from mqmesh.roles.broker.features.retries.feature import RETRIES
-from mqmesh.roles.broker.features.sends.feature import SENDS
-from mqmesh.roles.broker.features.snapshots.feature import SNAPSHOTS
-from mqmesh.roles.broker.features.transactions.feature import TRANSACTIONS
-
-FEATURES: Final[tuple[Feature, ...]] = (
-    SNAPSHOTS,
-    ADMIN,
-    QUERIES,
-    TRANSACTIONS,  # decisions of a turn become sends of it
-    SENDS,  # sends of a turn wake pulls
-    PULLS,
-    REPLIES,
-    ASKING,
-    GROUPS,
-    RETRIES,
-    DELAYS,  # told of what the turn stored
-    REPLICAS,  # sent what the turn stored
+from mqmesh.roles.broker.auto_creation import AutoCreation
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.features.client_rpc.feature import ClientRpcFeature
+from mqmesh.roles.broker.features.delays.feature import DelaysFeature
+from mqmesh.roles.broker.features.delays.placement import DelayPlacement
+from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
+from mqmesh.roles.broker.features.filter_servers.feature import FilterServersFeature
+from mqmesh.roles.broker.features.groups.group_admin import GroupAdminFeature
+from mqmesh.roles.broker.features.groups.held_commits import (
+    HandedOverCommitsFeature,
 )
-
-_READS: Final[frozenset[RequestCode]] = frozenset(
-    {
-        RequestCode.GET_TOPIC_CONFIG,
-        RequestCode.GET_TOPIC_STATS_INFO,
-        RequestCode.VIEW_MESSAGE,
-        RequestCode.QUERY_MESSAGE,
-        RequestCode.QUERY_MESSAGE_BY_ID,
-        RequestCode.PULL_MESSAGE,
-        RequestCode.QUERY_QUEUE_BOUNDS,
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        RequestCode.QUERY_CONSUMER_OFFSET,
-        RequestCode.GET_CONSUME_STATS,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-    }
+from mqmesh.roles.broker.features.groups.locks import LocksFeature
+from mqmesh.roles.broker.features.groups.membership import MembershipFeature
+from mqmesh.roles.broker.features.groups.offsets import OffsetsFeature
+from mqmesh.roles.broker.features.groups.resets import ResetsFeature
+from mqmesh.roles.broker.features.pulling.feature import PullingFeature
+from mqmesh.roles.broker.features.queries.feature import QueriesFeature
+from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
+from mqmesh.roles.broker.features.replication.log_checks import LogChecksFeature
+from mqmesh.roles.broker.features.request_reply.feature import RequestReplyFeature
+from mqmesh.roles.broker.features.retention.feature import RetentionFeature
+from mqmesh.roles.broker.features.retries.dead_letters import DeadLettersFeature
+from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
+from mqmesh.roles.broker.features.sending.feature import SendingFeature
+from mqmesh.roles.broker.features.snapshots.feature import SnapshotsFeature
+from mqmesh.roles.broker.features.topics.feature import TopicsFeature
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.features.traffic.feature import TrafficFeature
+from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature, settings_of
+from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
+from mqmesh.roles.broker.followers.follower_table import FollowerTable
+from mqmesh.roles.broker.followers.read_advice import ReadAdvice
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS, ConsumerGroups
+from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.state_records import (
+    GroupRecord,
+    OffsetsRecord,
+    SentBackRecord,
+    TopicRecord,
 )
+from mqmesh.roles.broker.write_turn import WriteTurn
+from mqmesh.roles.broker.writing.send_admission import SendAdmission
+from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.dispatch import Handler
 
-
-def _reads_of(feature: Feature) -> Feature:
-    """Return a feature with its reads alone, and with all of its hooks and figures."""
-    commands = {code: one for code, one in feature.commands.items() if code in _READS}
-    return msgspec.structs.replace(feature, commands=commands)
-
-
-FOLLOWER_FEATURES: Final = (
-    _reads_of(ADMIN),
-    _reads_of(QUERIES),
-    _reads_of(PULLS),
-    _reads_of(GROUPS),
+FEATURES: Final[tuple[type[Feature], ...]] = (
+    SnapshotsFeature,
+    TopicsFeature,
+    TrafficFeature,
+    RetentionFeature,
+    QueriesFeature,
+    TransactionsFeature,  # what it decides is sent
+    SendingFeature,
+    PullingFeature,
+    FilterServersFeature,
+    RequestReplyFeature,
+    ClientRpcFeature,
+    MembershipFeature,
+    LocksFeature,
+    OffsetsFeature,
+    ResetsFeature,
+    HandedOverCommitsFeature,
+    GroupAdminFeature,
+    SendBackFeature,
+    DeadLettersFeature,
+    DelaysFeature,
+    ReplicationFeature,
+    LogChecksFeature,
 )
-"""What a follower does of them: it reads."""
+"""All features of a broker, in the order in which their hooks are called."""
+
+
+class SharedState:
+    """State that several features use, each owned by the feature of its folder.
+
+    Args:
+        core: The core of the broker.
+        followers: Followers of a master.
+
+    Attributes:
+        topics: Topics by name.
+        groups: Clients, the members of groups, and the owners of queues.
+        group_table: Settings of groups.
+        committed: Offsets that groups have committed.
+        moved: Offsets that were moved under running consumers.
+        queue_locks: Locks of ordered consumers.
+        half_messages: Half messages that wait for their decision.
+        schedule: The schedule service, and who waits for it.
+        admission: Decides which sends have waited for too long.
+        auto_creation: What each client has created lately by using it.
+        metas: Batch metas decoded before.
+        read_advice: Follower that a consumer should read from.
+    """
+
+    def __init__(self, core: Core, followers: FollowerTable) -> None:
+        config = core.config
+        self.topics = _topic_table_of(core)
+        self.groups = _consumer_groups_of(core)
+        self.group_table = GroupTable(
+            config.max_subscription_groups,
+            auto_create=config.auto_create_subscription_group,
+            busy_retry_after_ms=config.busy_retry_after_ms,
+        )
+        self.committed = CommittedOffsets(config.max_consumer_offsets, config.busy_retry_after_ms)
+        self.moved = OffsetResets()
+        self.queue_locks = _queue_locks_of(core)
+        self.half_messages = PendingHalfMessages(settings_of(config), core.random)
+        self.schedule = ScheduleLink(core.epoch)
+        self.admission = _send_admission_of(config)
+        self.auto_creation = AutoCreation(
+            config.auto_topics_per_minute,
+            config.auto_queues_per_minute,
+            config.auto_groups_per_minute,
+        )
+        self.metas = MetaCache()
+        self.read_advice = ReadAdvice(
+            config.ha,
+            followers,
+            core.leadership,
+            lambda: core.store.stats().max_commitlog_offset,
+            core.memory_bytes,
+        )
+        # What is kept in the log: the order of the tables is that of their records in a write.
+        core.state.keep(TopicRecord, self.topics, urgent=True)
+        core.state.keep(GroupRecord, self.group_table, urgent=True)
+        core.state.keep(SentBackRecord, self.committed.sent_back)
+        core.state.keep(OffsetsRecord, self.committed)
+
+
+class BrokerFeatures:
+    """All features of a broker in one role; a follower has them, too, and uses those that read.
+
+    Args:
+        core: The core of the broker.
+        followers: Followers of a master.
+        index: Connection to the index process; None if there is none.
+
+    Attributes:
+        core: The core of the broker.
+        state: State that several features use.
+    """
+
+    def __init__(
+        self, core: Core, followers: FollowerTable, index: IndexerLink | None = None
+    ) -> None:
+        self.core = core
+        self.state = state = SharedState(core, followers)
+        self.topics = TopicsFeature(core, state.topics, state.committed)
+        self.pulling = PullingFeature(
+            core,
+            state.topics,
+            state.groups,
+            state.group_table,
+            state.moved,
+            state.read_advice,
+            state.metas,
+        )
+        self.writes = writes = Writes(
+            core,
+            state.topics,
+            self.pulling,
+            state.admission,
+            {TRANS_HALF_TOPIC: state.half_messages, SCHEDULE_TOPIC: state.schedule},
+        )
+        placement = DelayPlacement(core, writes, state.schedule)
+        self.transactions = TransactionsFeature(
+            core, state.topics, state.groups, state.half_messages, writes
+        )
+        self.sending = SendingFeature(
+            core,
+            state.topics,
+            writes,
+            self.transactions,
+            placement,
+            state.metas,
+            state.auto_creation,
+            state.admission,
+        )
+        self.delays = DelaysFeature(core, writes, state.schedule)
+        self.send_back = SendBackFeature(
+            core,
+            state.topics,
+            state.groups,
+            state.group_table,
+            state.committed,
+            writes,
+            placement,
+        )
+        self.dead_letters = DeadLettersFeature(core, state.topics, writes)
+        self._build_groups()
+        self.queries = QueriesFeature(core, state.topics, index)
+        self.snapshots = SnapshotsFeature(core, index)
+        self.filter_servers = FilterServersFeature(core)
+        self.request_reply = RequestReplyFeature(core, state.groups)
+        self.client_rpc = ClientRpcFeature(core, state.topics, state.groups)
+        self.retention = RetentionFeature(core)
+        self.traffic = TrafficFeature(core, state.topics, self.pulling.by_group)
+        self.replication = ReplicationFeature(core, followers, writes)
+        self.log_checks = LogChecksFeature(core)
+        self._turn = WriteTurn(
+            core,
+            writes,
+            state.admission,
+            self.transactions,
+            self.pulling,
+            self.membership,
+            self.delays,
+            self.replication,
+        )
+        self._put_in_order()
+
+    def _build_groups(self) -> None:
+        core, state = self.core, self.state
+        self.membership = MembershipFeature(
+            core, state.groups, state.group_table, state.queue_locks, state.auto_creation
+        )
+        self.locks = LocksFeature(core, state.topics, state.groups, state.queue_locks)
+        self.offsets = OffsetsFeature(
+            core, state.topics, state.groups, state.committed, state.moved, self.membership
+        )
+        self.resets = ResetsFeature(
+            core,
+            state.topics,
+            state.groups,
+            state.group_table,
+            state.committed,
+            state.moved,
+            self.pulling,
+            self.send_back,
+        )
+        self.handed_over = HandedOverCommitsFeature(
+            core, state.topics, state.committed, state.moved
+        )
+        self.group_admin = GroupAdminFeature(
+            core,
+            state.topics,
+            state.groups,
+            state.group_table,
+            state.committed,
+            state.moved,
+            self.pulling.by_group,
+            self.send_back,
+            state.schedule.retries,
+        )
+
+    def _put_in_order(self) -> None:
+        built = {type(one): one for one in vars(self).values() if isinstance(one, Feature)}
+        self._by_kind: dict[type[Feature], Feature] = {kind: built[kind] for kind in FEATURES}
+        self._in_order = tuple(self._by_kind.values())
+        self._called = [
+            one for one in self._in_order if not self.core.is_follower or one.works_at_followers
+        ]
+        self.state.topics.on_deleting = self._topic_deleting
+        self.state.topics.on_deleted = self._topic_deleted
+
+    def of(self, kind: type[Feature]) -> Feature:
+        """Return the feature of a kind."""
+        return self._by_kind[kind]
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """Return the handlers of the role."""
+        if self.core.is_follower:
+            return {
+                code: handler
+                for one in self._called
+                for code, handler in one.follower_commands().items()
+            }
+        return {code: handler for one in self._called for code, handler in one.commands().items()}
+
+    def load(self) -> None:
+        """Takes over what the log says of topics, groups and offsets.
+
+        Raises:
+            CorruptRecord: It is damaged. Offsets are never begun anew in silence.
+        """
+        self.core.state.load()
+        for one in self._in_order:
+            one.loaded()
+
+    def turn_ended(self, turn: BrokerTurn) -> bool:
+        """Ends a turn of the loop.
+
+        Returns:
+            True if the next turn has to come at once.
+        """
+        if self.core.is_follower:
+            pulls_left = self.pulling.begin_turn()
+            self.membership.send_notices()
+            return pulls_left
+        return self._turn.end(turn)
+
+    def durable(self) -> None:
+        """Answers what waited for the disk: the log was synced further."""
+        if not self.core.is_follower:
+            self._turn.durable()
+
+    def tick(self, now_ms: int) -> None:
+        """Checks deadlines; monotonic clock."""
+        for one in self._called:
+            one.tick(now_ms)
+
+    def sample(self) -> None:
+        """Does what is done each second."""
+        for one in self._called:
+            one.sample()
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Forgets a connection that broke; monotonic clock."""
+        for one in self._called:
+            one.client_gone(peer, now_ms)
+
+    def configured(self) -> None:
+        """Takes over settings that were changed."""
+        for one in self._in_order:
+            one.configured()
+
+    def stopping(self) -> None:
+        """Finishes what was begun; the broker stops, or leads no more."""
+        for one in self._called:
+            one.stopping()
+
+    def stopped(self) -> None:
+        """Answers everybody who still waits: nothing becomes durable any more."""
+        for one in self._called:
+            one.stopped()
+
+    def _topic_deleting(self, topic: str) -> None:
+        for one in self._in_order:
+            one.topic_deleting(topic)
+
+    def _topic_deleted(self, topic: str) -> None:
+        for one in self._in_order:
+            one.topic_deleted(topic)
+
+
+def _consumer_groups_of(core: Core) -> ConsumerGroups:
+    """Return the clients and groups of a role that begins: none."""
+    config = core.config
+    was_elected = core.leadership is not None
+    return ConsumerGroups(
+        grace_ms=config.client_lost_grace_ms,
+        expiry_ms=config.client_channel_expired_timeout_ms,
+        most_clients=config.max_clients,
+        first_generation=first_number(core.epoch),
+        busy_retry_after_ms=config.busy_retry_after_ms,
+        settled_ms=core.began_ms + GROUPS_SETTLE_MS if was_elected else 0,
+    )
+
+
+def _queue_locks_of(core: Core) -> QueueLocks:
+    """Return the locks of a role that begins: for a while only who had a lock gets it."""
+    config = core.config
+    settled_ms = free_ms = core.began_ms
+    if core.has_past:
+        settled_ms += config.rebalance_lock_lost_grace_ms
+        # So long a master that is cut off may not know that it is one no more.
+        free_ms = settled_ms + (core.lease_ttl_ms if core.leadership is not None else 0)
+    return QueueLocks(
+        lease_ms=config.rebalance_lock_max_live_time_ms,
+        lost_grace_ms=config.rebalance_lock_lost_grace_ms,
+        most=config.max_consumer_offsets,
+        first_token=first_number(core.epoch) + 1,
+        settled_ms=settled_ms,
+        free_ms=free_ms,
+        busy_retry_after_ms=config.busy_retry_after_ms,
+    )
+
+
+def _topic_table_of(core: Core) -> TopicTable:
+    """Return the topics of a role that begins: none, until the state log is loaded."""
+    config = core.config
+    return TopicTable(
+        config.max_topics, config.busy_retry_after_ms, most_auto=config.max_auto_topics
+    )
+
+
+def _send_admission_of(config: BrokerConfig) -> SendAdmission:
+    """Return the decisions about waiting sends of a role that begins."""
+    return SendAdmission(
+        wait_limit_ms=config.wait_time_mills_in_send_queue,
+        busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
+    )

@@ -12,14 +12,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
 from mqmesh.figures import LATENCY_BOUNDS_MS, Histogram
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
-from mqmesh.roles.broker.ha.leadership import Leadership
-from mqmesh.storage.interface import FlushDiskType, MessageStore, replicable
 from mqmesh.units import MAX_OFFSET
 
 QueueKey = tuple[str, int]
@@ -213,55 +208,3 @@ def _least(holders: Sequence[Holder]) -> int:
     if not holders:
         return MAX_OFFSET
     return min((one.position() for one in holders if one.is_there()), default=MAX_OFFSET)
-
-
-def commit_point_of(
-    config: BrokerConfig,
-    store: MessageStore,
-    followers: FollowerTable,
-    leadership: Leadership | None = None,
-) -> CommitPoint[Waiter]:
-    """The commit point of a broker: ``SYNC_FLUSH`` waits for the disk, double write for a follower.
-
-    Without elections a put is answered with a status when no follower is there. A group that elects
-    its master may lose it at the next election: there a put waits, whoever is there.
-
-    Args:
-        config: Of the broker.
-        store: Its messages.
-        followers: Who has how much of its log.
-        leadership: Of a master that was elected.
-    """
-    holders, timeouts = [], []
-    if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-        holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
-        timeouts.append(config.sync_flush_timeout_ms)
-    late = SendStatus.FLUSH_SLAVE_TIMEOUT
-    if leadership is not None and leadership.policy.mode is AckReplicas.NONE:
-        # Looked at behind the write: who was stopped in between answers nothing.
-        position = lambda: MAX_OFFSET if leadership.may_answer() else 0  # noqa: E731
-        holders.append(Holder("the lease", position, late, "ha.lease_ttl_ms"))
-    elif leadership is not None:
-        holders.append(
-            Holder("the replicas in sync", leadership.acknowledged, late, limits_readers=False)
-        )
-    elif config.ha.ack_replicas is not AckReplicas.NONE:
-        holders.append(
-            Holder(
-                "a follower",
-                lambda: followers.position,
-                late,
-                "ha.slave_timeout_ms",
-                lambda: followers.is_available(replicable(store).log_end()),
-                SendStatus.SLAVE_NOT_AVAILABLE,
-            )
-        )
-        timeouts.append(config.ha.slave_timeout_ms)
-    return CommitPoint(
-        holders,
-        timeout_ms=max(timeouts, default=config.sync_flush_timeout_ms),
-        most_waits=config.max_sync_flush_waits,
-        retry_after_ms=config.busy_retry_after_ms,
-        confirmed=leadership.confirmed if leadership is not None else None,
-        admit=leadership.check if leadership is not None else None,
-    )

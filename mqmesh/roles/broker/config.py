@@ -1,5 +1,6 @@
 """Settings of a broker. Names are RocketMQ's in snake case; the defaults stand here only."""
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -14,8 +15,7 @@ from mqmesh.logs import LogLevel
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
-from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.security.config import SecurityConfig
 from mqmesh.storage.index.config import IndexConfig
 from mqmesh.storage.interface import StoreConfig
@@ -46,6 +46,30 @@ CHANGEABLE: Final = (
 )
 """What administrators may change while a broker runs. Never what would let whoever may do that read
 or write a file, listen or connect elsewhere, or start a program."""
+
+MASTER_ID: Final = 0
+"""Id of the master of a broker group."""
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of snapshots.
+
+    Attributes:
+        root_dir: Directory of this machine that gets them; empty for ``snapshots`` beside
+            ``store_path_root_dir``. On the same file system they take little time and room.
+        keep: Snapshots of this broker that stay, 1 to 1,000; when a new one is whole, older ones
+            go. 0 keeps all.
+        copy_bytes_per_s: Of what must be copied, so that the disk has time for the broker; 0 for
+            no limit. Links take no time.
+    """
+
+    root_dir: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    keep: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
+    copy_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+
+    def root(self, store: Path) -> Path:
+        """The directory of snapshots of the store in a directory."""
+        return Path(self.root_dir) if self.root_dir else store.absolute().parent / "snapshots"
 
 
 class BrokerStoreConfig(StoreConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,24 +1,17 @@
 """The master of a broker group: serves everything, and alone adds to the log."""
 
-from functools import partial
-
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import NotMaster
-from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
+from mqmesh.roles.broker.all_features import BrokerFeatures
+from mqmesh.roles.broker.config import MASTER_ID
+from mqmesh.roles.broker.environment import Environment, build_features
 from mqmesh.roles.broker.feature import BrokerTurn
-from mqmesh.roles.broker.features.groups.feature import GROUPS_SETTLE_MS
-from mqmesh.roles.broker.features.groups.held_commits import take_own_commits
-from mqmesh.roles.broker.features.replicas.feature import REPLICAS
-from mqmesh.roles.broker.features.storing.storing import refuse_all
 from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
-from mqmesh.roles.broker.features.transactions.transactions import has_queue
-from mqmesh.roles.broker.ha.ha_config import HaMode
+from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.index.indexer_link import LogExtent
-from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
-from mqmesh.roles.broker.state_answers import write_state
+from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.storage.interface import MessageStore
 from mqmesh.units import MAX_OFFSET
 
@@ -31,7 +24,7 @@ class MasterRole(BrokerRole):
     """A master, from now on.
 
     Args:
-        given: What the process gives.
+        given: The process.
         store: Messages, open.
         epoch: That it begins; generations and lock tokens begin with it.
         leadership: Of one that was elected. Until what it inherited is confirmed it serves nobody
@@ -44,7 +37,7 @@ class MasterRole(BrokerRole):
 
     def __init__(
         self,
-        given: BrokerResources,
+        given: Environment,
         store: MessageStore,
         epoch: int,
         leadership: Leadership | None = None,
@@ -56,28 +49,28 @@ class MasterRole(BrokerRole):
         # What is read now is known to nobody else. Nor does it end where this replica, as a
         # follower, was told that it is confirmed: what is behind that is its log, too.
         store.show_to(_everything)
-        tables = make_tables(given, store)
-        tables.load()
-        context = build_context(given, store, tables, leadership, epoch=epoch)
+        features = build_features(given, store, leadership, epoch=epoch)
+        core = features.core
+        features.load()
+        # The first record of a life shows whether there is room for others.
+        core.state.save()
         if leadership is None and given.config.ha.mode is HaMode.MANUAL:
-            self._wait_for_followers(context)
-        write_state(context)  # shows from the beginning whether there is room
-        self._recover_transactions(context)
+            self._wait_for_followers(features)
+        core.write_state()
+        self._recover_transactions(features)
         if leadership is not None or given.config.ha.ack_replicas is not AckReplicas.NONE:
             # What a follower lacks may be lost with this machine, and nobody shall have seen it.
-            store.show_to(context.commit_point.shown_offset)
-        self._serve(context, FEATURES)
+            store.show_to(core.commit_point.shown_offset)
+        self._handlers = features.commands()
+        self._serve(features, self._handlers)
         if leadership is not None:
             given.shell.dispatch.refuse(
                 f"epoch {leadership.epoch} of {given.config.broker_name} begins: the followers are "
                 "to have its first record"
             )
+            served = {*features.replication.commands(), *features.log_checks.commands()}
             self._open(
-                {
-                    code: handler
-                    for code, handler in self._handlers().items()
-                    if code in REPLICAS.commands
-                }
+                {code: handler for code, handler in self._handlers.items() if code in served}
             )
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
@@ -85,7 +78,7 @@ class MasterRole(BrokerRole):
         again = super().turn_ended(turn)
         if not self._is_open and self._leadership is not None and self._leadership.is_confirmed:
             self._is_open = True
-            self._open(self._handlers())
+            self._open(self._handlers)
             self.announce()
         return again
 
@@ -96,29 +89,31 @@ class MasterRole(BrokerRole):
 
     def depose(self, reason: str) -> None:
         """It is the master no more: whoever waits for an answer is told at once."""
-        context, error = self.context, NotMaster(reason)
-        if context is None or not self.serves:
+        features, error = self.features, NotMaster(reason)
+        if features is None or not self.serves:
             return
-        refuse_all(context, error)
-        context.state.abandon(error)
+        features.writes.refuse_all(error)
+        features.core.state.abandon(error)
         self._rest(reason, NotMaster)
-        refuse_all(context, error)  # decisions on half messages became sends meanwhile
+        # Decisions on half messages became sends meanwhile.
+        features.writes.refuse_all(error)
 
     def tick(self, now_ms: int) -> None:
         """See ``BrokerRole.tick``."""
-        context = self.context
+        features = self.features
         # Where there are followers, offsets that were committed here and are not in the log are
         # lost with each master: they go there at once.
-        if self.serves and context is not None:
-            if self._leadership or len(context.followers) or context.state.is_due:
-                write_state(context)
+        if self.serves and features is not None:
+            has_followers = len(features.replication.followers) > 0
+            if self._leadership or has_followers or features.core.state.is_due:
+                features.core.write_state()
         super().tick(now_ms)
 
     def save(self) -> None:
         """See ``BrokerRole.save``."""
-        if self.serves and self.context is not None:
-            write_state(self.context)
-        if self.context is not None and self._half_checkpoint is not None:
+        if self.serves and self.features is not None:
+            self.features.core.write_state()
+        if self.features is not None and self._half_checkpoint is not None:
             self._half_checkpoint.save()
 
     def close(self) -> None:
@@ -130,32 +125,32 @@ class MasterRole(BrokerRole):
 
     def log_extent(self) -> LogExtent | None:
         """See ``BrokerRole.log_extent``."""
-        context = self.context
-        if context is None or not self._is_open:
+        if self.features is None or not self._is_open:
             return None
-        stats = context.store.stats()
-        visible = context.commit_point.visible(stats.max_commitlog_offset)
+        core = self.features.core
+        stats = core.store.stats()
+        visible = core.commit_point.visible(stats.max_commitlog_offset)
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
-    def _wait_for_followers(self, context: BrokerContext) -> None:
+    def _wait_for_followers(self, features: BrokerFeatures) -> None:
         """Groups may have come further at a follower while nobody was the master here."""
         given = self._given
-        if context.store.topics():
+        if features.core.store.topics():
             # A follower hands that over as soon as it has met this master.
-            context.groups.settled_ms = given.clock.monotonic_ms() + GROUPS_SETTLE_MS
+            features.state.groups.settled_ms = given.clock.monotonic_ms() + GROUPS_SETTLE_MS
         if given.files is not None:
-            take_own_commits(context, *given.files)
+            features.handed_over.take_own_commits(*given.files)
 
-    def _recover_transactions(self, context: BrokerContext) -> None:
+    def _recover_transactions(self, features: BrokerFeatures) -> None:
         document = None
         given = self._given
         if given.files is not None:
-            self._half_checkpoint = HalfCheckpointFile(context.transactions, *given.files)
+            self._half_checkpoint = HalfCheckpointFile(features.state.half_messages, *given.files)
             document = self._half_checkpoint.load()
-        context.transactions.recover(
-            context.store,
+        features.state.half_messages.recover(
+            features.core.store,
             document,
-            partial(has_queue, context.topics),
+            features.transactions.has_queue,
             wall_ms=given.clock.wall_ms(),
             now_ms=given.clock.monotonic_ms(),
             segment_bytes=given.config.storage.mapped_file_size_commit_log,

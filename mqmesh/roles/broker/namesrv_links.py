@@ -22,8 +22,9 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.access_keeper import AccessKeeper
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.ha.ha_config import HaMode
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.registration import Registration, RegistrationPlan
 
 REGISTER_TIMEOUT_MS: Final = 3_000
@@ -101,7 +102,7 @@ class NamesrvLinks:
         self._access = access
         self._plan = RegistrationPlan(len(config.namesrv_addr), config.register_broker_interval_ms)
         self._clients: list[NamesrvClient] = []
-        self._broker: BrokerContext | None = None
+        self._broker: tuple[Core, TopicTable] | None = None
         self._tick_planned = False
         self.wiped_write_perm = False
 
@@ -115,13 +116,17 @@ class NamesrvLinks:
         """Requests to name servers without an outcome yet."""
         return sum(client.in_flight for client in self._clients if client.connected)
 
-    def follow(self, broker: BrokerContext) -> None:
+    def follow(self, core: Core, topics: TopicTable) -> None:
         """Registers a broker from now on; connects to every name server when called first.
+
+        Args:
+            core: The core of the broker.
+            topics: Its topics.
 
         Raises:
             ConfigError: One of the addresses is none.
         """
-        self._broker = broker
+        self._broker = core, topics
         if self._clients:
             return
         for index, address in enumerate(self._config.namesrv_addr):
@@ -133,8 +138,9 @@ class NamesrvLinks:
         if self._broker is None:
             return
         now_ms = self._clock.monotonic_ms()
-        for registration in self._plan.tick(self._broker.topics.version, now_ms):
-            self._register(self._broker, registration)
+        core, topics = self._broker
+        for registration in self._plan.tick(topics.version, now_ms):
+            self._register(core, topics, registration)
 
     def topics_changed(self) -> None:
         """Registers soon; many changes in one turn of the loop travel together."""
@@ -164,8 +170,8 @@ class NamesrvLinks:
             client.close()
         self._clients.clear()
 
-    def _register(self, broker: BrokerContext, registration: Registration) -> None:
-        config, topics = self._config, broker.topics
+    def _register(self, core: Core, topics: TopicTable, registration: Registration) -> None:
+        config = self._config
         with_topics, since = registration.with_topics, registration.since
         names = topics.changes.since(since) if since is not None else []
         if names is None:
@@ -177,11 +183,11 @@ class NamesrvLinks:
             self._broker_id,
             self._address,
             topics.version,
-            announced_topics(broker) if with_topics else None,
+            announced_topics(topics, core.config) if with_topics else None,
             Perm.READ_WRITE.value,
             self._instance_id,
             # Alone in its group it is the master whatever its log has gone through.
-            0 if config.ha.mode is HaMode.OFF else broker.store.epoch(),
+            0 if config.ha.mode is HaMode.OFF else core.store.epoch(),
             config.ha.mode is HaMode.AUTO,
             since,
             [topic.config for _, topic in found if topic is not None],
@@ -249,15 +255,15 @@ class NamesrvLinks:
         self.tick()
 
 
-def announced_topics(broker: BrokerContext) -> list[TopicConfig]:
+def announced_topics(table: TopicTable, config: BrokerConfig) -> list[TopicConfig]:
     """The topic table as name servers get it.
 
     A broker that creates topics by itself adds the pattern they are made by, so that
     producers know where the first message of a new topic may go.
     """
-    topics = broker.topics.configs()
-    if broker.config.auto_create_topic_enable:
-        queues = broker.config.default_topic_queue_nums
+    topics = table.configs()
+    if config.auto_create_topic_enable:
+        queues = config.default_topic_queue_nums
         topics.append(TopicConfig(AUTO_CREATE_TOPIC, queues, queues))
     return topics
 

@@ -1,21 +1,19 @@
 """What a broker is at a time: the master of its group, or a follower.
 
-A role is begun on an open store, builds its context, features and links out of it, and drops them
+A role is begun on an open store, builds its features and links out of it, and drops them
 when it ends; the store stays. The process tells it of turns and of time.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
 
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import DataVersion
-from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.context_building import BrokerResources
-from mqmesh.roles.broker.feature import BrokerTurn, Feature, Features
+from mqmesh.roles.broker.all_features import BrokerFeatures
+from mqmesh.roles.broker.environment import Environment
+from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.index.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
@@ -23,29 +21,28 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection
 
-MASTER_ID: Final = 0
-
 _log = logging.getLogger(__name__)
 
 
 class BrokerRole:
-    """What all roles do.
+    """The base of both roles, master and follower.
 
     Args:
-        given: What the process gives.
-        broker_id: Under which the name servers know it: 0 for the master.
+        given: The process.
+        broker_id: Id of the broker at the name servers: 0 for the master.
 
     Attributes:
-        context: What handlers use; None while there is none.
-        index: Way to the index process, None if there is none. It outlives the role.
+        features: Features of the role; None while there are none.
+        serves: False once the role serves nothing more.
+        index: Connection to the index process, None if there is none. It outlives the role.
         links: Name servers.
     """
 
-    def __init__(self, given: BrokerResources, broker_id: int) -> None:
+    def __init__(self, given: Environment, broker_id: int) -> None:
         self._given = given
-        self._features: Features | None = None
         self._announced: DataVersion | None = None
-        self.context: BrokerContext | None = None
+        self.features: BrokerFeatures | None = None
+        self.serves = False
         self.index = given.index
         self.links = NamesrvLinks(
             given.config,
@@ -59,11 +56,11 @@ class BrokerRole:
             access=given.shell.access,
         )
 
-    def _serve(self, context: BrokerContext, features: Sequence[Feature]) -> None:
-        """Opens the commands of features, and calls their hooks from now on."""
-        self.context = context
-        self._features = Features(features, context)
-        self._open(self._features.handlers)
+    def _serve(self, features: BrokerFeatures, handlers: Mapping[RequestCode, Handler]) -> None:
+        """Opens commands, and calls the hooks of features from now on."""
+        self.features = features
+        self.serves = True
+        self._open(handlers)
 
     def _open(self, handlers: Mapping[RequestCode, Handler]) -> None:
         """Serves these commands, those of every role, and figures."""
@@ -76,23 +73,13 @@ class BrokerRole:
             }
         )
 
-    def _handlers(self) -> Mapping[RequestCode, Handler]:
-        """Those of all features."""
-        assert self._features is not None
-        return self._features.handlers
-
     def _rest(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
         """Serves nothing more; who waits is told."""
-        if self._features is not None:
-            self._features.stopping()
-        self._features = None
+        if self.serves and self.features is not None:
+            self.features.stopping()
+        self.serves = False
         self._given.shell.dispatch.refuse(reason, kind)
         self._open({})
-
-    @property
-    def serves(self) -> bool:
-        """False once it serves nothing more."""
-        return self._features is not None
 
     def announce(self) -> None:
         """Registers it with the name servers.
@@ -100,31 +87,31 @@ class BrokerRole:
         Raises:
             ConfigError: The address of one is none.
         """
-        assert self.context is not None
-        self.links.follow(self.context)
+        assert self.features is not None
+        self.links.follow(self.features.core, self.features.state.topics)
 
     def settings_changed(self) -> None:
         """Other settings are in force."""
-        if self.context is not None:
-            for feature in FEATURES:
-                feature.configured(self.context)
+        if self.features is not None:
+            self.features.configured()
 
     def save(self) -> None:
         """Saves what is saved now and then."""
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
         """A turn of the loop is over; True if the next has to come at once."""
-        if self._features is None:
+        features = self.features
+        if features is None or not self.serves:
             return False
-        if self.context is not None and self.context.topics.version is not self._announced:
-            self._announced = self.context.topics.version
+        if features.state.topics.version is not self._announced:
+            self._announced = features.state.topics.version
             self.links.topics_changed()
-        return self._features.turn_ended(turn)
+        return features.turn_ended(turn)
 
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""
-        if self._features is not None:
-            self._features.tick(now_ms)
+        if self.features is not None and self.serves:
+            self.features.tick(now_ms)
             self.links.tick()
         self._tick_index()
         if self.index is not None and self.index.is_behind:
@@ -135,21 +122,20 @@ class BrokerRole:
         """How far the log goes that is to be indexed; None while that is not known."""
         return None
 
-    def sample(self, now_ms: int) -> None:
-        """It is time for what is done now and then."""
-        if self.context is not None and self._features is not None:
-            self.context.stats.sample(now_ms)
-            self._features.sample()
+    def sample(self) -> None:
+        """Does what is done each second."""
+        if self.features is not None and self.serves:
+            self.features.sample()
 
     def durable(self) -> None:
         """The log was synced further."""
-        if self._features is not None:
-            self._features.durable()
+        if self.features is not None and self.serves:
+            self.features.durable()
 
     def client_gone(self, peer: bytes, now_ms: int) -> None:
         """A connection broke."""
-        if self._features is not None:
-            self._features.client_gone(peer, now_ms)
+        if self.features is not None and self.serves:
+            self.features.client_gone(peer, now_ms)
 
     def say_goodbye(self, tick: Callable[[int], None]) -> None:
         """The broker stops: what was begun is finished, name servers are told.
@@ -157,14 +143,14 @@ class BrokerRole:
         Args:
             tick: Takes a turn of the loop, waiting so many ms at most.
         """
-        context, features, clock = self.context, self._features, self._given.clock
-        if context is None or features is None:
+        features, clock = self.features, self._given.clock
+        if features is None or not self.serves:
             return
         features.stopping()
         self.save()
         self.links.unregister()
         until_ms = clock.monotonic_ms() + GOODBYE_MS
-        while context.commit_point.waiting_count or self.links.in_flight:
+        while features.core.commit_point.waiting_count or self.links.in_flight:
             now_ms = clock.monotonic_ms()
             if now_ms >= until_ms:
                 break
@@ -174,7 +160,7 @@ class BrokerRole:
 
     def close(self) -> None:
         """Drops everything that was built."""
-        self.context = self._features = None
+        self.features, self.serves = None, False
         self.links.close()
 
     def _tick_index(self) -> None:
@@ -183,7 +169,7 @@ class BrokerRole:
 
     def _on_stale(self, error: StaleEpoch) -> None:
         """Another replica is the master: what this one took now would be lost when it follows."""
-        if self._features is not None:
+        if self.serves:
             _log.critical("this broker serves nothing any more: %s", error)
             self._rest(str(error), NotMaster)
             self._given.on_deposed(str(error))

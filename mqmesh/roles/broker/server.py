@@ -21,31 +21,22 @@ from mqmesh.hosts import bindable
 from mqmesh.logs import LogLevel, root_level, set_level
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Answer, Request
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.all_features import FEATURES
+from mqmesh.roles.broker.all_features import FEATURES, BrokerFeatures
 from mqmesh.roles.broker.auto_creation import AUTO_CREATION_FIGURES
-from mqmesh.roles.broker.config import CHANGEABLE, BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.context_building import BrokerResources
-from mqmesh.roles.broker.feature import BrokerTurn
-from mqmesh.roles.broker.features.replicas.replicas import ha_status
-from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, as_mqmesh_error
+from mqmesh.roles.broker.config import CHANGEABLE, MASTER_ID, BrokerConfig
+from mqmesh.roles.broker.environment import Environment
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.follower.follower_role import FollowerRole
 from mqmesh.roles.broker.ha.confirm import AckPolicy
-from mqmesh.roles.broker.ha.follower_role import FollowerRole
-from mqmesh.roles.broker.ha.group_member import GroupMember
-from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
+from mqmesh.roles.broker.ha.member.group_member import GroupMember
 from mqmesh.roles.broker.ha.member.process import LogPosition, Replica, World
 from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
-from mqmesh.roles.broker.ha.replica_figures import (
-    COUNT_FIGURES,
-    REPLICA_FIGURES,
-    ReplicaCounts,
-)
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
 from mqmesh.roles.broker.ha.replica_state import (
@@ -58,6 +49,8 @@ from mqmesh.roles.broker.ha.replica_state import (
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import PLACE as REPLICA_PLACE
 from mqmesh.roles.broker.ha.store_history import StoreHistory
+from mqmesh.roles.broker.ha_config import HaMode
+from mqmesh.roles.broker.helper_thread import OnDone, as_mqmesh_error
 from mqmesh.roles.broker.index.index_process import begin_index, has_index
 from mqmesh.roles.broker.index.index_status import (
     INDEX_PROCESS_FIGURES,
@@ -67,7 +60,12 @@ from mqmesh.roles.broker.index.index_status import (
 from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent
 from mqmesh.roles.broker.master_role import MasterRole
 from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
-from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
+from mqmesh.roles.broker.replica_figures import (
+    COUNT_FIGURES,
+    REPLICA_FIGURES,
+    ReplicaCounts,
+)
+from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.roles.broker.stats import SAMPLE_MS, Stats
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.descriptors import room_for_connections
@@ -296,7 +294,7 @@ class BrokerServer:
     def _begin_leading(self, address: BrokerAddress, epoch: int) -> None:
         """Begins a master that was not elected."""
         assert self._store is not None
-        self._role = MasterRole(self._resources(address), self._store, epoch)
+        self._role = MasterRole(self._environment(address), self._store, epoch)
 
     def _own_epoch(self) -> int:
         assert self._store is not None
@@ -308,7 +306,7 @@ class BrokerServer:
     def _begin_following(self, address: BrokerAddress, leader: str, epoch: int = 0) -> None:
         assert self._store is not None
         role = FollowerRole(
-            self._resources(address),
+            self._environment(address),
             self._store,
             replace_store=self._replace_store,
             promote=partial(self._promote, address),
@@ -458,7 +456,7 @@ class BrokerServer:
                 lag_max_ms=config.ha.replica_lag_max_ms,
                 counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             )
-            self._role = MasterRole(self._resources(address), store, state.epoch, leadership)
+            self._role = MasterRole(self._environment(address), store, state.epoch, leadership)
         except MQMeshError:
             self._begin_following(address, "")
             raise
@@ -576,8 +574,8 @@ class BrokerServer:
             on_progress=self._on_progress,
         )
 
-    def _resources(self, address: BrokerAddress) -> BrokerResources:
-        return BrokerResources(
+    def _environment(self, address: BrokerAddress) -> Environment:
+        return Environment(
             self._settings,
             self._transport,
             self._clock,
@@ -722,7 +720,7 @@ class BrokerServer:
         now_ms = self._clock.monotonic_ms()
         self._replication.sample(now_ms)
         if self._role is not None:
-            self._role.sample(now_ms)
+            self._role.sample()
 
     def _on_save(self) -> None:
         if self._role is not None:
@@ -743,10 +741,10 @@ class BrokerServer:
 
     def _tell_figures(self) -> None:
         tell = self._shell.tell
-        for feature in FEATURES:
-            tell(feature.figures, self._opened_context)
-        tell(STORE_FIGURES, lambda: self._opened_context().store.stats())
-        tell(AUTO_CREATION_FIGURES, lambda: self._opened_context().auto_creation)
+        for kind in FEATURES:
+            tell(kind.metrics, partial(self._feature, kind))
+        tell(STORE_FIGURES, lambda: self._opened_features().core.store.stats())
+        tell(AUTO_CREATION_FIGURES, lambda: self._opened_features().state.auto_creation)
         tell(REGISTRATION_FIGURES, lambda: self._opened_role().links)
         tell((INDEX_STATE,), self._index_status)
         if has_index(self._config):
@@ -760,11 +758,11 @@ class BrokerServer:
         role = self._role
         if isinstance(role, FollowerRole):
             return role.ha_status()
-        return ha_status(self._opened_context())
+        return self._opened_features().replication.ha_status()
 
-    def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Reply:
+    def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Answer:
         status = self._ha_status()
-        return reply_with(status if self._member is None else self._member.complete(status))
+        return status if self._member is None else self._member.complete(status)
 
     def _index_status(self) -> IndexStatus:
         return IndexStatus() if self._index is None else self._index.status()
@@ -776,10 +774,13 @@ class BrokerServer:
         assert self._role is not None
         return self._role
 
-    def _opened_context(self) -> BrokerContext:
-        context = self._opened_role().context
-        assert context is not None
-        return context
+    def _feature(self, kind: type[Feature]) -> Feature:
+        return self._opened_features().of(kind)
+
+    def _opened_features(self) -> BrokerFeatures:
+        features = self._opened_role().features
+        assert features is not None
+        return features
 
 
 def _take_next_turn() -> None:

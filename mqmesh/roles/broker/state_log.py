@@ -12,7 +12,7 @@ reads on from there. What is before that place retention may remove.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -87,10 +87,10 @@ class Written(msgspec.Struct, frozen=True):
 class StateLog:
     """The state records of one broker.
 
+    Features register their tables by ``keep``, before the log is loaded.
+
     Args:
         store: Its log; None when nothing is to be kept.
-        tables: Which table holds what a kind of record tells of.
-        urgent: Those of them whose changes are written in the turn in which they came.
         clock: Source of time.
         config: Of the store; a snapshot is made for each segment of the log.
 
@@ -102,8 +102,6 @@ class StateLog:
     def __init__(
         self,
         store: MessageStore | None,
-        tables: Mapping[type[StateRecord], StateTable],
-        urgent: Iterable[StateTable],
         clock: Clock,
         *,
         config: StoreConfig,
@@ -111,8 +109,8 @@ class StateLog:
         self.failure: StorageError | None = None
         self.records_written = 0
         self._store = store
-        self._tables = dict(tables)
-        self._urgent = tuple(table.changed for table in urgent)
+        self._tables: dict[type[StateRecord], StateTable] = {}
+        self._urgent: list[dict[Any, None]] = []
         self._clock = clock
         self._segment_bytes = config.mapped_file_size_commit_log
         self._most_body_bytes = min(MOST_BODY_BYTES, config.max_batch_bytes // 2)
@@ -131,6 +129,19 @@ class StateLog:
         self._making_position = 0
         self._making_bytes = 0
         self._left: deque[tuple[StateTable, Any]] = deque()
+
+    def keep(self, kind: type[StateRecord], table: StateTable, *, urgent: bool = False) -> None:
+        """Registers a table that is kept in the log.
+
+        Args:
+            kind: Records that hold what the table holds.
+            table: Empty yet.
+            urgent: Changes are written in the turn in which they came.
+        """
+        assert kind not in self._tables
+        self._tables[kind] = table
+        if urgent:
+            self._urgent.append(table.changed)
 
     @property
     def is_urgent(self) -> bool:

@@ -14,10 +14,10 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
     MAX_HEADER_BYTES,
+    Answer,
     Reply,
     Request,
     encode_header,
-    reply_with,
 )
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.coordination import (
@@ -142,41 +142,41 @@ class CoordinatorServer:
             RequestCode.WATCH_RECORDS: self._watch,
         }
 
-    def _begin(self, request: Request, asked: BeginSessionRequest) -> Reply | None:
+    def _begin(self, request: Request, asked: BeginSessionRequest) -> BeginSessionResponse | None:
         name, change = self._registry.begin(asked)
         if not self._save(change):
             return None
         self._registry.apply(change, self._clock.monotonic_ms(), request.peer)
         _log.info("a session of %s %d begins", asked.key, asked.owner)
         self._after_change()
-        return reply_with(BeginSessionResponse(name))
+        return BeginSessionResponse(name)
 
-    def _keep(self, request: Request, asked: KeepSessionRequest) -> Reply:
+    def _keep(self, request: Request, asked: KeepSessionRequest) -> KeepSessionResponse:
         now_ms = self._clock.monotonic_ms()
         ttl_ms = self._registry.keep(asked.session, asked.presence, request.peer, now_ms)
         self._tell_soon()
         if ttl_ms is None:
-            return reply_with(KeepSessionResponse(False))
-        return reply_with(KeepSessionResponse(True, ttl_ms))
+            return KeepSessionResponse(False)
+        return KeepSessionResponse(True, ttl_ms)
 
     def _end(self, request: Request, asked: EndSessionRequest) -> Reply:
         self._end_session(asked.session, "it was ended")
         return EMPTY_REPLY
 
-    def _read(self, request: Request, asked: ReadRecordRequest) -> Reply:
-        return reply_with(self._registry.view(asked.key, self._clock.monotonic_ms()))
+    def _read(self, request: Request, asked: ReadRecordRequest) -> Answer:
+        return self._registry.view(asked.key, self._clock.monotonic_ms())
 
-    def _change(self, request: Request, asked: ChangeRecordRequest) -> Reply | None:
+    def _change(self, request: Request, asked: ChangeRecordRequest) -> Answer | None:
         decided = self._registry.change(asked)
         if isinstance(decided, ChangeRecordResponse):
-            return reply_with(decided)
+            return decided
         if not self._save(decided):
             return None
         self._registry.apply(decided, self._clock.monotonic_ms())
         self._after_change()
         version = decided.records[asked.key].version
         _log.info("%s has version %d", asked.key, version)
-        return reply_with(ChangeRecordResponse(ChangeStatus.CHANGED, version))
+        return ChangeRecordResponse(ChangeStatus.CHANGED, version)
 
     def _watch(self, request: Request, asked: WatchRecordsRequest) -> Reply:
         self._registry.watches.watch(request.peer, asked.keys)

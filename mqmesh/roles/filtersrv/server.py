@@ -27,7 +27,6 @@ from mqmesh.protocol.command import (
     Request,
     decode_header,
     encode_header,
-    reply_with,
 )
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.filters import (
@@ -231,7 +230,7 @@ class FilterServer:
             if isinstance(outcome, BrokerError):
                 self._shell.fail(later, outcome)
             else:
-                self._shell.reply(later, reply_with(UploadFilterResponse(outcome)))
+                self._shell.reply(later, UploadFilterResponse(outcome))
 
         user = _user_of(request, asked.group)
         self._table.upload(user, asked.group, asked.filter_id, source, loaded)

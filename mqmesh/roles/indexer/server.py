@@ -7,7 +7,7 @@ from typing import Final
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Answer, Reply, Request
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.queries import (
     AdvanceIndexRequest,
@@ -107,7 +107,7 @@ class IndexerServer:
 
     # ---- Requests --------------------------------------------------------------------
 
-    def _advance(self, request: Request, asked: AdvanceIndexRequest) -> Reply:
+    def _advance(self, request: Request, asked: AdvanceIndexRequest) -> Answer:
         now_ms = self._clock.monotonic_ms()
         if self._dispatcher is None:
             self._follow(asked.store_id)
@@ -120,7 +120,7 @@ class IndexerServer:
         assert self._dispatcher is not None
         self._dispatcher.advance(asked.visible_offset, asked.min_offset, now_ms)
         self._plan()
-        return reply_with(self._progress())
+        return self._progress()
 
     def _progress(self) -> IndexProgress:
         stats = DispatcherStats() if self._dispatcher is None else self._dispatcher.stats()
@@ -140,9 +140,9 @@ class IndexerServer:
             stats.at_rest,
         )
 
-    def _copy(self, request: Request, asked: CopyIndexRequest) -> Reply:
+    def _copy(self, request: Request, asked: CopyIndexRequest) -> CopyIndexResponse:
         assert self._index is not None
-        return reply_with(CopyIndexResponse(len(self._index.copy_live(Path(asked.directory)))))
+        return CopyIndexResponse(len(self._index.copy_live(Path(asked.directory))))
 
     def _follow(self, store_id: int) -> None:
         assert self._index is not None

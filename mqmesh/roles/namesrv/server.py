@@ -15,10 +15,10 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
     MAX_HEADER_BYTES,
+    Answer,
     Reply,
     Request,
     encode_header,
-    reply_with,
 )
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import (
@@ -191,7 +191,7 @@ class NameServer:
             RequestCode.UPDATE_NAMESRV_CONFIG: self._desk.update,
         }
 
-    def _register(self, request: Request, header: RegisterBrokerRequest) -> Reply:
+    def _register(self, request: Request, header: RegisterBrokerRequest) -> Answer:
         # What a broker says of its key counts for nothing: clients trust what it proved.
         address = msgspec.structs.replace(header.address, server_key=request.principal.key)
         header = msgspec.structs.replace(header, address=address)
@@ -203,17 +203,17 @@ class NameServer:
         if guard is not None:
             version = guard.access_list.version
             response = msgspec.structs.replace(response, access_version=version)
-        return reply_with(response)
+        return response
 
     def _unregister(self, request: Request, header: UnregisterBrokerRequest) -> Reply:
         self._carry_out(self._table.on_unregister(header))
         return EMPTY_REPLY
 
-    def _route(self, request: Request, header: GetRouteRequest) -> Reply:
+    def _route(self, request: Request, header: GetRouteRequest) -> Answer:
         topic = header.topic
-        return reply_with(self._table.route(topic, self._hint_endpoint))
+        return self._table.route(topic, self._hint_endpoint)
 
-    def _routes(self, request: Request, header: GetRoutesRequest) -> Reply:
+    def _routes(self, request: Request, header: GetRoutesRequest) -> Answer:
         known, hidden = [], []
         for topic in header.topics:
             try:
@@ -222,38 +222,38 @@ class NameServer:
             except TopicNotFound:
                 hidden.append(topic)  # as if it were not there
         found = self._table.routes(known, self._hint_endpoint)
-        return reply_with(msgspec.structs.replace(found, missing=found.missing + hidden))
+        return msgspec.structs.replace(found, missing=found.missing + hidden)
 
-    def _cluster(self, request: Request, header: GetClusterRequest) -> Reply:
-        return reply_with(ClusterInfo(self._table.brokers(), self._hint_endpoint))
+    def _cluster(self, request: Request, header: GetClusterRequest) -> ClusterInfo:
+        return ClusterInfo(self._table.brokers(), self._hint_endpoint)
 
-    def _topics(self, request: Request, header: TopicListRequest) -> Reply:
-        return reply_with(TopicList(self._table.topics()))
+    def _topics(self, request: Request, header: TopicListRequest) -> TopicList:
+        return TopicList(self._table.topics())
 
     def _delete_topic(self, request: Request, header: DeleteTopicRequest) -> Reply:
         self._carry_out(self._table.on_delete_topic(header.topic))
         return EMPTY_REPLY
 
-    def _wipe_write_perm(self, request: Request, header: WipeWritePermRequest) -> Reply:
+    def _wipe_write_perm(self, request: Request, header: WipeWritePermRequest) -> Answer:
         response, effects = self._table.on_wipe_write_perm(header)
         self._carry_out(effects, must_save=True)
-        return reply_with(response)
+        return response
 
     def _put_kv(self, request: Request, header: KvRequest) -> Reply:
         self._carry_out(self._kv.put(header), must_save=True)
         return EMPTY_REPLY
 
-    def _get_kv(self, request: Request, header: KvRequest) -> Reply:
-        return reply_with(KvResponse(self._kv.get(header)))
+    def _get_kv(self, request: Request, header: KvRequest) -> KvResponse:
+        return KvResponse(self._kv.get(header))
 
     def _delete_kv(self, request: Request, header: KvRequest) -> Reply:
         self._carry_out(self._kv.delete(header), must_save=True)
         return EMPTY_REPLY
 
-    def _list_kv(self, request: Request, header: KvRequest) -> Reply:
+    def _list_kv(self, request: Request, header: KvRequest) -> KvResponse:
         if not header.namespace:
-            return reply_with(KvResponse({}, self._kv.namespaces()))
-        return reply_with(KvResponse(self._kv.list_namespace(header)))
+            return KvResponse({}, self._kv.namespaces())
+        return KvResponse(self._kv.list_namespace(header))
 
     # ---- Settings ----------------------------------------------------------------------
 

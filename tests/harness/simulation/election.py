@@ -27,9 +27,9 @@ from mqmesh.message import TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
-from mqmesh.roles.broker.ha.group_member import GroupMember
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.member.group_member import GroupMember
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.storage.commitlog.store import CommitLogStore
@@ -206,12 +206,14 @@ class ElectionRun(Run):
     def _look(self) -> None:
         world, process = self.world, self._master()
         role = process.server._role if process is not None and process.up else None
-        broker = role.context if role is not None and role.serves else None
+        broker = role.features if role is not None and role.serves else None
         if broker is not None:
             for group, topics in READERS.items():
                 for topic in topics:
-                    for queue_id, offset in broker.offsets.topics(group).get(topic, {}).items():
-                        _, end = broker.store.queue_bounds(topic, queue_id)
+                    for queue_id, offset in (
+                        broker.state.committed.topics(group).get(topic, {}).items()
+                    ):
+                        _, end = broker.core.store.queue_bounds(topic, queue_id)
                         queue = f"{topic}@{GROUP}/{queue_id}"
                         look = Commit(group, queue, offset, end, float(world.now_ms))
                         self.books.commits.append(look)

@@ -17,7 +17,7 @@ from mqmesh.errors import MQMeshError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import PromoteReplicaRequest
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.sdk.admin.admin import AdminClient
 
 LOST: Final = "broker-a"

@@ -20,8 +20,8 @@ from harness.simulation.strangers import Stranger
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.host import ProcessMark
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.ha import group_member
+from mqmesh.roles.broker.all_features import BrokerFeatures
+from mqmesh.roles.broker.ha.member import group_member
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client import options
 from mqmesh.sdk.producer import batch_codec
@@ -232,24 +232,24 @@ class Run:
             self.world.simulation.run(2_000)
         return missing
 
-    def _contexts(self) -> Iterator[tuple[str, BrokerContext]]:
+    def _features(self) -> Iterator[tuple[str, BrokerFeatures]]:
         for name, process in self.world.brokers.items():
             role = process.server._role if process.up else None
-            if role is not None and role.context is not None:
-                yield name, role.context
+            if role is not None and role.features is not None:
+                yield name, role.features
 
     def _left(self) -> list[str]:
         """What brokers still hold for somebody, once that has had time to end."""
         for _ in range(LEFT_LOOKS):
             left = [
                 f"{name} holds {count} {what}"
-                for name, broker in self._contexts()
+                for name, broker in self._features()
                 for what, count in (
-                    ("sends that wait", broker.commit_point.waiting_count),
-                    ("sends that are not written", len(broker.stage.sends)),
-                    ("deliveries that are not safe", broker.schedule.storing),
-                    ("pulls that wait for their turn", len(broker.turns)),
-                    ("replies on their way", len(broker.replies)),
+                    ("sends that wait", broker.core.commit_point.waiting_count),
+                    ("sends that are not written", len(broker.writes.stage.sends)),
+                    ("deliveries that are not safe", broker.state.schedule.storing),
+                    ("pulls that wait for their turn", len(broker.pulling.turns)),
+                    ("replies on their way", broker.request_reply.open_count),
                 )
                 if count
             ]
@@ -260,11 +260,13 @@ class Run:
 
     def _look(self) -> None:
         world = self.world
-        for name, broker in self._contexts():
+        for name, broker in self._features():
             for group, topics in READERS.items():
                 for topic in topics:
-                    for queue_id, offset in broker.offsets.topics(group).get(topic, {}).items():
-                        _, end = broker.store.queue_bounds(topic, queue_id)
+                    for queue_id, offset in (
+                        broker.state.committed.topics(group).get(topic, {}).items()
+                    ):
+                        _, end = broker.core.store.queue_bounds(topic, queue_id)
                         queue = f"{topic}@{name}/{queue_id}"
                         look = Commit(group, queue, offset, end, float(world.now_ms))
                         self.books.commits.append(look)

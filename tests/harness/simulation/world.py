@@ -11,7 +11,7 @@ from harness.simulation.real_disk import SMALL_FILES, RealDisk
 from harness.simulation.secured import Access, key_of
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig
+from mqmesh.roles.broker.ha_config import HaConfig
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.server import CoordinatorServer

@@ -28,7 +28,7 @@ def serve(self, request, topic, size):
     topic.put_bytes += size
     self.position += size
     topic.sizes.observe(size, 1)
-    context.pulls.note(request.group, size)
+    self.by_group.note(request.group, size)
     self.log.note(size)
     return size
 """

@@ -88,10 +88,9 @@ class NameServer:
         return on_done(Command(0, 0, 0, memoryview(encode_header(answer)), memoryview(b"")))
 
 
-class Broker(msgspec.Struct):
-    """As much of one as registers."""
+class Core(msgspec.Struct):
+    """As much of a broker's core as registers."""
 
-    topics: object
     config: BrokerConfig
 
 
@@ -111,7 +110,7 @@ def register(keeper, server) -> None:
     class Topics:
         version = DataVersion(1, 1)
 
-    links.follow(Broker(Topics(), BrokerConfig()))
+    links.follow(Core(BrokerConfig()), Topics())
     server.on_connection(True)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
-from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
+from mqmesh.roles.broker.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
 from mqmesh.roles.coordinator.registry import REGISTRY_FIGURES
 from mqmesh.roles.filtersrv.filter_table import FILTER_FIGURES
 from mqmesh.roles.filtersrv.worker_places import WORKER_FIGURES
@@ -41,7 +41,7 @@ def test_the_figures_of_a_role_are_documented(project_root, role):
 def test_the_figures_of_replicas_are_documented(project_root):
     document = (project_root / "docs" / "high-availability.md").read_text()
     section = document.partition("\n## Figures\n")[2].partition("\n## ")[0]
-    of_masters = [one for feature in FEATURES for one in feature.figures]
+    of_masters = [one for feature in FEATURES for one in feature.metrics]
     declared = (*of_masters, *REPLICA_FIGURES, *COUNT_FIGURES, *MEMBER_FIGURES)
     names = [one.figure.name for one in declared if one.figure.name.startswith("ha_")]
     assert len(set(names)) == len(names), "all of them are of one process"

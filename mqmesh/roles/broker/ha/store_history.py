@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 
 from mqmesh.errors import ConfigError
-from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaMode
+from mqmesh.roles.broker.config import MASTER_ID, BrokerConfig
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import ReplicaState
-from mqmesh.roles.broker.role import MASTER_ID
+from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.started_as import NAME as STARTED_AS
 
 

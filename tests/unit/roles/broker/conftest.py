@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
-from random import Random
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
-from harness.served import Guard, dispatched
+from harness.served import Guard, dispatched, features_on
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
@@ -16,25 +14,19 @@ from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ONEWAY,
+    Answer,
     Reply,
     Request,
     decode_frame,
     decode_header,
     encode_frame,
     encode_header,
+    reply_of,
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import Wire
-from mqmesh.roles.broker.context_building import put_together
-from mqmesh.roles.broker.feature import Beginning
-from mqmesh.roles.broker.features.groups.membership import send_notices
-from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
-from mqmesh.roles.broker.features.storing.storing import finish_sends
-from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
-from mqmesh.roles.broker.tables import BrokerTables
-from mqmesh.roles.live_settings import LiveSettings
+from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -84,31 +76,32 @@ class Stage:
         self.rooms: dict[bytes, int] = {}
         self._opaque = itertools.count(1)
         self._sequence = itertools.count(0, 1_000)
-        self.tables = BrokerTables(self.config, self.clock, None)
-        self.tables.state.write = self._write
-        begins = Beginning(
-            LiveSettings(self.config),
-            self.clock.monotonic_ms(),
-            Random(1),
-            Path("/nowhere"),
-            lambda work, on_done: None,
-            ReplicaCounts(),
-            epoch=0,
-            was_elected=False,
-            has_past=False,
-        )
-        wire = Wire(
+        self.index = None
+        self.epoch = 0
+        self.leadership = None
+        self.guard = Guard()
+        self.restart()
+
+    def restart(self) -> None:
+        """Builds all features anew, on the same store."""
+        replies = ReplyChannel(
             self._reply,
             self._reply,
             lambda *notice: self.notices.append(notice),
             room=self._room,
             permit=lambda request, topic: self.dispatch.permit(request, topic),
         )
-        self.context = put_together(
-            begins, wire, self.store, self.tables, clock=self.clock, instance_id=77
+        self.features = features_on(
+            self.store,
+            self.config,
+            self.clock,
+            replies,
+            epoch=self.epoch,
+            leadership=self.leadership,
+            index=self.index,
         )
-        self.guard = Guard()
-        self.dispatch = dispatched(self.context, self.guard)
+        self.features.core.state.write = self._write
+        self.dispatch = dispatched(self.features, self.guard)
         self.handlers = self.dispatch.handlers
 
     def begin(self, code, header=b"", *body, peer=b"peer", oneway=False) -> int:
@@ -127,9 +120,9 @@ class Stage:
         return opaque
 
     def end_tick(self) -> None:
-        finish_sends(self.context)
-        begin_pull_turn(self.context)
-        send_notices(self.context)
+        self.features.writes.write()
+        self.features.pulling.begin_turn()
+        self.features.membership.send_notices()
 
     def ask(self, code, header=b"", kind=None, **options):
         """A request and the tick's end; the decoded answer, or its error raised."""
@@ -195,12 +188,12 @@ class Stage:
             position += header.total_size
         return decode_header(PullResponse, reply.header), bodies
 
-    def _reply(self, request: Request, reply: Reply | Exception) -> None:
+    def _reply(self, request: Request, answer: Answer | Exception) -> None:
         if request.command.flags & ONEWAY:
             return  # as the command server does
         opaque = request.command.opaque
         assert opaque not in self.answers, "answered twice"
-        self.answers[opaque] = reply
+        self.answers[opaque] = answer if isinstance(answer, Exception) else reply_of(answer)
 
     def _room(self, peer: bytes) -> int:
         if self.rooms.get(peer) == 0:
@@ -208,11 +201,14 @@ class Stage:
         return self.rooms.get(peer, MAX_PULL_BYTES)
 
     def _write(self):
-        tables = self.tables
-        for name in ("topics", "groups", "offsets"):
-            if getattr(tables, name).changed:
-                self.saved.append(name)
-        return type(tables.state).write(tables.state)
+        features = self.features
+        tables = {
+            "topics": features.state.topics,
+            "groups": features.state.group_table,
+            "offsets": features.state.committed,
+        }
+        self.saved += [name for name, table in tables.items() if table.changed]
+        return type(features.core.state).write(features.core.state)
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.roles.broker.commit_point import CommitPoint, Holder, commit_point_of
+from mqmesh.roles.broker.commit_point import CommitPoint, Holder
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.environment import commit_point_of
+from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.roles.broker.ha.confirm import AckPolicy
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MAX_OFFSET
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqmesh.errors import GroupNotFound, SystemBusy
 from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
-from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 
 
 def make(**options):

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets, SentBackStarts
 from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
+from mqmesh.roles.broker.group_state.committed_offsets import (
+    CommittedOffsets,
+    SentBackStarts,
+)
 
 
 def replay(table, copy):

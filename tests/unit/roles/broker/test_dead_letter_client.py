@@ -14,7 +14,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.sdk.admin.dead_letters import (
     LETTERS_PER_REQUEST,
     DeadLetter,
@@ -35,14 +34,14 @@ class Client(DeadLetterClient):
 
     def topics(self):
         return sorted(
-            {one.topic for s in self.stages.values() for one in s.context.topics.configs()}
+            {one.topic for s in self.stages.values() for one in s.features.state.topics.configs()}
         )
 
     def topic_stats(self, topic):
         return {
             name: stage.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicStatsRequest(topic), TopicStats)
             for name, stage in self.stages.items()
-            if stage.context.topics.get(topic)
+            if stage.features.state.topics.get(topic)
         }
 
     def _addresses(self):
@@ -78,7 +77,7 @@ def bury(stage, *bodies, sequence=0, damaged=False, reason="ValueError: no", **f
         data[-1:] = b"\xc1"
         crc = zlib.crc32(data[BROKER_PART_SIZE + 4 :])
         data[BROKER_PART_SIZE : BROKER_PART_SIZE + 4] = crc.to_bytes(4, "little")
-    inner_send(stage.context, [bytes(data)], lambda outcomes: None)
+    stage.features.writes.put_encoded([bytes(data)], lambda outcomes: None)
     stage.end_tick()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from harness.batches import PRODUCER_ID
 
@@ -17,9 +15,8 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.roles.broker.features.delays.delays import place_delayed
+from mqmesh.roles.broker.features.delays.placement import DelayPlacement
 from mqmesh.roles.broker.features.retries.retry_plan import plan_retry
-from mqmesh.roles.broker.features.storing.inner_send import inner_put
 
 
 def delayed(first_sequence=0, queue_id=2, **wish):
@@ -77,7 +74,7 @@ def test_a_repeated_send_is_stored_once_among_many_queues(make_stage):
         stage.send(delayed(number * 2, number % 4, level=1))
     stage.send(delayed(0, 0, level=1))
     assert stage.store.queue_bounds(SCHEDULE_TOPIC, 0) == (0, 80)
-    assert stage.context.stats.total.put_duplicates == 1
+    assert stage.features.core.stats.total.put_duplicates == 1
 
 
 @pytest.mark.parametrize("wish", [{}, {"level": 1, "due_times": pack_due_times([5])}])
@@ -93,10 +90,16 @@ def test_a_retry_is_built_once_as_what_waits(make_stage):
     data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
     messages = decode_messages(data, read_header(data))
     (step,) = plan_retry(messages[1:2], topic="t", max_reconsume_times=16, reason="no")
-    batch = step.batch("%RETRY%g", 0, partial(place_delayed, stage.context))
+    batch = step.batch(
+        "%RETRY%g",
+        0,
+        DelayPlacement(
+            stage.features.core, stage.features.writes, stage.features.state.schedule
+        ).place,
+    )
     assert (batch.topic, batch.queue_id) == (SCHEDULE_TOPIC, 2)
     assert read_header(batch.data) == batch.header
-    inner_put(stage.context, [batch], lambda outcomes: None)
+    stage.features.writes.put([batch], lambda outcomes: None)
     stage.end_tick()
     data, header, meta = scheduled(stage, 2)
     (message,) = decode_messages(data, header)

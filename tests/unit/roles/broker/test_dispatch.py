@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mqmesh.protocol.commands import ServedBy, served_by
-from mqmesh.roles.broker.all_features import FEATURES
 
 NAMES = st.sampled_from(
     ["t", "g", "", "%RETRY%g", "../x", "x" * 300, "A || B", "*", "TAG", "SQL92"]
@@ -19,13 +18,12 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5),
     max_leaves=20,
 )
-CODES = [code for feature in FEATURES for code in feature.commands]
+CODES = sorted(set(served_by(ServedBy.BROKER)) - set(served_by(ServedBy.ALL)) - OF_THE_PROCESS)
 HEADERS = st.lists(VALUES, max_size=9).map(msgspec.msgpack.encode) | st.binary(max_size=40)
 
 
-def test_every_command_that_the_table_gives_brokers_has_its_handler():
-    of_features = set(served_by(ServedBy.BROKER)) - set(served_by(ServedBy.ALL)) - OF_THE_PROCESS
-    assert sorted(CODES) == sorted(of_features)
+def test_every_command_that_the_table_gives_brokers_has_its_handler(stage):
+    assert sorted(stage.features.commands()) == CODES
 
 
 # The fixture only tells the class; each example makes a broker of its own.

@@ -9,8 +9,8 @@ import pytest
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
 from mqmesh.protocol.filters import RegisterFilterServerRequest
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.features.pulls.feature import PULLS
-from mqmesh.roles.broker.features.pulls.filter_servers import EXPIRY_MS, MAX_SERVERS, FilterServers
+from mqmesh.roles.broker.features.filter_servers.feature import FilterServersFeature
+from mqmesh.roles.broker.features.filter_servers.state import EXPIRY_MS, MAX_SERVERS, FilterServers
 
 
 def request(name):
@@ -62,10 +62,8 @@ def test_figures_are_sums_over_those_that_are_there():
     for peer, name in ((b"1", "a"), (b"2", "b")):
         told = RegisterFilterServerRequest(name, BrokerAddress("h:1"), 3, 1, 100, 20)
         servers.on_register(peer, told, 0)
-    owner = SimpleNamespace(filter_servers=servers)
-    figures = {
-        one.figure.name: one for one in PULLS.figures if one.figure.name.startswith("filter")
-    }
+    owner = SimpleNamespace(servers=servers)
+    figures = {one.figure.name: one for one in FilterServersFeature.metrics}
     assert {name: one.read(owner) for name, one in figures.items()} == {
         "filter_servers": 2,
         "filters": 6,

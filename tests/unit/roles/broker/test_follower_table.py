@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import MAX_OFFSET
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mqmesh.roles.broker.features.groups.forced_losses import Loss, losses, sentences
+from mqmesh.roles.broker.features.groups.forced_losses import (
+    Loss,
+    losses,
+    sentences,
+)
 from mqmesh.storage.interface import QueueMove
 
 MOVES = [

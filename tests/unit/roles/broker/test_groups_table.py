@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, NoPermission, SystemBusy
 from mqmesh.protocol.groups import GroupConfig
-from mqmesh.roles.broker.features.groups.groups_table import GroupTable
+from mqmesh.roles.broker.group_state.group_table import GroupTable
 
 
 def clustering(group):

@@ -9,13 +9,12 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.groups import ResetOffsetRequest, ResetWhere
 from mqmesh.protocol.replication import HeldCommit
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.held_commits import (
     HeldCommits,
     HeldDocument,
     decode_held,
-    take_held_commits,
 )
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 
 GOLDEN = HeldDocument(7, [HeldCommit("g", "t", 0, -1, 70, 2), HeldCommit("h", "t", 4, 5, 6)])
 
@@ -96,13 +95,13 @@ def test_what_changed_while_it_was_handed_over_is_handed_over_again():
 def master(stage):
     """One with 100 messages in queue 0, of which the group has had 40."""
     stage.send(stage.batch(bodies=[b"x"] * 100))
-    stage.context.offsets.commit("g", "t", 0, 40)
+    stage.features.state.committed.commit("g", "t", 0, 40)
     return stage
 
 
 def taken(master, *commits: HeldCommit) -> int:
-    take_held_commits(master.context, commits)
-    return master.context.offsets.query("g", "t", 0)
+    master.features.handed_over.take_held_commits(commits)
+    return master.features.state.committed.query("g", "t", 0)
 
 
 @pytest.mark.parametrize(("offset", "at"), [(70, 70), (30, 40), (40, 40), (101, 100)])
@@ -122,7 +121,7 @@ def test_a_group_that_was_reset_since_stays_there(master):
 
 def test_what_is_gone_since_is_left_out(master):
     gone = HeldCommit("g", "gone", 0, -1, 5), commit(5, known=-1, queue_id=99)
-    assert take_held_commits(master.context, gone) == 0
+    assert master.features.handed_over.take_held_commits(gone) == 0
 
 
 def test_where_the_log_lost_its_end_the_group_goes_on_there(master, monkeypatch):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from harness.served import features_on
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.log_identity import EpochStart, LogIdentity
@@ -16,14 +15,24 @@ from mqmesh.protocol.replication import (
     agreed_version,
 )
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on, open_replication
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.core import ReplyChannel
+from mqmesh.roles.broker.features.replication.feature import how_to_go_on
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.clock import ManualClock
 
 STREAM, TRUNCATE, COPY, _ = ReplicationMode
 
 
 def log(start: int, end: int, *epochs: tuple[int, int], store: int = 7, key: bytes = b"k"):
     return LogIdentity(store, key, start, end, [EpochStart(*one) for one in epochs])
+
+
+def master(config: BrokerConfig):
+    """Replication of a master without a process."""
+    clock, nobody = ManualClock(), ReplyChannel(print, print, print)
+    store = MemoryStore(config.storage, clock=clock)
+    return features_on(store, config, clock, nobody).replication
 
 
 LEADER = log(0, 1_000, (1, 0), (3, 400), (4, 800))
@@ -70,10 +79,10 @@ def test_a_leader_gives_what_it_has(follower, mode, offset):
 
 
 def test_a_broker_without_replicas_gives_its_log_and_key_to_nobody():
-    context = SimpleNamespace(config=BrokerConfig())
+    replication = master(BrokerConfig())
     asked = OpenReplicationRequest("broker-a", 1, 9, 1, LogIdentity(7, b"k", 0, 0, []))
     with pytest.raises(InvalidArgument, match=r"ha\.mode"):
-        open_replication(context, None, asked)
+        replication.open_replication(None, asked)
 
 
 def test_two_replicas_speak_the_smaller_of_their_versions():
@@ -83,8 +92,8 @@ def test_two_replicas_speak_the_smaller_of_their_versions():
 
 
 def test_a_follower_of_a_version_that_is_not_spoken_any_more_is_refused_with_what_to_do():
-    context = SimpleNamespace(config=BrokerConfig(ha=HaConfig(mode=HaMode.MANUAL)))
+    replication = master(BrokerConfig(ha=HaConfig(mode=HaMode.MANUAL)))
     old = OLDEST_REPLICATION_VERSION - 1
     asked = OpenReplicationRequest("broker-a", 1, 9, old, LogIdentity(7, b"k", 0, 0, []))
     with pytest.raises(InvalidArgument, match=rf"speaks version {old} .*upgrade the other"):
-        open_replication(context, None, asked)
+        replication.open_replication(None, asked)

@@ -8,8 +8,8 @@ from harness.batches import join_batch
 from mqmesh.batch.record_batch import BatchMeta, check_batch, encode_batch, read_meta
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
-from mqmesh.roles.broker.features.pulls import meta_cache
-from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
+from mqmesh.roles.broker.reading import meta_cache
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
 
 
 def batch(*tags, topic="t", born_host="h:1"):

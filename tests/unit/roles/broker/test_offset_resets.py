@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.roles.broker.features.groups.offset_resets import OffsetResets
+from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 
 
 def test_a_consumer_is_told_once_and_has_followed_with_its_next_pull():

@@ -8,7 +8,7 @@ from harness.batches import join_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mqmesh.roles.broker.features.pulls.pull_filter as module
+import mqmesh.roles.broker.reading.pull_filter as module
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import (
     Attributes,
@@ -21,8 +21,8 @@ from mqmesh.batch.record_batch import (
 from mqmesh.errors import CorruptBatch, InvalidArgument, UnsupportedCommand
 from mqmesh.filtering.predicate import Predicate
 from mqmesh.message import Message, tag_hash
-from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
-from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
 from mqmesh.storage.interface import BatchToPut, GetStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.pulling import PullRequest
-from mqmesh.roles.broker.features.pulls.pull_hold import SLOT_MS, HeldPull, PullHold
+from mqmesh.roles.broker.features.pulling.held_pulls import SLOT_MS, HeldPull, PullHold
 
 opaques = itertools.count()
 

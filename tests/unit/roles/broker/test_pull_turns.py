@@ -9,8 +9,8 @@ import pytest
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.pulling import PullRequest
-from mqmesh.roles.broker.features.pulls.pull_hold import HeldPull
-from mqmesh.roles.broker.features.pulls.pull_turns import (
+from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull
+from mqmesh.roles.broker.features.pulling.pull_turns import (
     LEAST_BYTES,
     MOST_OF_ONE,
     PULLS_A_TURN,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import StaleGeneration
-from mqmesh.roles.broker.features.groups.queue_claims import NOBODY, Claim, QueueClaims
+from mqmesh.roles.broker.group_state.queue_ownership import (
+    NOBODY,
+    Claim,
+    QueueClaims,
+)
 
 
 @pytest.fixture

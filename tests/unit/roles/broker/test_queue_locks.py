@@ -9,7 +9,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.membership import LOCK_HELD_BY_OTHER, LOCK_PENDING
-from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 
 LEASE_MS, GRACE_MS = 60_000, 3_000
 Q = ("t", 0)

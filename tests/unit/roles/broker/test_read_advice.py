@@ -7,9 +7,9 @@ import pytest
 from mqmesh.batch.record_batch import BROKER_PART_SIZE, encode_batch, read_header, stamp
 from mqmesh.message import Message
 from mqmesh.protocol.pulling import PullRequest
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
-from mqmesh.roles.broker.features.replicas.read_advice import ReadAdvice
-from mqmesh.roles.broker.ha.ha_config import HaConfig
+from mqmesh.roles.broker.followers.follower_table import FollowerTable
+from mqmesh.roles.broker.followers.read_advice import ReadAdvice
+from mqmesh.roles.broker.ha_config import HaConfig
 from mqmesh.storage.interface import GetResult, GetStatus
 from mqmesh.units import KIB, QueueOffset
 

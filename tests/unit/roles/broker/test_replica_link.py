@@ -18,9 +18,7 @@ from mqmesh.protocol.replication import (
     ReplicateLog,
     ReplicationMode,
 )
-from mqmesh.roles.broker.ha.promises import KeptPromises
-from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
-from mqmesh.roles.broker.ha.replica_link import (
+from mqmesh.roles.broker.follower.replica_link import (
     FIRST_RETRY_MS,
     MOST_STEPS,
     RETRY_MS,
@@ -28,7 +26,9 @@ from mqmesh.roles.broker.ha.replica_link import (
     LogCopy,
     ReplicaLink,
 )
+from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_state import first_state
+from mqmesh.roles.broker.replica_figures import ReplicaCounts
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import LogBeginning
 from mqmesh.storage.log.store_key import StoreKey

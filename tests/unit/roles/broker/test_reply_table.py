@@ -6,7 +6,10 @@ import pytest
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.command import Request, decode_frame, encode_frame
-from mqmesh.roles.broker.features.replies.reply_table import ACKNOWLEDGE_TIMEOUT_MS, ReplyTable
+from mqmesh.roles.broker.features.request_reply.open_requests import (
+    ACKNOWLEDGE_TIMEOUT_MS,
+    ReplyTable,
+)
 
 MOST = 3
 

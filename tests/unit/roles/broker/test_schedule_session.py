@@ -10,7 +10,6 @@ from functools import partial
 import msgspec
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
-from harness.served import served
 from harness.sorted_pairs import SortedPairs
 
 from mqmesh.batch.delayed_batch import (
@@ -58,15 +57,6 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.features.delays import due_messages
-from mqmesh.roles.broker.features.delays.feature import DELAYS
-from mqmesh.roles.broker.features.delays.schedule import (
-    count_retries,
-    fail_cancels,
-    tell_schedule_service,
-)
-from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed
-from mqmesh.roles.broker.features.transactions.transactions import finish_transactions, has_queue
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import Node, broker_series, figure_series, group_series
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -151,19 +141,16 @@ class Rig:
         """It is gone with all it had not sent; the broker learns of it."""
         old, self.link = self.link, None
         old.broken = True
-        desk = self.stage.context.schedule
-        fail_cancels(self.stage.context, desk.on_disconnect(old.peer))
+        self.stage.features.delays.client_gone(old.peer, self.stage.clock.monotonic_ms())
         self.start_service()
         return old
 
     def restart_broker(self):
         """What was staged is lost, what was stored stays."""
         self.link.broken = True
-        self.stage.context.stage.take()
-        self.stage.context = msgspec.structs.replace(
-            self.stage.context, schedule=ScheduleDesk(2**32)
-        )
-        self.stage.handlers = served(self.stage.context)
+        self.stage.features.writes.stage.take()
+        self.stage.epoch += 1
+        self.stage.restart()
         self.service.on_disconnected()
         self.connect()
 
@@ -179,7 +166,7 @@ class Rig:
 
     def end_tick(self):
         self.stage.end_tick()
-        tell_schedule_service(self.stage.context)
+        self.stage.features.delays.notify_service()
 
     def pump(self):
         """One turn: requests, the tick's end, answers, notices. True if there was something."""
@@ -241,7 +228,7 @@ class Rig:
             )
         )
         (outcome,) = self.stage.send(data)
-        tell_schedule_service(self.stage.context)
+        self.stage.features.delays.notify_service()
         assert outcome.code == 0, outcome.remark
         return list(range(first, first + count))
 
@@ -291,7 +278,7 @@ def test_messages_are_delivered_when_they_are_due(rig):
     assert set(delivered) == set(due)
     for sequence, at in delivered.items():
         assert 0 <= at - max(due[sequence], now_ms) <= 12
-    assert rig.service.status().delivered == rig.stage.context.schedule.delivered == 5
+    assert rig.service.status().delivered == rig.stage.features.state.schedule.delivered == 5
 
 
 def test_a_level_counts_from_the_store_time(rig):
@@ -322,16 +309,14 @@ def test_only_who_may_send_to_its_topic_cancels_a_message(rig):
     rig.stage.guard.forbidden.clear()
     rig.advance(200)
     assert [one for one, _ in rig.delivered()] == [sequence]
-    assert rig.stage.context.schedule.cancelled == 0
+    assert rig.stage.features.state.schedule.cancelled == 0
 
 
 def test_nothing_is_cancelled_for_somebody_who_has_stopped_waiting(rig):
     (sequence,) = rig.send(rig.now_ms + 100)
     rig.advance(10)
     number = rig.begin_cancel(sequence)
-    fail_cancels(
-        rig.stage.context, rig.stage.context.schedule.tick(rig.stage.clock.monotonic_ms() + 3_000)
-    )
+    rig.stage.features.delays.tick(rig.stage.clock.monotonic_ms() + 3_000)
     assert "does not answer" in str(rig.stage.answers[number])
     rig.advance(200)
     assert [one for one, _ in rig.delivered()] == [sequence]
@@ -341,7 +326,7 @@ def test_a_cancel_ends_with_its_master(rig):
     (sequence,) = rig.send(rig.now_ms + 100)
     rig.advance(10)
     number = rig.begin_cancel(sequence)
-    DELAYS.stopping(rig.stage.context)
+    rig.stage.features.delays.stopping()
     assert "whether the message is cancelled is unknown" in str(rig.stage.answers[number])
 
 
@@ -384,12 +369,12 @@ def test_no_service_begins_while_what_one_before_delivered_is_not_safe(make_stag
     rig.advance(49)
     rig.stage.store.synced = rig.stage.store.stats().max_commitlog_offset
     rig.advance(20)
-    assert rig.stage.context.schedule.storing == 1
+    assert rig.stage.features.state.schedule.storing == 1
     rig.kill_service()
     rig.advance(2_000)
     assert rig.service.status().state is not SessionState.SERVING, "it would deliver it again"
     rig.stage.store.synced = None
-    answer_confirmed(rig.stage.context)
+    rig.stage.features.writes.answer_confirmed()
     rig.advance(2_000)
     assert rig.service.status().state is SessionState.SERVING
     assert len(rig.delivered()) == 1
@@ -399,7 +384,7 @@ def test_two_services_of_a_broker_take_turns_and_lose_and_repeat_nothing(make_st
     stage = make_stage()
     one, other = rigs = Rig(stage, "one"), Rig(stage, "other")
     sent = [s for _ in range(5) for s in one.send(*[one.now_ms + 100 * i for i in range(40)])]
-    desk = stage.context.schedule
+    desk = stage.features.state.schedule
     turns = []
     for _ in range(500):
         stage.clock.advance(10)
@@ -436,20 +421,20 @@ def test_what_fits_into_no_batch_does_not_hold_up_others(rig, monkeypatch):
     monkeypatch.setattr(due_messages, "redeliver", refuse)
     rig.advance(80)
     assert len(rig.delivered()) == 1
-    assert rig.stage.context.schedule.gone == 1
+    assert rig.stage.features.state.schedule.gone == 1
 
 
 def test_a_topic_that_was_deleted_is_made_again_beyond_max_topics(make_stage):
     rig = Rig(make_stage(max_topics=3))  # with that of the schedule
     rig.send(rig.now_ms + 50, topic="gone")
     rig.send(rig.now_ms + 60, topic="t")
-    rig.stage.context.topics.delete("gone", 1)
+    rig.stage.features.state.topics.delete("gone", 1)
     rig.stage.send(rig.stage.batch("other"))
-    assert len(rig.stage.context.topics) == 3
+    assert len(rig.stage.features.state.topics) == 3
     rig.advance(80)
     assert len(rig.delivered("gone")) == len(rig.delivered("t")) == 1
     with pytest.raises(SystemBusy, match="max_topics"):
-        rig.stage.context.topics.create("new", 1, 1)
+        rig.stage.features.state.topics.create("new", 1, 1)
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
@@ -579,7 +564,7 @@ def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):
     monkeypatch.setattr(rig.stage.store, "keep_from", keep, raising=False)
     assert rig.cancel(sequences[3]) == 0
     rig.advance(3_000, 10)
-    assert rig.stage.context.schedule.rolled == 100
+    assert rig.stage.features.state.schedule.rolled == 100
     assert kept[-1] >= end
     wish[0] = 0
     rig.advance(5_000, 10)
@@ -599,7 +584,7 @@ def test_what_is_being_rolled_forward_can_be_cancelled(rig, monkeypatch, turns):
         rig.pump()
     assert rig.cancel(cancelled) == 0
     rig.advance(5_000, 10)
-    assert rig.stage.context.schedule.rolled
+    assert rig.stage.features.state.schedule.rolled
     assert [s for s, _ in rig.delivered()] == [other]
 
 
@@ -657,7 +642,7 @@ def test_kills_at_any_step_lose_nothing_and_repeat_nothing(make_stage, seed):
     assert cancelled.isdisjoint(sequences)
     missing = set(due) - set(sequences) - cancelled
     # A cancellation whose answer was lost may have been carried out.
-    done = rig.stage.context.schedule
+    done = rig.stage.features.state.schedule
     assert len(missing) == 0 or all(rig.cancel(s) == ResponseCode.CANCEL_REFUSED for s in missing)
     assert len(missing) <= 3, (missing, done.figures())
     for sequence, at in delivered:
@@ -703,11 +688,11 @@ class Shop:
         # Transactions have a queue of their own: their producer's messages have other sequences.
         self.held = {("t", 0): [], ("t", 1): [], (RETRY, 0): []}
         self.next = dict.fromkeys(self.held, 0)
-        context = self.stage.context
-        context.transactions.recover(
-            context.store,
+        features = self.stage.features
+        features.state.half_messages.recover(
+            self.stage.store,
             None,
-            partial(has_queue, context.topics),
+            features.transactions.has_queue,
             wall_ms=self.stage.clock.wall_ms(),
             now_ms=self.stage.clock.monotonic_ms(),
             segment_bytes=1 << 30,
@@ -749,7 +734,7 @@ class Shop:
             end = End(base, PRODUCER_ID, sequence, 0, 1, int(decision), PRODUCER_KEY)
             asked, body = EndTransactionRequest("pg"), encode_ends([end])
             number = self.stage.begin(RequestCode.END_TRANSACTION, asked, body)
-            finish_transactions(self.stage.context)
+            self.stage.features.transactions.finish()
             self.stage.end_tick()
             reply = self.stage.answer(number)
             (outcome,) = decode_end_outcomes(b"".join(reply.body), 1)
@@ -758,7 +743,7 @@ class Shop:
 
     def pull(self):
         for queue, begin in self.next.items():
-            if self.stage.context.topics.get(queue[0]) is not None:
+            if self.stage.features.state.topics.get(queue[0]) is not None:
                 found, bodies = self.stage.pull(*queue, begin)
                 self.held[queue] += range(begin, begin + len(bodies))
                 self.next[queue] = max(begin, found.next_queue_offset)
@@ -773,7 +758,7 @@ class Shop:
         else:
             entry = SendBackEntry(topic, queue_id, offset, 1, "planned", level)
             self.stage.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBackRequest("g", [entry]))
-            tell_schedule_service(self.stage.context)
+            self.stage.features.delays.notify_service()
         commit = UpdateConsumerOffsetRequest(
             "g", "c", [QueueOffsetEntry(topic, queue_id, offset + 1)]
         )
@@ -797,10 +782,10 @@ class Shop:
 
     def numbers(self):
         """How many messages are in each state, as Prometheus is told."""
-        context, node = self.stage.context, Node("c", "broker", "a", "a:1", True, "a")
+        node = Node("c", "broker", "a", "a:1", True, "a")
         board = FigureBoard()
-        for feature in FEATURES:
-            board.add(feature.figures, lambda: context)
+        for kind in FEATURES:
+            board.add(kind.metrics, partial(self.stage.features.of, kind))
         readings = Readings(board.read())
         request = GroupsProgressRequest()
         told = self.stage.ask(RequestCode.GET_GROUPS_PROGRESS, request, GroupsProgress)
@@ -828,8 +813,8 @@ def test_each_message_is_in_one_number(rig, seed):
         shop.step()
         rig.advance(shop.chance.choice((200, 4_000)), step_ms=200)
         # The service reports each second what it has done, and at once when it is told of more.
-        rig.stage.context.schedule.stirred = True
-        tell_schedule_service(rig.stage.context)
+        rig.stage.features.state.schedule.timer_changed = True
+        rig.stage.features.delays.notify_service()
         rig.settle()
         numbers = shop.numbers()
         assert sum(numbers.values()) == shop.open, numbers
@@ -866,13 +851,13 @@ def test_while_its_service_is_away_the_broker_counts_what_comes_to_wait(rig):
     shop.pull()
     shop.finish("t", level=0)
     rig.advance(2_000, step_ms=100)
-    context = rig.stage.context
-    fail_cancels(context, context.schedule.on_disconnect(rig.link.peer))
+    delays = rig.stage.features.delays
+    delays.client_gone(rig.link.peer, rig.stage.clock.monotonic_ms())
     rig.link.broken = True
     shop.finish("t", level=0)
     shop.delay()
     for _ in range(2):  # nothing is counted twice
-        count_retries(context)
+        delays.sample()
     assert shop.numbers()["waiting for a retry"] == 2
     assert sum(shop.numbers().values()) == shop.open
     rig.service.on_disconnected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.testing.clock import ManualClock
 
 

@@ -9,19 +9,19 @@ import pytest
 from mqmesh.errors import ConfigError, MQMeshError, StorageError, SystemBusy, UnsupportedCommand
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.snapshots import CreateSnapshotRequest
-from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
+from mqmesh.roles.broker.config import SnapshotConfig
+from mqmesh.roles.broker.features.snapshots.state import (
     SYNC_WAIT_MS,
-    SnapshotConfig,
-    SnapshotDesk,
+    SnapshotJobs,
     SnapshotStep,
-    as_mqmesh_error,
     snapshot_name,
 )
+from mqmesh.roles.broker.helper_thread import as_mqmesh_error
 
 
 @pytest.fixture
 def desk():
-    desk = SnapshotDesk()
+    desk = SnapshotJobs()
     desk.begin(request=None, now_ms=5)
     return desk
 

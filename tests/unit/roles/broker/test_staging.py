@@ -6,7 +6,7 @@ from mqmesh.batch.record_batch import encode_batch, read_header
 from mqmesh.message import Message
 from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.roles.broker.features.storing.staging import (
+from mqmesh.roles.broker.staging import (
     OpenSend,
     SendStage,
     fill_in,

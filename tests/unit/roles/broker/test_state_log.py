@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.served import KeptState
 
 from mqmesh.batch.record_batch import check_stored, encode_batch, read_header
 from mqmesh.errors import CorruptRecord, NotMaster
@@ -15,7 +16,6 @@ from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker import state_log
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.state_records import OffsetsRecord, decode_state, in_bodies
-from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import BatchToPut, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -73,7 +73,7 @@ def store():
 
 
 def begin(store):
-    tables = BrokerTables(CONFIG, ManualClock(), store)
+    tables = KeptState(CONFIG, ManualClock(), store)
     tables.load()
     tables.state.write()
     return tables
@@ -217,7 +217,7 @@ def test_a_snapshot_of_much_is_made_bit_by_bit_beside_changes(store, monkeypatch
 
 def begin_quietly(store):
     """A start that writes nothing."""
-    tables = BrokerTables(CONFIG, ManualClock(), store)
+    tables = KeptState(CONFIG, ManualClock(), store)
     tables.load()
     return tables
 
@@ -309,7 +309,7 @@ def test_with_no_snapshot_left_the_start_ends(store):
 
 def test_a_retry_of_what_could_not_be_written_waits_a_second(store, monkeypatch):
     clock = ManualClock()
-    tables = BrokerTables(CONFIG, clock, store)
+    tables = KeptState(CONFIG, clock, store)
     put = store.put
 
     def refuse(*arguments, **options):

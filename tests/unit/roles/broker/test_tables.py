@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.served import KeptState
 
 from mqmesh.batch.record_batch import encode_batch, read_header
 from mqmesh.errors import CorruptRecord, DiskFull
@@ -10,7 +11,6 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import DataVersion, TopicConfig
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import BatchToPut, StoreConfig
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -35,7 +35,7 @@ def store():
 
 def begin(store):
     """A life of a broker begins."""
-    tables = BrokerTables(BrokerConfig(), ManualClock(), store)
+    tables = KeptState(BrokerConfig(), ManualClock(), store)
     tables.load()
     tables.state.write()
     return tables
@@ -154,7 +154,7 @@ def test_records_that_cannot_be_read_stop_the_start(store):
 
 
 def test_without_a_store_answers_come_all_the_same():
-    tables = BrokerTables(BrokerConfig(), ManualClock(), None)
+    tables = KeptState(BrokerConfig(), ManualClock(), None)
     tables.load()
     told = []
     tables.state.save(told.append)

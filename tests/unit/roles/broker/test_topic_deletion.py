@@ -10,13 +10,13 @@ from mqmesh.protocol.route import DeleteTopicRequest, TopicConfig
 
 
 def test_a_topic_stays_when_its_messages_cannot_be_deleted(stage, monkeypatch):
-    context = stage.context
-    context.topics.set(TopicConfig("t"), 1)
+    features = stage.features
+    features.state.topics.set(TopicConfig("t"), 1)
 
     def fail(topic: str) -> None:
         raise StorageError("planned: the disk is full")
 
-    monkeypatch.setattr(context.store, "delete_topic", fail)
+    monkeypatch.setattr(features.core.store, "delete_topic", fail)
     with pytest.raises(StorageError, match="planned"):
         stage.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest("t"))
-    assert context.topics.get("t") is not None
+    assert features.state.topics.get("t") is not None

@@ -13,8 +13,8 @@ from mqmesh.errors import (
 )
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
-from mqmesh.roles.broker.features.topics import topics
-from mqmesh.roles.broker.features.topics.topics import TopicTable, create_all
+from mqmesh.roles.broker.features.topics import state as topics
+from mqmesh.roles.broker.features.topics.state import TopicTable, create_all
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from harness.prometheus import promtool
 
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
-from mqmesh.roles.broker.ha.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES
+from mqmesh.roles.broker.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.dispatch import FIGURES as COMMAND_FIGURES
 from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES, own_metric
@@ -22,7 +22,7 @@ from mqmesh.roles.shell import _CONNECTION_FIGURES, _PROCESS_FIGURES
 from mqmesh.security.guard import FIGURES as GUARD_FIGURES
 
 FIGURES = (
-    *(one for feature in FEATURES for one in feature.figures),
+    *(one for feature in FEATURES for one in feature.metrics),
     *STORE_FIGURES,
     *SCHEDULE_FIGURES,
     *INDEX_PROCESS_FIGURES,

@@ -610,6 +610,18 @@ def test_a_change_of_a_version_that_is_not_here_asks_for_the_whole_table(is_new_
     assert table.topics() == ["new", "t"]
 
 
+def test_a_change_of_a_follower_leaves_its_masters_topics_alone():
+    table = make_table()
+    master, follower = Broker(table), Broker(table, broker_id=1)
+    master.register("t", "u")
+    follower.register("t", "u", "old")
+    assert follower.change("new", deleted=["u", "old"])[1] == []
+    assert table.topics() == ["t", "u"]
+    assert set(queues(table, "u")) == {"broker-a"}
+    master.die()
+    assert table.topics() == ["new", "t"], "now the follower is the one to read from"
+
+
 def test_a_change_is_checked_as_a_table_is():
     table = make_table(max_topic_entries=3)
     broker = Broker(table)

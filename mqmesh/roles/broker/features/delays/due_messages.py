@@ -21,9 +21,9 @@ from mqmesh.batch.schedule_record import Run, ScheduleAction, encode_record
 from mqmesh.errors import CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
-from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatch, OpenedBatches
-from mqmesh.roles.broker.features.storing.inner_send import ensure_topic
+from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.units import MIB
 
 SLICE_NS: Final = 5_000_000
@@ -49,84 +49,110 @@ class Prepared(msgspec.Struct):
     gone: int = 0
 
 
-def prepare(context: BrokerContext, action: ScheduleAction, runs: list[Run]) -> Prepared:
-    """Makes the batches that a request of the schedule service wants stored.
+class DueMessages:
+    """Batches of messages of the schedule topic that are due, cancelled or to be rolled forward.
 
-    Args:
-        context: The broker.
-        action: What to do.
-        runs: Best in the order of the log. Those that do not fit into one turn are left.
-
-    Raises:
-        SystemBusy: A topic is missing, and there are more than a broker may have at all.
+    Deliveries and the record of them are staged together, so they are stored in one write, the
+    record last: a crash repeats at most what was being delivered, under the same ids.
     """
-    prepared, done = Prepared(bytearray(), []), []
-    opened = context.schedule.opened
-    now_ms = context.clock.wall_ms()
-    until_ns, size = context.clock.monotonic_ns() + SLICE_NS, 0
-    for run in runs:
-        offset, _, count = run
-        if prepared.statuses and (size >= SLICE_BYTES or context.clock.monotonic_ns() >= until_ns):
-            break
-        try:
-            status = DueStatus.DONE
-            if action is not ScheduleAction.CANCEL:
-                data = _batch(context, opened, action, run, now_ms)
-                if data is None:
-                    status = DueStatus.NOT_DUE
-                else:
-                    prepared.batches.append(data)
-                    size += len(data)
-        except (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange) as error:
-            # For ever: the log does not come back, and no batch may be larger. It must not hold
-            # up the others.
-            _log.error("%d delayed messages at %d are lost: %s", count, offset, error)
-            prepared.gone += count
-            status = DueStatus.GONE
-        prepared.statuses.append(status)
-        if status == DueStatus.DONE:
-            prepared.message_count += count
-            done.append(run)
-    if done:
-        prepared.batches.append(_record(context, action, done))
-    return prepared
 
+    def __init__(self, core: Core, writes: Writes, opened: OpenedBatches) -> None:
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._instance_id = core.instance_id
+        self._writes = writes
+        self._opened = opened
 
-def _batch(
-    context: BrokerContext, opened: OpenedBatches, action: ScheduleAction, run: Run, now_ms: int
-) -> bytes | None:
-    """What a run is written as; None when it is not due yet."""
-    offset, first, count = run
-    batch = opened.open(context.store, offset)
-    header = batch.header
-    if not 0 < count <= header.message_count - first:
-        raise CorruptRecord(f"the batch at {offset} has no messages {first} to {first + count}")
-    meta, times = batch.meta, batch.due_times
-    if count == header.message_count:
-        opened.drop(offset)
-    else:
-        batch.split()
-    times = times if len(times) == 1 else times[first : first + count]
-    if action is ScheduleAction.ROLL:
-        return _rolled(batch, run, times)
-    if max(times) > now_ms:
-        return None
-    config = context.config
-    # It was there when the message was acknowledged, and may have been deleted.
-    topic = ensure_topic(
-        context, meta.real_topic, max(config.default_topic_queue_nums, meta.real_queue_id + 1)
-    )
-    # A queue may be gone by now; nobody would read there.
-    queue_id = meta.real_queue_id % max(topic.config.read_queue_nums, 1)
-    return redeliver(
-        batch.data,
-        header,
-        first=first,
-        count=count,
-        topic=meta.real_topic,
-        queue_id=queue_id,
-        raws=batch.raws,
-    )
+    def prepare(self, action: ScheduleAction, runs: list[Run]) -> Prepared:
+        """Makes the batches that a request of the schedule service wants stored.
+
+        Args:
+            action: What to do.
+            runs: Best in the order of the log. Those that do not fit into one turn are left.
+
+        Raises:
+            SystemBusy: A topic is missing, and there are more than a broker may have at all.
+        """
+        prepared, done = Prepared(bytearray(), []), []
+        opened = self._opened
+        now_ms = self._clock.wall_ms()
+        until_ns, size = self._clock.monotonic_ns() + SLICE_NS, 0
+        for run in runs:
+            offset, _, count = run
+            if prepared.statuses and (
+                size >= SLICE_BYTES or self._clock.monotonic_ns() >= until_ns
+            ):
+                break
+            try:
+                status = DueStatus.DONE
+                if action is not ScheduleAction.CANCEL:
+                    data = self._batch(opened, action, run, now_ms)
+                    if data is None:
+                        status = DueStatus.NOT_DUE
+                    else:
+                        prepared.batches.append(data)
+                        size += len(data)
+            except (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange) as error:
+                # For ever: the log does not come back, and no batch may be larger. It must not hold
+                # up the others.
+                _log.error("%d delayed messages at %d are lost: %s", count, offset, error)
+                prepared.gone += count
+                status = DueStatus.GONE
+            prepared.statuses.append(status)
+            if status == DueStatus.DONE:
+                prepared.message_count += count
+                done.append(run)
+        if done:
+            prepared.batches.append(self._record(action, done))
+        return prepared
+
+    def _batch(
+        self, opened: OpenedBatches, action: ScheduleAction, run: Run, now_ms: int
+    ) -> bytes | None:
+        """What a run is written as; None when it is not due yet."""
+        offset, first, count = run
+        batch = opened.open(self._store, offset)
+        header = batch.header
+        if not 0 < count <= header.message_count - first:
+            raise CorruptRecord(f"the batch at {offset} has no messages {first} to {first + count}")
+        meta, times = batch.meta, batch.due_times
+        if count == header.message_count:
+            opened.drop(offset)
+        else:
+            batch.split()
+        times = times if len(times) == 1 else times[first : first + count]
+        if action is ScheduleAction.ROLL:
+            return _rolled(batch, run, times)
+        if max(times) > now_ms:
+            return None
+        config = self._settings.now
+        # It was there when the message was acknowledged, and may have been deleted.
+        topic = self._writes.ensure_topic(
+            meta.real_topic, max(config.default_topic_queue_nums, meta.real_queue_id + 1)
+        )
+        # A queue may be gone by now; nobody would read there.
+        queue_id = meta.real_queue_id % max(topic.config.read_queue_nums, 1)
+        return redeliver(
+            batch.data,
+            header,
+            first=first,
+            count=count,
+            topic=meta.real_topic,
+            queue_id=queue_id,
+            raws=batch.raws,
+        )
+
+    def _record(self, action: ScheduleAction, runs: list[Run]) -> bytes:
+        return encode_batch(
+            [Message(SCHEDULE_TOPIC, encode_record(action, runs))],
+            topic=SCHEDULE_TOPIC,
+            queue_id=RECORD_QUEUE,
+            producer_id=self._instance_id,
+            first_sequence=0,
+            born_timestamp=self._clock.wall_ms(),
+            attributes=Attributes.REDELIVERED,
+        )
 
 
 def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:
@@ -149,15 +175,3 @@ def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:
         delay_ms=0,
     )
     return scheduled_batch(part, inner, wanted, queue_id=header.queue_id)
-
-
-def _record(context: BrokerContext, action: ScheduleAction, runs: list[Run]) -> bytes:
-    return encode_batch(
-        [Message(SCHEDULE_TOPIC, encode_record(action, runs))],
-        topic=SCHEDULE_TOPIC,
-        queue_id=RECORD_QUEUE,
-        producer_id=context.instance_id,
-        first_sequence=0,
-        born_timestamp=context.clock.wall_ms(),
-        attributes=Attributes.REDELIVERED,
-    )

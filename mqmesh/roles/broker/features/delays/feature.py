@@ -1,104 +1,341 @@
-"""Delayed messages, and the schedule service that says when they are due."""
+"""The schedule service's requests, and the cancelling of delayed messages.
 
+The service alone decides what is due; the broker checks that it is, by its own clock,
+reads the bodies and writes them, with a record of it, in one step.
+"""
+
+from collections.abc import Mapping
 from typing import Final
 
+from mqmesh.batch.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
+from mqmesh.batch.schedule_record import Run, ScheduleAction, decode_runs
+from mqmesh.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    CancelRefused,
+    CorruptBatch,
+    CorruptRecord,
+    NoPermission,
+    OffsetIllegal,
+    OffsetOutOfRange,
+)
 from mqmesh.figures import counter, gauge, text
-from mqmesh.log_identity import first_number
-from mqmesh.protocol.codes import RequestCode
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
-from mqmesh.roles.broker.features.delays import schedule
-from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
-from mqmesh.units import MAX_OFFSET
+from mqmesh.message import SCHEDULE_TOPIC, format_message_id
+from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Answer,
+    Reply,
+    Request,
+    encode_header,
+)
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.schedule import (
+    MAX_RUNS,
+    CancelDelayedRequest,
+    CancelVerdict,
+    DeliverDueRequest,
+    DeliverDueResponse,
+    OpenScheduleRequest,
+    OpenScheduleResponse,
+    PullScheduleRequest,
+    PullScheduleResponse,
+    RefuseCancelRequest,
+    ScheduleNews,
+)
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.delays.due_messages import DueMessages, Prepared
+from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
+from mqmesh.roles.broker.features.delays.schedule_reading import check_cursors, read_schedule
+from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.dispatch import Handler
+from mqmesh.units import MAX_OFFSET, CommitLogOffset
+
+HOLDER: Final = "the schedule service"
+"""The name under which the log's end is kept from retention."""
+_OK = int(ResponseCode.SUCCESS)
+_NEWS = encode_header(ScheduleNews())
+_WHY = {
+    CancelVerdict.OVER: "it was delivered or cancelled before",
+    CancelVerdict.LEAVING: "it is being delivered just now",
+}
 
 
-def make_schedule(begins: Beginning) -> ScheduleDesk:
-    """The desk of the schedule service, which has not come yet."""
-    return ScheduleDesk(first_number(begins.epoch))
+class DelaysFeature(Feature):
+    """Delayed messages, and the schedule service that says when they are due.
 
+    The service alone decides what is due; the broker checks that it is, by its own clock,
+    reads the bodies and writes them, with a record of it, in one step.
+    """
 
-def _tell_service(context: BrokerContext, turn: BrokerTurn) -> None:
-    schedule.tell_schedule_service(context)
+    def __init__(self, core: Core, writes: Writes, schedule: ScheduleLink) -> None:
+        self._clock = core.clock
+        self._store = core.store
+        self._commit_point = core.commit_point
+        self._replies = core.replies
+        self._writes = writes
+        self._schedule = schedule
+        self._due = DueMessages(core, writes, schedule.opened)
 
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.OPEN_SCHEDULE: self.open_schedule,
+            RequestCode.PULL_SCHEDULE: self.pull_schedule,
+            RequestCode.DELIVER_DUE: self.deliver_due,
+            RequestCode.CANCEL_DELAYED: self.cancel_delayed,
+            RequestCode.REFUSE_CANCEL: self.refuse_cancel,
+        }
 
-def _tick(context: BrokerContext, now_ms: int) -> None:
-    schedule.fail_cancels(context, context.schedule.tick(now_ms))
+    def tick(self, now_ms: int) -> None:
+        """Fail cancellations that the schedule service did not answer in time."""
+        self._fail_cancels(self._schedule.tick(now_ms))
 
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Fail cancellations whose schedule service went away."""
+        self._fail_cancels(self._schedule.on_disconnect(peer))
 
-def _forget_service(context: BrokerContext, peer: bytes, now_ms: int) -> None:
-    schedule.fail_cancels(context, context.schedule.on_disconnect(peer))
+    def stopping(self) -> None:
+        """Fail all cancellations."""
+        self._fail_cancels(self._schedule.tick(MAX_OFFSET))
 
+    def open_schedule(self, request: Request, asked: OpenScheduleRequest) -> OpenScheduleResponse:
+        """A schedule service begins."""
+        stats = self._store.stats()
+        session = self._schedule.open(request.peer)
+        return OpenScheduleResponse(
+            session, stats.store_id, self._store.epoch(), self._clock.wall_ms()
+        )
 
-def _fail_all_cancels(context: BrokerContext) -> None:
-    schedule.fail_cancels(context, context.schedule.tick(MAX_OFFSET))
+    def pull_schedule(self, request: Request, asked: PullScheduleRequest) -> PullScheduleResponse:
+        """What came into the schedule topic."""
+        desk = self._schedule
+        desk.check(asked.session)
+        if asked.caught_up:
+            desk.pending = asked.pending
+            desk.retries.report(asked)
+            lowest = asked.lowest_offset
+            desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
+            self._store.keep_from(HOLDER, CommitLogOffset(desk.keep_from))
+        epoch = self._store.epoch()
+        if 0 < asked.epoch < epoch:
+            check_cursors(self._store, asked.cursors, asked.settled, asked.epoch)
+        found = read_schedule(self._store, asked.cursors)
+        stats = self._store.stats()
+        if not found.more:
+            # What is not visible yet was not read either.
+            desk.known_end = self._commit_point.visible(stats.max_commitlog_offset)
+        return PullScheduleResponse(
+            self._clock.wall_ms(),
+            found.cursors,
+            found.entries,
+            found.records,
+            found.more,
+            stats.min_commitlog_offset,
+            self._store.retention_wish(),
+            epoch,
+        )
 
+    def deliver_due(self, request: Request, asked: DeliverDueRequest) -> Answer | None:
+        """Delivers, cancels or rolls forward; answered once that is stored."""
+        self._schedule.check(asked.session)
+        runs = decode_runs(request.command.body)
+        if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(ScheduleAction):
+            raise BrokerError(
+                f"{len(runs)} runs for action {asked.action}; 1 to {MAX_RUNS} are allowed",
+                code=ResponseCode.MESSAGE_ILLEGAL,
+            )
+        action = ScheduleAction(asked.action)
+        if action is ScheduleAction.CANCEL and not self._may_cancel(asked.ticket, runs):
+            return self._delivered(Prepared(bytearray(), []), -1)
+        prepared = self._due.prepare(action, runs)
+        self._schedule.gone += prepared.gone
+        if not prepared.batches:
+            return self._delivered(prepared, -1)
+        request = request.without_frame()
 
-def _sample(context: BrokerContext) -> None:
-    schedule.hold_log(context)
-    schedule.count_retries(context)
+        def on_stored(outcomes: list[BatchOutcome]) -> None:
+            self._schedule.storing -= 1
+            refused = next((one for one in outcomes if one.code != _OK), None)
+            if refused is not None:
+                error = error_of(refused.code, refused.remark, refused.retry_after_ms)
+                self._replies.fail(request, error)
+                canceller = self._schedule.take_cancel(asked.ticket)
+                if canceller is not None:
+                    self._replies.fail(canceller.request, error)
+                return
+            self._count(action, prepared.message_count)
+            self._replies.reply(request, self._delivered(prepared, outcomes[-1].base_queue_offset))
+            canceller = self._schedule.take_cancel(asked.ticket)
+            if canceller is not None:
+                self._replies.reply(canceller.request, EMPTY_REPLY)
 
+        self._writes.put_encoded(prepared.batches, on_stored)
+        self._schedule.storing += 1
+        self._schedule.timer_changed |= action is ScheduleAction.ROLL
+        return None
 
-def _service(context: BrokerContext) -> str:
-    return "off" if context.schedule.service is None else "on"
+    def cancel_delayed(self, request: Request, asked: CancelDelayedRequest) -> Reply | None:
+        """Asks the service whether a message still waits; answered once it is cancelled."""
+        desk = self._schedule
+        message_id = format_message_id(asked.producer_id, asked.sequence)
+        ticket = desk.add_cancel(request.without_frame(), message_id, self._clock.monotonic_ms())
+        assert desk.service is not None
+        news = ScheduleNews(ticket, asked.producer_id, asked.sequence)
+        self._replies.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, encode_header(news))
+        return None
 
+    def refuse_cancel(self, request: Request, asked: RefuseCancelRequest) -> Reply:
+        """The service says why a message cannot be cancelled."""
+        self._schedule.check(asked.session)
+        canceller = self._schedule.take_cancel(asked.ticket)
+        if canceller is not None:
+            message_id = canceller.message_id
+            why = _WHY.get(asked.verdict)
+            if why is None:
+                error: BrokerError = BrokerError(
+                    f"message {message_id} does not wait here: it is unknown, or not delayed",
+                    code=ResponseCode.QUERY_NOT_FOUND,
+                )
+            else:
+                error = CancelRefused(f"message {message_id} cannot be cancelled: {why}")
+            self._replies.fail(canceller.request, error)
+        return EMPTY_REPLY
 
-DELAYS: Final = Feature(
-    commands={
-        RequestCode.OPEN_SCHEDULE: schedule.open_schedule,
-        RequestCode.PULL_SCHEDULE: schedule.pull_schedule,
-        RequestCode.DELIVER_DUE: schedule.deliver_due,
-        RequestCode.CANCEL_DELAYED: schedule.cancel_delayed,
-        RequestCode.REFUSE_CANCEL: schedule.refuse_cancel,
-    },
-    turn_ended=_tell_service,
-    durable=schedule.tell_schedule_service,
-    tick=_tick,
-    sample=_sample,
-    client_gone=_forget_service,
-    stopping=_fail_all_cancels,
-    figures=(
-        text("schedule_service", "whether the schedule service is there: on, off", _service),
+    def notify_service(self) -> None:
+        """The end of a tick: if something came into the schedule topic, its service is told."""
+        desk = self._schedule
+        if desk.timer_changed and desk.service is not None:
+            desk.timer_changed = False
+            self._replies.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, _NEWS)
+
+    def sample(self) -> None:
+        """Keep the log while it is unknown what waits in it; count retries without a service."""
+        self._hold_log()
+        self._count_retries()
+
+    def pending(self) -> int:
+        """Return how many delayed messages wait, those for a retry too; -1 for unknown."""
+        link = self._schedule
+        if link.pending < 0 or link.retries.is_current:
+            return link.pending
+        ends = [self._store.queue_bounds(SCHEDULE_TOPIC, one)[1] for one in range(RECORD_QUEUE)]
+        return link.pending + link.retries.unreported(ends)
+
+    def _hold_log(self) -> None:
+        """Has the log kept whole while it is not known what still waits in it; now and then."""
+        desk = self._schedule
+        if desk.keep_from is None and any(
+            low < high
+            for low, high in (
+                self._store.queue_bounds(SCHEDULE_TOPIC, queue_id)
+                for queue_id in range(SCHEDULE_QUEUES)
+            )
+        ):
+            self._store.keep_from(HOLDER, CommitLogOffset(0))
+
+    def _count_retries(self) -> None:
+        """Count what came into the schedule topic while its service is away."""
+        board = self._schedule.retries
+        if board.is_current or not board.cursors:
+            return
+        try:
+            found = read_schedule(self._store, board.cursors)
+        except OffsetIllegal:
+            board.cursors = []  # the log was cut: the next service reports anew
+            return
+        board.count(found.entries, found.cursors)
+
+    def _fail_cancels(self, requests: list[Request]) -> None:
+        """Nobody answers these any more."""
+        for request in requests:
+            self._replies.fail(
+                request,
+                BrokerNotAvailable(
+                    "the schedule service does not answer; whether the message is cancelled is "
+                    "unknown"
+                ),
+            )
+
+    def _may_cancel(self, ticket: int, runs: list[Run]) -> bool:
+        """Return whether the client that wants messages cancelled may have that done.
+
+        The topics of the messages are known only here. A client without the right is answered, and
+        nothing is cancelled for a client that has stopped waiting.
+        """
+        canceller = self._schedule.find_cancel(ticket)
+        if canceller is None:
+            return False
+        try:
+            for offset, _, _ in runs:
+                meta = self._schedule.opened.open(self._store, offset).meta
+                self._replies.permit(canceller.request, meta.real_topic)
+        except (CorruptBatch, CorruptRecord, NoPermission, OffsetOutOfRange) as error:
+            self._schedule.take_cancel(ticket)
+            self._replies.fail(canceller.request, error)
+            return False
+        return True
+
+    def _delivered(self, prepared: Prepared, record_offset: int) -> DeliverDueResponse:
+        statuses = bytes(prepared.statuses)
+        return DeliverDueResponse(self._clock.wall_ms(), statuses, record_offset)
+
+    def _count(self, action: ScheduleAction, messages: int) -> None:
+        desk = self._schedule
+        if action is ScheduleAction.DELIVER:
+            desk.delivered += messages
+        elif action is ScheduleAction.CANCEL:
+            desk.cancelled += messages
+        else:
+            desk.rolled += messages
+
+    metrics = (
+        text(
+            "schedule_service",
+            "whether the schedule service is there: on, off",
+            lambda feature: "off" if feature._schedule.service is None else "on",
+        ),
         gauge(
             "schedule_sessions",
             "how often the schedule service came",
-            lambda broker: broker.schedule.sessions,
+            lambda feature: feature._schedule.sessions,
         ),
         gauge(
             "schedule_pending",
             "delayed messages that wait, those for a retry too; -1 for unknown",
-            schedule.pending,
+            lambda feature: feature.pending(),
             unit="messages",
             metric="rocketmq_timing_messages",
         ),
         gauge(
             "schedule_retries",
             "of them, messages that wait for a retry",
-            lambda broker: broker.schedule.retries.total(),
+            lambda feature: feature._schedule.retries.total(),
             unit="messages",
         ),
         counter(
             "schedule_delivered_total",
             "delayed messages that went on their way",
-            lambda broker: broker.schedule.delivered,
+            lambda feature: feature._schedule.delivered,
             unit="messages",
         ),
         counter(
             "schedule_cancelled_total",
             "delayed messages that were cancelled",
-            lambda broker: broker.schedule.cancelled,
+            lambda feature: feature._schedule.cancelled,
             unit="messages",
         ),
         counter(
             "schedule_rolled_total",
             "delayed messages written once more so that the log may go",
-            lambda broker: broker.schedule.rolled,
+            lambda feature: feature._schedule.rolled,
             unit="messages",
         ),
         counter(
             "schedule_gone_total",
             "delayed messages that could not be read any more",
-            lambda broker: broker.schedule.gone,
+            lambda feature: feature._schedule.gone,
             unit="messages",
         ),
-    ),
-)
+    )

@@ -6,17 +6,21 @@ A document keeps them over the follower's death; its fields stand in ``docs/stor
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from mqmesh.errors import CorruptRecord, InvalidArgument, MQMeshError, SystemBusy
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
 from mqmesh.protocol.replication import MOST_HELD_COMMITS, HandOverCommitsRequest, HeldCommit
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
-from mqmesh.roles.broker.state_answers import reply_when_saved
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import replicable
 from mqmesh.units import QueueOffset
@@ -129,75 +133,88 @@ class HeldCommits:
                 del self._commits[_key(one)]
 
 
-def take_held_commits(context: BrokerContext, commits: Sequence[HeldCommit]) -> int:
-    """Puts groups where they came at a follower, if they are not further, or were moved.
+class HandedOverCommitsFeature(Feature):
+    """Offsets that groups committed at a follower, handed over to this master."""
 
-    Args:
-        context: Of the master.
-        commits: What the follower held.
+    def __init__(
+        self, core: Core, topics: TopicTable, offsets: CommittedOffsets, resets: OffsetResets
+    ) -> None:
+        self._core = core
+        self._settings = core.settings
+        self._store = core.store
+        self._state = core.state
+        self._topics = topics
+        self._offsets = offsets
+        self._resets = resets
 
-    Returns:
-        How many offsets were moved.
-    """
-    moved = 0
-    for one in commits:
-        group, topic, queue_id = key = _key(one)
-        config = context.topics.get(topic)
-        if config is None or queue_id >= config.queue_count:
-            continue  # it was deleted since
-        at = context.offsets.query(*key)
-        if at < one.known_offset or context.resets.was_moved(*key):
-            _log.info("group %s was moved in %s, queue %d, since", group, topic, queue_id)
-            continue
-        offset = min(one.queue_offset, context.store.queue_bounds(topic, queue_id)[1])
-        if 0 < one.epoch < context.store.epoch():
-            # Other messages may stand by now behind where the log lost its end.
-            cut = context.store.cut_offset(topic, queue_id, one.epoch)
-            offset = offset if cut is None else min(offset, cut)
-        if offset > at:
-            context.offsets.commit(group, topic, queue_id, QueueOffset(offset))
-            moved += 1
-    return moved
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {RequestCode.HAND_OVER_COMMITS: self.hand_over_commits}
 
+    def take_held_commits(self, commits: Sequence[HeldCommit]) -> int:
+        """Puts groups where they came at a follower, if they are not further, or were moved.
 
-def take_own_commits(context: BrokerContext, read: Read, make_saver: MakeSaver) -> None:
-    """A follower is the master now: what it held counts, and is forgotten once that is in the log.
+        Args:
+            commits: What the follower held.
 
-    Raises:
-        CorruptRecord: What it held cannot be read.
-    """
-    document = read(HELD_FILE)
-    held = HeldDocument(0, []) if document is None else decode_held(document)
-    if not held.commits:
-        return
-    if held.store_id == replicable(context.store).identity().store_id:
-        moved = take_held_commits(context, held.commits)
-        _log.warning("%d offsets that groups committed at this follower count", moved)
-    saver = make_saver(HELD_FILE, HeldCommits().document)
+        Returns:
+            How many offsets were moved.
+        """
+        moved = 0
+        for one in commits:
+            group, topic, queue_id = key = _key(one)
+            config = self._topics.get(topic)
+            if config is None or queue_id >= config.queue_count:
+                continue  # it was deleted since
+            at = self._offsets.query(*key)
+            if at < one.known_offset or self._resets.was_moved(*key):
+                _log.info("group %s was moved in %s, queue %d, since", group, topic, queue_id)
+                continue
+            offset = min(one.queue_offset, self._store.queue_bounds(topic, queue_id)[1])
+            if 0 < one.epoch < self._store.epoch():
+                # Other messages may stand by now behind where the log lost its end.
+                cut = self._store.cut_offset(topic, queue_id, one.epoch)
+                offset = offset if cut is None else min(offset, cut)
+            if offset > at:
+                self._offsets.commit(group, topic, queue_id, QueueOffset(offset))
+                moved += 1
+        return moved
 
-    def on_saved(error: MQMeshError | None) -> None:
-        if error is None:
-            saver.save()
+    def take_own_commits(self, read: Read, make_saver: MakeSaver) -> None:
+        """Takes over the commits that this master held as a follower, and forgets them once saved.
 
-    context.state.save(on_saved)
+        Raises:
+            CorruptRecord: What it held cannot be read.
+        """
+        document = read(HELD_FILE)
+        held = HeldDocument(0, []) if document is None else decode_held(document)
+        if not held.commits:
+            return
+        if held.store_id == replicable(self._store).identity().store_id:
+            moved = self.take_held_commits(held.commits)
+            _log.warning("%d offsets that groups committed at this follower count", moved)
+        saver = make_saver(HELD_FILE, HeldCommits().document)
 
+        def on_saved(error: MQMeshError | None) -> None:
+            if error is None:
+                saver.save()
 
-def hand_over_commits(
-    context: BrokerContext, request: Request, given: HandOverCommitsRequest
-) -> Reply | None:
-    """A follower gives what groups committed there; answered once that is in the log."""
-    config, store_id = context.config, replicable(context.store).identity().store_id
-    if (given.broker_name, given.store_id) != (config.broker_name, store_id):
-        raise InvalidArgument(
-            f"this is {config.broker_name!r}, log {store_id:#010x}, and not "
-            f"{given.broker_name!r}, log {given.store_id:#010x}"
-        )
-    moved = take_held_commits(context, given.commits)
-    if not moved:
-        return EMPTY_REPLY
-    _log.warning("%d offsets that groups committed at a follower count here, too", moved)
-    reply_when_saved(context, request, EMPTY_REPLY)
-    return None
+        self._state.save(on_saved)
+
+    def hand_over_commits(self, request: Request, given: HandOverCommitsRequest) -> Reply | None:
+        """A follower gives what groups committed there; answered once that is in the log."""
+        config, store_id = self._settings.now, replicable(self._store).identity().store_id
+        if (given.broker_name, given.store_id) != (config.broker_name, store_id):
+            raise InvalidArgument(
+                f"this is {config.broker_name!r}, log {store_id:#010x}, and not "
+                f"{given.broker_name!r}, log {given.store_id:#010x}"
+            )
+        moved = self.take_held_commits(given.commits)
+        if not moved:
+            return EMPTY_REPLY
+        _log.warning("%d offsets that groups committed at a follower count here, too", moved)
+        self._core.reply_when_saved(request, EMPTY_REPLY)
+        return None
 
 
 def _key(one: HeldCommit) -> _Key:

@@ -1,7 +1,10 @@
 """Locks of ordered consumers, and members that give queues back."""
 
+from collections.abc import Mapping
+
 from mqmesh.errors import MQMeshError, NotMaster
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
@@ -10,48 +13,84 @@ from mqmesh.protocol.membership import (
     LockEntry,
     UnlockBatchRequest,
 )
-from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.dispatch import Handler
 
 
-def lock_batch_mq(context: BrokerContext, request: Request, wanted: LockBatchRequest) -> Reply:
-    """A member wants queues for itself alone.
+class LocksFeature(Feature):
+    """Locks of ordered consumers, and members that give queues back."""
 
-    Raises:
-        StaleGeneration: It is no member of the group here.
-        NotMaster: Another replica may lead by now, and grants the same queues.
-    """
-    if context.leadership is not None and (loss := context.leadership.loss) is not None:
-        raise NotMaster(loss)
-    check_client_group(wanted.group)
-    context.groups.require_member(wanted.group, wanted.client_id)
-    now_ms = context.clock.monotonic_ms()
-    answers = []
-    for one in wanted.queues:
-        token = LOCK_HELD_BY_OTHER
-        if _exists(context, one):
-            token = context.locks.lock(
-                wanted.group,
-                wanted.client_id,
-                request.peer,
-                (one.topic, one.queue_id),
-                one.token,
-                now_ms,
-            )
-        answers.append(LockEntry(one.topic, one.queue_id, token))
-    return reply_with(LockBatchResponse(context.locks.lease_ms, answers))
+    works_at_followers = True
 
+    def __init__(
+        self, core: Core, topics: TopicTable, groups: ConsumerGroups, locks: QueueLocks
+    ) -> None:
+        self._clock = core.clock
+        self._leadership = core.leadership
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
 
-def unlock_batch_mq(context: BrokerContext, request: Request, done: UnlockBatchRequest) -> Reply:
-    """A member has done with queues; others may have them. Doing so twice does no harm."""
-    check_client_group(done.group)
-    for one in done.queues:
-        context.locks.unlock(done.group, done.client_id, (one.topic, one.queue_id))
-        context.groups.claims.release(done.group, one.topic, one.queue_id, done.client_id)
-    return EMPTY_REPLY
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.LOCK_BATCH_MQ: self.lock_batch_mq,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock_batch_mq,
+        }
 
+    def tick(self, now_ms: int) -> None:
+        """Free locks whose lease is over."""
+        self._locks.tick(now_ms)
 
-def _exists(context: BrokerContext, one: LockEntry) -> bool:
-    try:
-        return one.queue_id < context.topics.require(one.topic).queue_count
-    except MQMeshError:
-        return False
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Keep the locks of a lost connection for their grace time only."""
+        self._locks.on_disconnect(peer, now_ms)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the locks of a topic's queues."""
+        self._locks.remove_topic(topic)
+
+    def lock_batch_mq(self, request: Request, wanted: LockBatchRequest) -> LockBatchResponse:
+        """A member wants queues for itself alone.
+
+        Raises:
+            StaleGeneration: It is no member of the group here.
+            NotMaster: Another replica may lead by now, and grants the same queues.
+        """
+        if self._leadership is not None and (loss := self._leadership.loss) is not None:
+            raise NotMaster(loss)
+        check_client_group(wanted.group)
+        self._groups.require_member(wanted.group, wanted.client_id)
+        now_ms = self._clock.monotonic_ms()
+        answers = []
+        for one in wanted.queues:
+            token = LOCK_HELD_BY_OTHER
+            if self._exists(one):
+                token = self._locks.lock(
+                    wanted.group,
+                    wanted.client_id,
+                    request.peer,
+                    (one.topic, one.queue_id),
+                    one.token,
+                    now_ms,
+                )
+            answers.append(LockEntry(one.topic, one.queue_id, token))
+        return LockBatchResponse(self._locks.lease_ms, answers)
+
+    def unlock_batch_mq(self, request: Request, done: UnlockBatchRequest) -> Reply:
+        """A member has done with queues; others may have them. Doing so twice does no harm."""
+        check_client_group(done.group)
+        for one in done.queues:
+            self._locks.unlock(done.group, done.client_id, (one.topic, one.queue_id))
+            self._groups.claims.release(done.group, one.topic, one.queue_id, done.client_id)
+        return EMPTY_REPLY
+
+    def _exists(self, one: LockEntry) -> bool:
+        try:
+            return one.queue_id < self._topics.require(one.topic).queue_count
+        except MQMeshError:
+            return False

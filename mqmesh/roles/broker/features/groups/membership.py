@@ -1,13 +1,15 @@
 """Heartbeats, leaving, and who the members of a group are."""
 
+from collections.abc import Mapping
+
 from mqmesh.errors import GroupNotFound
+from mqmesh.figures import gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
     Reply,
     Request,
     encode_header,
-    reply_with,
 )
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
@@ -18,71 +20,127 @@ from mqmesh.protocol.membership import (
     HeartbeatResponse,
     UnregisterClientRequest,
 )
-from mqmesh.roles.broker.auto_creation import client_of
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_heartbeat
+from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.group_state.consumer_groups import (
+    ConsumerGroups,
+    check_heartbeat,
+)
+from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.dispatch import Handler
 
 
-def note_used(context: BrokerContext, request: Request, group: str) -> None:
-    """A client uses a group: gives it settings if it has none.
+class MembershipFeature(Feature):
+    """Members of consumer and producer groups: heartbeats, leaving, lists of members."""
 
-    Raises:
-        GroupNotFound: Groups get no settings by themselves.
-        SystemBusy: There are too many groups, or this client made too many.
-    """
-    if not context.group_table.makes(group):
-        context.group_table.note_used(group)
-        return
-    client, now_ms = client_of(request), context.clock.monotonic_ms()
-    context.auto_creation.groups.check(client, now_ms)
-    context.group_table.note_used(group)
-    context.auto_creation.groups.note(client, now_ms)
+    works_at_followers = True
 
+    def __init__(
+        self,
+        core: Core,
+        groups: ConsumerGroups,
+        group_table: GroupTable,
+        locks: QueueLocks,
+        auto_creation: AutoCreation,
+    ) -> None:
+        self._clock = core.clock
+        self._replies = core.replies
+        self._instance_id = core.instance_id
+        self._groups = groups
+        self._group_table = group_table
+        self._locks = locks
+        self._auto_creation = auto_creation
 
-def heart_beat(context: BrokerContext, request: Request, heartbeat: HeartbeatRequest) -> Reply:
-    """A client says that it is there, and what it belongs to."""
-    check_heartbeat(heartbeat)
-    for data in heartbeat.consumers:
-        note_used(context, request, data.group)
-    context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
-    groups, client_id = context.groups, heartbeat.client_id
-    return reply_with(
-        HeartbeatResponse(
-            context.instance_id, groups.memberships(client_id), groups.warnings(client_id)
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.HEART_BEAT: self.heart_beat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.get_consumer_list,
+        }
+
+    def tick(self, now_ms: int) -> None:
+        """Forget clients that were silent for too long."""
+        self._groups.tick(now_ms)
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Mark a client as lost."""
+        self._groups.on_disconnect(peer, now_ms)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the owners of a topic's queues."""
+        self._groups.claims.remove_topic(topic)
+
+    def note_used(self, request: Request, group: str) -> None:
+        """A client uses a group: gives it settings if it has none.
+
+        Raises:
+            GroupNotFound: Groups get no settings by themselves.
+            SystemBusy: There are too many groups, or this client made too many.
+        """
+        if not self._group_table.makes(group):
+            self._group_table.note_used(group)
+            return
+        client, now_ms = client_of(request), self._clock.monotonic_ms()
+        self._auto_creation.groups.check(client, now_ms)
+        self._group_table.note_used(group)
+        self._auto_creation.groups.note(client, now_ms)
+
+    def heart_beat(self, request: Request, heartbeat: HeartbeatRequest) -> HeartbeatResponse:
+        """A client says that it is there, and what it belongs to."""
+        check_heartbeat(heartbeat)
+        for data in heartbeat.consumers:
+            self.note_used(request, data.group)
+        self._groups.on_heartbeat(request.peer, heartbeat, self._clock.monotonic_ms())
+        groups, client_id = self._groups, heartbeat.client_id
+        return HeartbeatResponse(
+            self._instance_id, groups.memberships(client_id), groups.warnings(client_id)
         )
+
+    def unregister_client(self, request: Request, leaving: UnregisterClientRequest) -> Reply:
+        """A client leaves all its groups; leaving twice does no harm."""
+        self._locks.on_leave(leaving.client_id, request.peer)
+        self._groups.on_unregister(leaving.client_id)
+        return EMPTY_REPLY
+
+    def get_consumer_list(self, request: Request, query: ConsumerListRequest) -> ConsumerList:
+        """The members of a group, as this broker sees them.
+
+        Raises:
+            GroupNotFound: None is registered here; not the same as "you are alone". Or this master
+                was just elected and does not know them all yet: what each has it keeps so long.
+        """
+        check_client_group(query.group)
+        if self._clock.monotonic_ms() < self._groups.settled_ms:
+            raise GroupNotFound(f"members of consumer group {query.group!r} are still coming back")
+        group = self._groups.group(query.group)
+        return ConsumerList(sorted(group.members), group.generation)
+
+    def send_notices(self) -> None:
+        """Tells members of changed groups; the end of each tick."""
+        for notice in self._groups.take_notices():
+            config = self._group_table.get(notice.group)
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
+            header = encode_header(ConsumerIdsChanged(notice.group, notice.generation))
+            self._replies.notify(notice.peer, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+
+    metrics = (
+        gauge(
+            "clients", "clients that are registered", lambda feature: feature._groups.client_count
+        ),
+        gauge(
+            "consumer_groups",
+            "consumer groups with members",
+            lambda feature: feature._groups.group_count,
+        ),
+        gauge(
+            "producer_connections",
+            "clients of producer groups",
+            lambda feature: feature._groups.producer_counts,
+            labels=("language", "version"),
+            metric="rocketmq_producer_connections",
+        ),
     )
-
-
-def unregister_client(
-    context: BrokerContext, request: Request, leaving: UnregisterClientRequest
-) -> Reply:
-    """A client leaves all its groups; leaving twice does no harm."""
-    context.locks.on_leave(leaving.client_id, request.peer)
-    context.groups.on_unregister(leaving.client_id)
-    return EMPTY_REPLY
-
-
-def get_consumer_list(
-    context: BrokerContext, request: Request, query: ConsumerListRequest
-) -> Reply:
-    """The members of a group, as this broker sees them.
-
-    Raises:
-        GroupNotFound: None is registered here; not the same as "you are alone". Or this master
-            was just elected and does not know them all yet: what each has it keeps so long.
-    """
-    check_client_group(query.group)
-    if context.clock.monotonic_ms() < context.groups.settled_ms:
-        raise GroupNotFound(f"members of consumer group {query.group!r} are still coming back")
-    group = context.groups.group(query.group)
-    return reply_with(ConsumerList(sorted(group.members), group.generation))
-
-
-def send_notices(context: BrokerContext) -> None:
-    """Tells members of changed groups; the end of each tick."""
-    for notice in context.groups.take_notices():
-        config = context.group_table.get(notice.group)
-        if config is not None and not config.notify_consumer_ids_changed_enable:
-            continue
-        header = encode_header(ConsumerIdsChanged(notice.group, notice.generation))
-        context.wire.notify(notice.peer, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)

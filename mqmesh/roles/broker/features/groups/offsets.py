@@ -1,10 +1,13 @@
 """Queue offsets: where queues begin and end, and how far groups have come."""
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.figures import counter, gauge
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
@@ -16,10 +19,16 @@ from mqmesh.protocol.pulling import (
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
-from mqmesh.roles.broker.features.groups.membership import note_used
-from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION
+from mqmesh.roles.broker.features.groups.membership import MembershipFeature
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.group_state.queue_ownership import NO_GENERATION
+from mqmesh.roles.dispatch import Handler
 from mqmesh.units import MAX_OFFSET, QueueOffset, TimestampMs
 
 MOST_LOSSES_NAMED: Final = 20
@@ -28,28 +37,82 @@ MOST_LOSSES_NAMED: Final = 20
 _log = logging.getLogger(__name__)
 
 
-def query_consumer_offset(
-    context: BrokerContext, request: Request, query: QueryConsumerOffsetRequest
-) -> Reply:
-    """Where a group stands in some queues; -1 where it never committed.
+class OffsetsFeature(Feature):
+    """Offsets of queues, and the offsets that groups have committed."""
 
-    A member that was given the queues claims them so: all of them, or it is refused.
+    works_at_followers = True
 
-    Raises:
-        StaleGeneration: It is no member, or another one has a queue in this generation.
-    """
-    check_client_group(query.group)
-    offsets, epoch = context.offsets, context.store.epoch()
-    generation = NO_GENERATION
-    if query.client_id:
-        generation = context.groups.require_member(query.group, query.client_id).generation
-        for one in query.queues:
-            _check_queue(context, one.topic, one.queue_id)
-            context.groups.claims.claim(
-                query.group, one.topic, one.queue_id, query.client_id, generation
-            )
-    return reply_with(
-        ConsumerOffsets(
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        groups: ConsumerGroups,
+        offsets: CommittedOffsets,
+        resets: OffsetResets,
+        membership: MembershipFeature,
+    ) -> None:
+        self._store = core.store
+        self._state = core.state
+        self._stats = core.stats
+        self._is_follower = core.is_follower
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._resets = resets
+        self._membership = membership
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            **self.follower_commands(),
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update_consumer_offset,
+        }
+
+    def follower_commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.follower_commands``."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query_consumer_offset,
+            RequestCode.QUERY_QUEUE_BOUNDS: self.query_queue_bounds,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset_by_timestamp,
+        }
+
+    def loaded(self) -> None:
+        """Move offsets back that stand behind the end of their queue."""
+        if self._is_follower:
+            return
+        # Offsets stand behind what they count; but a crash may come between the deletion of a
+        # topic and the record of it.
+        store = self._store
+        moved = self._offsets.bound(lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1])
+        if moved:
+            _log.warning("%d committed offsets stood behind the end of the log: moved back", moved)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the offsets of all groups in a topic."""
+        self._offsets.remove_topic(topic)
+        self._resets.forget_topic(topic)
+
+    def query_consumer_offset(
+        self, request: Request, query: QueryConsumerOffsetRequest
+    ) -> ConsumerOffsets:
+        """Where a group stands in some queues; -1 where it never committed.
+
+        A member that was given the queues claims them so: all of them, or it is refused.
+
+        Raises:
+            StaleGeneration: It is no member, or another one has a queue in this generation.
+        """
+        check_client_group(query.group)
+        offsets, epoch = self._offsets, self._store.epoch()
+        generation = NO_GENERATION
+        if query.client_id:
+            generation = self._groups.require_member(query.group, query.client_id).generation
+            for one in query.queues:
+                self._check_queue(one.topic, one.queue_id)
+                self._groups.claims.claim(
+                    query.group, one.topic, one.queue_id, query.client_id, generation
+                )
+        return ConsumerOffsets(
             [
                 QueueOffsetEntry(
                     one.topic,
@@ -61,108 +124,124 @@ def query_consumer_offset(
             ],
             generation,
         )
-    )
 
+    def update_consumer_offset(
+        self, request: Request, update: UpdateConsumerOffsetRequest
+    ) -> Reply:
+        """Commits offsets of a group. What is legal is committed, also beside what is not.
 
-def update_consumer_offset(
-    context: BrokerContext, request: Request, update: UpdateConsumerOffsetRequest
-) -> Reply:
-    """Commits offsets of a group. What is legal is committed, also beside what is not.
-
-    Raises:
-        StaleGeneration: The member was removed, or replaced.
-        DiskFull: It is committed in memory, but offsets cannot be saved now.
-        MQMeshError: The first refusal, if any.
-    """
-    check_client_group(update.group)
-    note_used(context, request, update.group)
-    is_member = update.generation != NO_GENERATION
-    if is_member:
-        context.groups.require_member(update.group, update.client_id, update.generation)
-    refusal: MQMeshError | None = None
-    for one in update.queues:
-        try:
-            _check_commit(context, update.group, one)
-            if is_member:
-                before = context.offsets.query(update.group, one.topic, one.queue_id)
-                context.groups.claims.commit(
-                    update.group,
-                    one.topic,
-                    one.queue_id,
-                    update.client_id,
-                    update.generation,
-                    goes_back=one.queue_offset < before,
+        Raises:
+            StaleGeneration: The member was removed, or replaced.
+            DiskFull: It is committed in memory, but offsets cannot be saved now.
+            MQMeshError: The first refusal, if any.
+        """
+        check_client_group(update.group)
+        self._membership.note_used(request, update.group)
+        is_member = update.generation != NO_GENERATION
+        if is_member:
+            self._groups.require_member(update.group, update.client_id, update.generation)
+        refusal: MQMeshError | None = None
+        for one in update.queues:
+            try:
+                self._check_commit(update.group, one)
+                if is_member:
+                    before = self._offsets.query(update.group, one.topic, one.queue_id)
+                    self._groups.claims.commit(
+                        update.group,
+                        one.topic,
+                        one.queue_id,
+                        update.client_id,
+                        update.generation,
+                        goes_back=one.queue_offset < before,
+                    )
+                self._offsets.commit(
+                    update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)
                 )
-            context.offsets.commit(
-                update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)
-            )
-        except MQMeshError as error:
-            refusal = refusal or error
-        else:
-            context.stats.total.offset_commits += 1
-    # Said now, and not when a crash has put the group back.
-    refusal = refusal or context.state.failure
-    if refusal is not None:
-        raise refusal
-    return EMPTY_REPLY
+            except MQMeshError as error:
+                refusal = refusal or error
+            else:
+                self._stats.total.offset_commits += 1
+        # Said now, and not when a crash has put the group back.
+        refusal = refusal or self._state.failure
+        if refusal is not None:
+            raise refusal
+        return EMPTY_REPLY
 
+    def sample(self) -> None:
+        """Log and count messages that groups lost by forced cleaning."""
+        moves = self._store.take_forced_moves()
+        if not moves:
+            return
+        found = losses(moves, self._offsets.groups_of_topic, self._offsets.query)
+        for sentence in sentences(moves, found, MOST_LOSSES_NAMED):
+            _log.error("%s", sentence)
+        self._stats.total.forced_lost_messages += sum(one.messages for one in found)
 
-def tell_forced_losses(context: BrokerContext) -> None:
-    """Logs and counts what groups lost by forced cleaning since the call before; now and then."""
-    moves = context.store.take_forced_moves()
-    if not moves:
-        return
-    found = losses(moves, context.offsets.groups_of_topic, context.offsets.query)
-    for sentence in sentences(moves, found, MOST_LOSSES_NAMED):
-        _log.error("%s", sentence)
-    context.stats.total.forced_lost_messages += sum(one.messages for one in found)
+    def query_queue_bounds(
+        self, request: Request, query: QueueBoundsRequest
+    ) -> QueueBoundsResponse:
+        """Where a queue begins and ends."""
+        self._check_queue(query.topic, query.queue_id)
+        return QueueBoundsResponse(*self._store.queue_bounds(query.topic, query.queue_id))
 
-
-def query_queue_bounds(
-    context: BrokerContext, request: Request, query: QueueBoundsRequest
-) -> Reply:
-    """Where a queue begins and ends."""
-    _check_queue(context, query.topic, query.queue_id)
-    return reply_with(QueueBoundsResponse(*context.store.queue_bounds(query.topic, query.queue_id)))
-
-
-def search_offset_by_timestamp(
-    context: BrokerContext, request: Request, query: SearchOffsetRequest
-) -> Reply:
-    """The first message of a queue that was stored at or after a time."""
-    _check_queue(context, query.topic, query.queue_id)
-    found = context.store.offset_by_time(
-        query.topic, query.queue_id, TimestampMs(query.timestamp_ms)
-    )
-    return reply_with(OffsetResponse(found))
-
-
-def _check_queue(context: BrokerContext, name: str, queue_id: int) -> None:
-    # Without regard to permissions: committing and looking must go on while a topic drains.
-    queue_count = context.topics.require(name).queue_count
-    if queue_id >= queue_count:
-        raise MessageIllegal(f"topic {name!r} has {queue_count} queues, there is no {queue_id}")
-
-
-def _check_commit(context: BrokerContext, group: str, one: QueueOffsetEntry) -> None:
-    _check_queue(context, one.topic, one.queue_id)
-    end = context.store.queue_bounds(one.topic, one.queue_id)[1]
-    if context.is_follower:
-        end = QueueOffset(MAX_OFFSET)  # the group may have read at the master what is not here yet
-    if not 0 <= one.queue_offset <= end:
-        raise OffsetIllegal(
-            f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "
-            f"within 0 and the queue's end, {end}"
+    def search_offset_by_timestamp(
+        self, request: Request, query: SearchOffsetRequest
+    ) -> OffsetResponse:
+        """The first message of a queue that was stored at or after a time."""
+        self._check_queue(query.topic, query.queue_id)
+        found = self._store.offset_by_time(
+            query.topic, query.queue_id, TimestampMs(query.timestamp_ms)
         )
-    if 0 < one.epoch < context.store.epoch():
-        cut = context.store.cut_offset(one.topic, one.queue_id, one.epoch)
-        if cut is not None and one.queue_offset > cut:
+        return OffsetResponse(found)
+
+    def _check_queue(self, name: str, queue_id: int) -> None:
+        # Without regard to permissions: committing and looking must go on while a topic drains.
+        queue_count = self._topics.require(name).queue_count
+        if queue_id >= queue_count:
+            raise MessageIllegal(f"topic {name!r} has {queue_count} queues, there is no {queue_id}")
+
+    def _check_commit(self, group: str, one: QueueOffsetEntry) -> None:
+        self._check_queue(one.topic, one.queue_id)
+        end = self._store.queue_bounds(one.topic, one.queue_id)[1]
+        if self._is_follower:
+            end = QueueOffset(
+                MAX_OFFSET
+            )  # the group may have read at the master what is not here yet
+        if not 0 <= one.queue_offset <= end:
             raise OffsetIllegal(
-                f"the broker lost what queue {one.queue_id} of topic {one.topic!r} had from offset "
-                f"{cut} on; this commit of offset {one.queue_offset} is from before"
+                f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "
+                f"within 0 and the queue's end, {end}"
             )
-    if context.resets.holds_commit(group, one.topic, one.queue_id):
-        raise OffsetIllegal(
-            f"the offset of group {group!r} in queue {one.queue_id} of topic {one.topic!r} was "
-            "moved by an administrator; this commit is from before"
-        )
+        if 0 < one.epoch < self._store.epoch():
+            cut = self._store.cut_offset(one.topic, one.queue_id, one.epoch)
+            if cut is not None and one.queue_offset > cut:
+                raise OffsetIllegal(
+                    f"the broker lost what queue {one.queue_id} of topic {one.topic!r} had from "
+                    f"offset {cut} on; this commit of offset {one.queue_offset} is from before"
+                )
+        if self._resets.holds_commit(group, one.topic, one.queue_id):
+            raise OffsetIllegal(
+                f"the offset of group {group!r} in queue {one.queue_id} of topic {one.topic!r} was "
+                "moved by an administrator; this commit is from before"
+            )
+
+    metrics = (
+        gauge(
+            "offset_resets_pending",
+            "queues whose offset was moved and whose consumer has not followed yet",
+            lambda feature: len(feature._resets),
+            unit="queues",
+        ),
+        gauge("consumer_offsets", "offsets that are kept", lambda feature: len(feature._offsets)),
+        counter(
+            "offset_commits_total",
+            "offsets that were committed",
+            lambda feature: feature._stats.total.offset_commits,
+        ),
+        counter(
+            "forced_lost_messages_total",
+            "messages removed before their time that a group had not consumed",
+            lambda feature: feature._stats.total.forced_lost_messages,
+            unit="messages",
+        ),
+    )

@@ -4,6 +4,7 @@ The message and the mark that it was resent are one write, and nothing is answer
 the store has both.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import (
@@ -12,6 +13,7 @@ from mqmesh.errors import (
     OffsetIllegal,
     TopicNotFound,
 )
+from mqmesh.figures import counter
 from mqmesh.message import (
     DEAD_LETTER_MARKS_TOPIC,
     PROPERTY_RESENT_FROM_DLQ,
@@ -20,8 +22,8 @@ from mqmesh.message import (
     dlq_topic,
     retry_topic,
 )
-from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, reply_with
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Request
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.retries import (
     ResendRequest,
@@ -30,145 +32,172 @@ from mqmesh.protocol.retries import (
     ResendStatus,
     ResendTarget,
 )
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.retries.dead_letter_marks import ResentMark
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks, ResentMark
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
 from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
 from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
-from mqmesh.roles.broker.features.storing.inner_send import (
-    batch_to_put,
-    ensure_topic,
-    inner_put,
-)
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
+from mqmesh.roles.dispatch import Handler
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.storage.interface import BatchToPut
 
 _OK: Final = int(ResponseCode.SUCCESS)
 
 
-def resend(context: BrokerContext, request: Request, wanted: ResendRequest) -> Reply | None:
-    """Sends dead letters to the retry topic, or to where they were sent at first.
+class DeadLettersFeature(Feature):
+    """Dead letters get another chance, each once unless it is forced.
 
-    A member of the group may do it, and needs the right to send for the latter.
+    The message and the mark that it was resent are one write, and nothing is answered before
+    the store has both.
+
+    Attributes:
+        marks: Dead letters that were resent.
     """
-    check_group(wanted.group)
-    if wanted.target not in set(ResendTarget):
-        raise InvalidArgument(f"target {wanted.target!r} is neither RETRY nor TOPIC")
-    context.topics.require(dlq_topic(wanted.group))
-    context.retries.marks.load(context.store)
-    results: list[ResendResult] = []
-    batches: list[BatchToPut] = []
-    marks: list[ResentMark] = []
-    stored = StoredBatches(context.store)
-    for queue_offset in wanted.queue_offsets:
-        try:
-            result = _look(context, request, wanted, queue_offset, stored, batches, marks)
-        except OffsetIllegal as error:
-            result = ResendResult(int(ResendStatus.GONE), 0, _remark(error))
-        except MQMeshError as error:
-            result = ResendResult(int(ResendStatus.REFUSED), 0, _remark(error))
-        results.append(result)
-    if not batches:
-        return reply_with(ResendResponse(results))
-    _store(context, request, results, batches, marks)
-    return None
 
+    def __init__(self, core: Core, topics: TopicTable, writes: Writes) -> None:
+        self._clock = core.clock
+        self._store = core.store
+        self._replies = core.replies
+        self._stats = core.stats
+        self._topics = topics
+        self._writes = writes
+        self.marks = DeadLetterMarks(core.random)
 
-def forget_marks(context: BrokerContext) -> None:
-    """Forgets marks whose dead letters retention has removed; now and then."""
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {RequestCode.RESEND_DEAD_LETTERS: self.resend}
 
-    def first_offset_of(group: str) -> int | None:
-        topic = dlq_topic(group)
-        if context.topics.get(topic) is None:
-            return None
-        return context.store.queue_bounds(topic, RETRY_QUEUE)[0]
+    def resend(self, request: Request, wanted: ResendRequest) -> ResendResponse | None:
+        """Sends dead letters to the retry topic, or to where they were sent at first.
 
-    context.retries.marks.forget(first_offset_of)
+        A member of the group may do it, and needs the right to send for the latter.
+        """
+        check_group(wanted.group)
+        if wanted.target not in set(ResendTarget):
+            raise InvalidArgument(f"target {wanted.target!r} is neither RETRY nor TOPIC")
+        self._topics.require(dlq_topic(wanted.group))
+        self.marks.load(self._store)
+        results: list[ResendResult] = []
+        batches: list[BatchToPut] = []
+        marks: list[ResentMark] = []
+        stored = StoredBatches(self._store)
+        for queue_offset in wanted.queue_offsets:
+            try:
+                result = self._look(request, wanted, queue_offset, stored, batches, marks)
+            except OffsetIllegal as error:
+                result = ResendResult(int(ResendStatus.GONE), 0, _remark(error))
+            except MQMeshError as error:
+                result = ResendResult(int(ResendStatus.REFUSED), 0, _remark(error))
+            results.append(result)
+        if not batches:
+            return ResendResponse(results)
+        self._put(request, results, batches, marks)
+        return None
 
+    def sample(self) -> None:
+        """Forgets marks whose dead letters retention has removed; now and then."""
 
-def _look(
-    context: BrokerContext,
-    request: Request,
-    wanted: ResendRequest,
-    queue_offset: int,
-    stored: StoredBatches,
-    batches: list[BatchToPut],
-    marks: list[ResentMark],
-) -> ResendResult:
-    """Decides about one dead letter; what is to be written is added to batches and marks."""
-    found = stored.find(dlq_topic(wanted.group), RETRY_QUEUE, queue_offset)
-    if found.messages is None:
-        raise InvalidArgument(f"it cannot be decoded, export it instead: {found.error}")
-    message = found.messages[queue_offset - found.header.base_queue_offset]
-    before_ms = context.retries.marks.resent_ms(wanted.group, queue_offset, message.message_id)
-    if before_ms and not wanted.force:
-        return ResendResult(int(ResendStatus.ALREADY_RESENT), before_ms)
-    name, queue_id = _target(context, request, wanted, message)
-    if wanted.dry_run:
+        def first_offset_of(group: str) -> int | None:
+            topic = dlq_topic(group)
+            if self._topics.get(topic) is None:
+                return None
+            return self._store.queue_bounds(topic, RETRY_QUEUE)[0]
+
+        self.marks.forget(first_offset_of)
+
+    def _look(
+        self,
+        request: Request,
+        wanted: ResendRequest,
+        queue_offset: int,
+        stored: StoredBatches,
+        batches: list[BatchToPut],
+        marks: list[ResentMark],
+    ) -> ResendResult:
+        """Decides about one dead letter; what is to be written is added to batches and marks."""
+        found = stored.find(dlq_topic(wanted.group), RETRY_QUEUE, queue_offset)
+        if found.messages is None:
+            raise InvalidArgument(f"it cannot be decoded, export it instead: {found.error}")
+        message = found.messages[queue_offset - found.header.base_queue_offset]
+        before_ms = self.marks.resent_ms(wanted.group, queue_offset, message.message_id)
+        if before_ms and not wanted.force:
+            return ResendResult(int(ResendStatus.ALREADY_RESENT), before_ms)
+        name, queue_id = self._target(request, wanted, message)
+        if wanted.dry_run:
+            return ResendResult(int(ResendStatus.RESENT), before_ms)
+        mark = {PROPERTY_RESENT_FROM_DLQ: f"{message.commitlog_offset:X}#{message.ordinal:X}"}
+        batches.append(moved(message, [without_retries(message, mark)], name, queue_id))
+        resent = ResentMark(
+            wanted.group, queue_offset, message.message_id, self._clock.wall_ms(), wanted.target
+        )
+        if not before_ms:
+            self.marks.add([resent])  # at once: it may be named twice
+        marks.append(resent)
         return ResendResult(int(ResendStatus.RESENT), before_ms)
-    mark = {PROPERTY_RESENT_FROM_DLQ: f"{message.commitlog_offset:X}#{message.ordinal:X}"}
-    batches.append(moved(message, [without_retries(message, mark)], name, queue_id))
-    resent = ResentMark(
-        wanted.group, queue_offset, message.message_id, context.clock.wall_ms(), wanted.target
+
+    def _target(
+        self, request: Request, wanted: ResendRequest, message: StoredMessage
+    ) -> tuple[str, int]:
+        if wanted.target == ResendTarget.RETRY:
+            return retry_topic(wanted.group), RETRY_QUEUE
+        self._replies.permit(request, message.topic)
+        topic = self._topics.get(message.topic)
+        if topic is None:
+            raise TopicNotFound(f"no topic {message.topic!r} any more")
+        if not topic.writable_queues:
+            self._topics.require_writable(message.topic, 0)
+        # The number of its queues may have changed; messages of a key stay together all the same.
+        return message.topic, queue_index(
+            message.sharding_key or message.message_id, topic.writable_queues
+        )
+
+    def _put(
+        self,
+        request: Request,
+        results: list[ResendResult],
+        batches: list[BatchToPut],
+        marks: list[ResentMark],
+    ) -> None:
+        asked = request.without_frame()
+
+        def forget() -> None:
+            # Those that were forced had been resent before.
+            fresh = [not one.resent_ms for one in results if one.status == ResendStatus.RESENT]
+            marks_of = self.marks
+            marks_of.remove(mark for mark, is_new in zip(marks, fresh, strict=True) if is_new)
+
+        def stored(outcomes: list[BatchOutcome]) -> None:
+            refused = next((one for one in outcomes if one.code != _OK), None)
+            if refused is None:
+                self._stats.total.resent_dead_letters += len(batches)
+                self.marks.add(marks)
+                self._replies.reply(asked, ResendResponse(results))
+                return
+            # One write: the store took all of it or nothing.
+            forget()
+            failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
+            now = [failed if one.status == ResendStatus.RESENT else one for one in results]
+            self._replies.reply(asked, ResendResponse(now))
+
+        try:
+            self._writes.ensure_topic(DEAD_LETTER_MARKS_TOPIC)
+            mark = self.marks.encode(marks, self._clock.wall_ms())
+            self._writes.put([*batches, batch_to_put(mark)], stored)
+        except MQMeshError:
+            forget()
+            raise
+
+    metrics = (
+        counter(
+            "resent_dead_letters_total",
+            "dead letters that were sent once more",
+            lambda feature: feature._stats.total.resent_dead_letters,
+            unit="messages",
+        ),
     )
-    if not before_ms:
-        context.retries.marks.add([resent])  # at once: it may be named twice
-    marks.append(resent)
-    return ResendResult(int(ResendStatus.RESENT), before_ms)
-
-
-def _target(
-    context: BrokerContext, request: Request, wanted: ResendRequest, message: StoredMessage
-) -> tuple[str, int]:
-    if wanted.target == ResendTarget.RETRY:
-        return retry_topic(wanted.group), RETRY_QUEUE
-    context.wire.permit(request, message.topic)
-    topic = context.topics.get(message.topic)
-    if topic is None:
-        raise TopicNotFound(f"no topic {message.topic!r} any more")
-    if not topic.writable_queues:
-        context.topics.require_writable(message.topic, 0)
-    # The number of its queues may have changed; messages of a key stay together all the same.
-    return message.topic, queue_index(
-        message.sharding_key or message.message_id, topic.writable_queues
-    )
-
-
-def _store(
-    context: BrokerContext,
-    request: Request,
-    results: list[ResendResult],
-    batches: list[BatchToPut],
-    marks: list[ResentMark],
-) -> None:
-    asked = request.without_frame()
-
-    def forget() -> None:
-        # Those that were forced had been resent before.
-        fresh = [not one.resent_ms for one in results if one.status == ResendStatus.RESENT]
-        marks_of = context.retries.marks
-        marks_of.remove(mark for mark, is_new in zip(marks, fresh, strict=True) if is_new)
-
-    def stored(outcomes: list[BatchOutcome]) -> None:
-        refused = next((one for one in outcomes if one.code != _OK), None)
-        if refused is None:
-            context.stats.total.resent_dead_letters += len(batches)
-            context.retries.marks.add(marks)
-            context.wire.reply(asked, reply_with(ResendResponse(results)))
-            return
-        # One write: the store took all of it or nothing.
-        forget()
-        failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
-        now = [failed if one.status == ResendStatus.RESENT else one for one in results]
-        context.wire.reply(asked, reply_with(ResendResponse(now)))
-
-    try:
-        ensure_topic(context, DEAD_LETTER_MARKS_TOPIC)
-        mark = context.retries.marks.encode(marks, context.clock.wall_ms())
-        inner_put(context, [*batches, batch_to_put(mark)], stored)
-    except MQMeshError:
-        forget()
-        raise
 
 
 def _remark(error: MQMeshError) -> str:

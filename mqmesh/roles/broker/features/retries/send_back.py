@@ -5,16 +5,17 @@ its message for done then. What was sent back from one place is not sent back fr
 whoever asks: the retries and the marks that tell of them are one write.
 """
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
+from mqmesh.figures import counter
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
-from mqmesh.protocol.codes import ResponseCode, code_of, error_of
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, reply_with
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_of
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.retries import (
     SendBackEntry,
@@ -22,22 +23,25 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.delays.delays import place_delayed
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.delays.placement import DelayPlacement
 from mqmesh.roles.broker.features.retries.retry_plan import RetryStep, plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import (
     DEAD,
     MARKS_QUEUE,
     UNDER_WAY,
     SentBackMark,
+    SentBackMarks,
     encode_marks,
 )
 from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
-from mqmesh.roles.broker.features.storing.inner_send import (
-    batch_to_put,
-    ensure_topic,
-    inner_put,
-)
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
+from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
 
 RETRY_QUEUE: Final = 0
@@ -50,15 +54,24 @@ _OK: Final = int(ResponseCode.SUCCESS)
 class _Gathering:
     """What a request has written, and its outcomes."""
 
-    def __init__(self, context: BrokerContext, request: Request, back: SendBackRequest) -> None:
-        self._context = context
+    def __init__(
+        self,
+        core: Core,
+        writes: Writes,
+        known: SentBackMarks,
+        request: Request,
+        back: SendBackRequest,
+    ) -> None:
+        self._core = core
+        self._put = writes.put
+        self._known = known
         self._request = request.without_frame()
         self._results = [SendBackResult(_OK) for _ in back.entries]
         self._writes: list[tuple[int, SentBackMark]] = []
         self._batches: list[BatchToPut] = []
 
     def add(self, index: int, batch: BatchToPut, mark: SentBackMark) -> None:
-        limit = self._context.config.storage.max_batch_bytes
+        limit = self._core.config.storage.max_batch_bytes
         if batch.header.total_size > limit:
             # The store would refuse it alone, and take the mark that says that it is there.
             raise LocalProtocolError(
@@ -71,7 +84,7 @@ class _Gathering:
             queue_id=batch.queue_id,
             producer_crc=batch.header.producer_crc,
         )
-        self._context.retries.sent_back.begin(mark)
+        self._known.begin(mark)
         self._writes.append((index, mark))
         self._batches.append(batch)
 
@@ -91,35 +104,34 @@ class _Gathering:
             self._answer()
             return
         try:
-            inner_put(self._context, self._with_marks(), self._stored)
+            self._put(self._with_marks(), self._stored)
         except MQMeshError:
             for _, mark in self._writes:
-                self._context.retries.sent_back.withdraw(mark)
+                self._known.withdraw(mark)
             raise
 
     def _with_marks(self) -> list[BatchToPut]:
         """Marks, and behind them what they tell of; some at a time."""
-        context = self._context
         batches: list[BatchToPut] = []
         for start in range(0, len(self._writes), MARKS_A_BATCH):
             stop = start + MARKS_A_BATCH
             marks = [mark for _, mark in self._writes[start:stop]]
-            now_ms = context.clock.wall_ms()
-            data = encode_marks(marks, producer_id=context.instance_id, now_ms=now_ms)
+            now_ms = self._core.clock.wall_ms()
+            data = encode_marks(marks, producer_id=self._core.instance_id, now_ms=now_ms)
             batches.append(batch_to_put(data))
             batches += self._batches[start:stop]
         return batches
 
     def _stored(self, outcomes: list[BatchOutcome]) -> None:
-        context, total = self._context, self._context.stats.total
+        total = self._core.stats.total
         # One write: the store took all of it or nothing.
         bad = next((outcome for outcome in outcomes if outcome.code != _OK), None)
         for index, mark in self._writes:
             if bad is not None:
-                context.retries.sent_back.withdraw(mark)
+                self._known.withdraw(mark)
                 self.fail(index, error_of(bad.code, bad.remark))
                 continue
-            context.retries.sent_back.settle(mark)
+            self._known.settle(mark)
             total.sent_back_messages += mark.count
             if mark.is_dead:
                 self.note_dead(index, mark.count)
@@ -127,130 +139,172 @@ class _Gathering:
         self._answer()
 
     def _answer(self) -> None:
-        self._context.wire.reply(self._request, reply_with(SendBackResponse(self._results)))
+        self._core.replies.reply(self._request, SendBackResponse(self._results))
 
 
-def send_back(context: BrokerContext, request: Request, back: SendBackRequest) -> Reply | None:
-    """Plans the next try of messages that failed, or makes them dead letters."""
-    check_group(back.group)
-    context.retries.sent_back.load(context.store, context.offsets.sent_back.counts_from)
-    gathering = _Gathering(context, request, back)
-    batches = StoredBatches(context.store)
-    for index, entry in enumerate(back.entries):
-        try:
-            _send_back_entry(context, back, index, entry, batches, gathering)
-        except MQMeshError as error:
-            gathering.fail(index, error)
-    gathering.write()
-    return None
+class SendBackFeature(Feature):
+    """Messages that failed: they come again later, or become dead letters.
 
+    Nothing is answered before the store has what was to be written, so a consumer may take
+    its message for done then. What was sent back from one place is not sent back from there again,
+    whoever asks: the retries and the marks of them are one write.
 
-def forget_sent_back(context: BrokerContext, group: str) -> None:
-    """A group's offsets are moved: what it gets once more may be sent back once more.
-
-    Raises:
-        CorruptRecord: The marks cannot be read just now; nothing was changed.
+    Attributes:
+        marks: Messages that were sent back.
     """
-    known = context.retries.sent_back
-    known.load(context.store, context.offsets.sent_back.counts_from)
-    if known.forget_group(group):
-        _, end = context.store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
-        context.offsets.sent_back.forget(group, end)
 
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        groups: ConsumerGroups,
+        group_table: GroupTable,
+        offsets: CommittedOffsets,
+        writes: Writes,
+        delays: DelayPlacement,
+    ) -> None:
+        self._core = core
+        self._store = core.store
+        self._topics = topics
+        self._groups = groups
+        self._group_table = group_table
+        self._offsets = offsets
+        self._writes = writes
+        self._delays = delays
+        self.marks = SentBackMarks()
 
-def _send_back_entry(
-    context: BrokerContext,
-    back: SendBackRequest,
-    index: int,
-    entry: SendBackEntry,
-    batches: StoredBatches,
-    gathering: _Gathering,
-) -> None:
-    context.topics.require(entry.topic)
-    place, end = entry.queue_offset, entry.queue_offset + entry.count
-    known = context.retries.sent_back
-    while place < end:
-        found = batches.find(entry.topic, entry.queue_id, place)
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, request: Request, back: SendBackRequest) -> Reply | None:
+        """Plans the next try of messages that failed, or makes them dead letters."""
+        check_group(back.group)
+        self.marks.load(self._store, self._offsets.sent_back.counts_from)
+        gathering = _Gathering(self._core, self._writes, self.marks, request, back)
+        batches = StoredBatches(self._store)
+        for index, entry in enumerate(back.entries):
+            try:
+                self._send_back_entry(back, index, entry, batches, gathering)
+            except MQMeshError as error:
+                gathering.fail(index, error)
+        gathering.write()
+        return None
+
+    def forget_sent_back(self, group: str) -> None:
+        """A group's offsets are moved: what it gets once more may be sent back once more.
+
+        Raises:
+            CorruptRecord: The marks cannot be read just now; nothing was changed.
+        """
+        known = self.marks
+        known.load(self._store, self._offsets.sent_back.counts_from)
+        if known.forget_group(group):
+            _, end = self._store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
+            self._offsets.sent_back.forget(group, end)
+
+    def _send_back_entry(
+        self,
+        back: SendBackRequest,
+        index: int,
+        entry: SendBackEntry,
+        batches: StoredBatches,
+        gathering: _Gathering,
+    ) -> None:
+        self._topics.require(entry.topic)
+        place, end = entry.queue_offset, entry.queue_offset + entry.count
+        known = self.marks
+        while place < end:
+            found = batches.find(entry.topic, entry.queue_id, place)
+            header = found.header
+            base, behind = header.base_queue_offset, header.next_queue_offset
+            whole = found.messages is None
+            first, stop = place - base, min(end, behind) - base
+            if whole:
+                first, stop = 0, header.message_count
+            for start, after, state in list(
+                known.runs(back.group, header.commitlog_offset, first, stop)
+            ):
+                if state == UNDER_WAY:
+                    raise BrokerNotAvailable("the same messages are being sent back just now")
+                if state == DEAD:
+                    gathering.note_dead(index, after - start)
+                elif state is None and whole:
+                    self._bury_whole(back.group, found, index, gathering)
+                elif state is None:
+                    self._retry(back, index, entry, found, start, after, gathering)
+            place = behind
+
+    def _retry(
+        self,
+        back: SendBackRequest,
+        index: int,
+        entry: SendBackEntry,
+        found: BatchInStore,
+        first: int,
+        stop: int,
+        gathering: _Gathering,
+    ) -> None:
+        assert found.messages is not None
+        steps = plan_retry(
+            found.messages[first:stop],
+            topic=entry.topic,
+            max_reconsume_times=self._group_table.retry_limit(back.group, back.max_reconsume_times),
+            delay_level=entry.delay_level,
+            reconsume_times=entry.reconsume_times,
+            reason=entry.reason,
+        )
+        for step in steps:
+            self._take_step(back.group, index, step, gathering)
+
+    def _bury_whole(
+        self, group: str, found: BatchInStore, index: int, gathering: _Gathering
+    ) -> None:
+        """Nobody can read the batch: it goes to the dead letters as it is."""
+        topic = self._topic_of(group, is_dead=True)
         header = found.header
-        base, behind = header.base_queue_offset, header.next_queue_offset
-        whole = found.messages is None
-        first, stop = place - base, min(end, behind) - base
-        if whole:
-            first, stop = 0, header.message_count
-        for start, after, state in list(
-            known.runs(back.group, header.commitlog_offset, first, stop)
-        ):
-            if state == UNDER_WAY:
-                raise BrokerNotAvailable("the same messages are being sent back just now")
-            if state == DEAD:
-                gathering.note_dead(index, after - start)
-            elif state is None and whole:
-                _bury_whole(context, back.group, found, index, gathering)
-            elif state is None:
-                _retry(context, back, index, entry, found, start, after, gathering)
-        place = behind
+        batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
+        mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
+        gathering.add(index, batch_to_put(batch), mark)
 
+    def _take_step(self, group: str, index: int, step: RetryStep, gathering: _Gathering) -> None:
+        topic = self._topic_of(group, is_dead=step.is_dead)
+        try:
+            batch = step.batch(topic, RETRY_QUEUE, self._delays.place)
+        except LocalProtocolError:
+            # With the reason in each message, a full batch is too large.
+            if len(step.messages) == 1:
+                raise
+            for half in step.halves():
+                self._take_step(group, index, half, gathering)
+            return
+        if not step.is_dead:
+            # Now, so that the members have found it when the messages are due.
+            self._writes.ensure_topic(topic)
+        source = step.messages[0]
+        mark = SentBackMark(
+            group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead
+        )
+        gathering.add(index, batch, mark)
 
-def _retry(
-    context: BrokerContext,
-    back: SendBackRequest,
-    index: int,
-    entry: SendBackEntry,
-    found: BatchInStore,
-    first: int,
-    stop: int,
-    gathering: _Gathering,
-) -> None:
-    assert found.messages is not None
-    steps = plan_retry(
-        found.messages[first:stop],
-        topic=entry.topic,
-        max_reconsume_times=context.group_table.retry_limit(back.group, back.max_reconsume_times),
-        delay_level=entry.delay_level,
-        reconsume_times=entry.reconsume_times,
-        reason=entry.reason,
+    def _topic_of(self, group: str, *, is_dead: bool) -> str:
+        name = dlq_topic(group) if is_dead else retry_topic(group)
+        if self._group_table.get(group) is None and self._groups.find(group) is None:
+            # The topics of groups that are known are bounded by these; anybody may think of names.
+            self._topics.check_room(name)
+        return name
+
+    metrics = (
+        counter(
+            "sent_back_messages_total",
+            "messages that consumers sent back",
+            lambda feature: feature._core.stats.total.sent_back_messages,
+            unit="messages",
+        ),
+        counter(
+            "dead_letters_total",
+            "of them, messages that became dead letters",
+            lambda feature: feature._core.stats.total.dead_letters,
+            unit="messages",
+        ),
     )
-    for step in steps:
-        _take_step(context, back.group, index, step, gathering)
-
-
-def _bury_whole(
-    context: BrokerContext, group: str, found: BatchInStore, index: int, gathering: _Gathering
-) -> None:
-    """Nobody can read the batch: it goes to the dead letters as it is."""
-    topic = _topic_of(context, group, is_dead=True)
-    header = found.header
-    batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
-    mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
-    gathering.add(index, batch_to_put(batch), mark)
-
-
-def _take_step(
-    context: BrokerContext, group: str, index: int, step: RetryStep, gathering: _Gathering
-) -> None:
-    topic = _topic_of(context, group, is_dead=step.is_dead)
-    try:
-        batch = step.batch(topic, RETRY_QUEUE, partial(place_delayed, context))
-    except LocalProtocolError:
-        # With the reason in each message, a full batch is too large.
-        if len(step.messages) == 1:
-            raise
-        for half in step.halves():
-            _take_step(context, group, index, half, gathering)
-        return
-    if not step.is_dead:
-        # Now, so that the members have found it when the messages are due.
-        ensure_topic(context, topic)
-    source = step.messages[0]
-    mark = SentBackMark(
-        group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead
-    )
-    gathering.add(index, batch, mark)
-
-
-def _topic_of(context: BrokerContext, group: str, *, is_dead: bool) -> str:
-    name = dlq_topic(group) if is_dead else retry_topic(group)
-    if context.group_table.get(group) is None and context.groups.find(group) is None:
-        # The topics of groups that are known are bounded by these; anybody may think of names.
-        context.topics.check_room(name)
-    return name

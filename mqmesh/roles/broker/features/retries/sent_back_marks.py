@@ -34,12 +34,11 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.message import SENT_BACK_TOPIC, Message
+from mqmesh.roles.broker.group_state.committed_offsets import MAX_MARKS
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
 
 READ_BYTES: Final = 1 * MIB
-MAX_MARKS: Final = 200_000
-"""Messages whose marks are remembered, the newest; some 250 bytes of memory each."""
 MARKS_QUEUE: Final = 0
 
 RETRIED: Final = 0

@@ -1,87 +1,546 @@
-"""Half messages: kept until they are committed or rolled back, asked about when nobody says."""
+"""Half messages: ended, asked about, and shown to administrators.
 
+What is decided during a tick is written at its end, at once: a batch of op records and,
+behind it, what they commit. Nobody is answered before that is stored.
+"""
+
+import logging
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
+from mqmesh.batch.half_batch import HALF_QUEUE
+from mqmesh.batch.payload import split_payload
+from mqmesh.batch.record_batch import BatchHeader, read_header, read_payload
+from mqmesh.batch.redelivery import redeliver
+from mqmesh.errors import BrokerError, BrokerNotAvailable, MQMeshError, StorageError, SystemBusy
 from mqmesh.figures import Labelled, counter, gauge, histogram
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.message import (
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    format_message_id,
+    parse_message_id,
+)
+from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.command import (
+    Answer,
+    Reply,
+    Request,
+    encode_header,
+)
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.transactions import (
+    CheckTransactionState,
+    Decision,
+    End,
+    EndHalfMessageRequest,
+    EndOutcome,
+    EndTransactionRequest,
+    EndTransactionResponse,
+    HalfInfo,
+    HalfList,
+    HalfState,
+    ListHalfMessagesRequest,
+    ViewHalfMessageRequest,
+    decode_ends,
+    encode_end_outcomes,
+)
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
-from mqmesh.roles.broker.features.transactions import transactions
-from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.features.transactions.check_timetable import (
+    Check,
+    Park,
+    TransactionSettings,
+    Watch,
+)
+from mqmesh.roles.broker.features.transactions.half_batches import PARKED, PENDING, HalfBatch
+from mqmesh.roles.broker.features.transactions.half_messages import (
+    MAX_STAGED_BYTES,
+    MAX_STAGED_RUNS,
+    Flight,
+    OpenEnd,
+    PendingHalfMessages,
+)
+from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, encode_ops, runs_of
+from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
+from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.dispatch import Handler
+from mqmesh.storage.interface import MessageStore
+from mqmesh.units import MIB, CommitLogOffset
+
+MAX_CHECK_BYTES: Final = 4 * MIB
+"""A larger half batch is asked about message by message."""
+_OK: Final = int(ResponseCode.SUCCESS)
+_KIND_OF: Final = {Decision.COMMIT: OpKind.COMMIT, Decision.ROLLBACK: OpKind.ROLLBACK}
+
+_log = logging.getLogger(__name__)
 
 
-def make_transactions(begins: Beginning) -> TransactionDesk:
-    """Half messages of a role that begins: to be recovered."""
-    return TransactionDesk(_settings(begins.config), begins.chance)
+class TransactionsFeature(Feature):
+    """Half messages: kept until they are committed or rolled back, asked about when nobody says.
 
+    What is decided during a turn of the loop is written at its end, at once: a batch of op records
+    and, behind it, what they commit. Nobody is answered before that is stored.
+    """
 
-def _settings(config: BrokerConfig) -> TransactionSettings:
-    return TransactionSettings(
-        timeout_ms=config.transaction_timeout_ms,
-        check_interval_ms=config.transaction_check_interval_ms,
-        check_max=config.transaction_check_max,
-        pending_max=config.transaction_pending_max,
-        parked_max=config.transaction_parked_max,
-        busy_retry_after_ms=config.busy_retry_after_ms,
-    )
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        groups: ConsumerGroups,
+        half_messages: PendingHalfMessages,
+        writes: Writes,
+    ) -> None:
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._commit_point = core.commit_point
+        self._replies = core.replies
+        self._stats = core.stats
+        self._instance_id = core.instance_id
+        self._topics = topics
+        self._groups = groups
+        self._halves = half_messages
+        self._writes = writes
 
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.END_TRANSACTION: self.end_transaction,
+            RequestCode.LIST_HALF_MESSAGES: self.list_half_messages,
+            RequestCode.VIEW_HALF_MESSAGE: self.view_half_message,
+            RequestCode.END_HALF_MESSAGE: self.end_half_message,
+        }
 
-def _configure(context: BrokerContext) -> None:
-    table = context.transactions.table
-    table.settings = table.timetable.settings = _settings(context.config)
+    def configured(self) -> None:
+        """Take over timings and limits."""
+        table = self._halves.table
+        table.settings = table.timetable.settings = settings_of(self._settings.now)
 
+    def stopping(self) -> None:
+        """Hand what was decided to the store."""
+        self.finish()
 
-def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
-    transactions.finish_transactions(context)
+    def oldest_ms(self) -> int:
+        """Return how long the oldest half message waits that is not parked; 0 if there is none."""
+        batches = self._halves.table.batches.values()
+        waiting = (one.store_timestamp for one in batches if one.left > one.parked)
+        now_ms = self._clock.wall_ms()
+        return max(now_ms - next(waiting, now_ms), 0)
 
+    def has_queue(self, name: str, queue_id: int) -> bool:
+        """Return whether a queue of a topic exists."""
+        topic = self._topics.get(name)
+        return topic is not None and queue_id < topic.queue_count
 
-def oldest_ms(context: BrokerContext) -> int:
-    """How long the oldest half message waits that is not parked; 0 if there is none."""
-    batches = context.transactions.table.batches.values()
-    waiting = (one.store_timestamp for one in batches if one.left > one.parked)
-    now_ms = context.clock.wall_ms()
-    return max(now_ms - next(waiting, now_ms), 0)
+    # ---- Half messages that come ---------------------------------------------------------
 
+    def admit(self, header: BatchHeader) -> BatchOutcome | None:
+        """Lets a half batch in; where its messages go was checked.
 
-TRANSACTIONS: Final = Feature(
-    commands={
-        RequestCode.END_TRANSACTION: transactions.end_transaction,
-        RequestCode.LIST_HALF_MESSAGES: transactions.list_half_messages,
-        RequestCode.VIEW_HALF_MESSAGE: transactions.view_half_message,
-        RequestCode.END_HALF_MESSAGE: transactions.end_half_message,
-    },
-    turn_ended=_finish,
-    configured=_configure,
-    tick=transactions.check_transactions,
-    stopping=transactions.finish_transactions,
-    figures=(
+        Returns:
+            What became of it when it was stored before; else None.
+
+        Raises:
+            SystemBusy: Too many half messages wait.
+            SequenceConflict: Others are stored under their ids.
+            BrokerNotAvailable: Its twin is not safe yet, or a crash is still being mended.
+        """
+        halves = self._halves
+        if halves.torn:
+            raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
+        try:
+            twin = halves.table.admit(
+                header.producer_id, header.first_sequence, header.message_count, header.producer_crc
+            )
+        except SystemBusy:
+            self._stats.total.busy_refusals += 1
+            raise
+        if twin is None:
+            self._writes.ensure_topic(TRANS_HALF_TOPIC, HALF_QUEUE + 1)
+            return None
+        if not self._commit_point.is_safe(twin.end_offset):
+            raise BrokerNotAvailable("the same half messages are on their way to the disk")
+        self._stats.total.put_duplicates += 1
+        return BatchOutcome(_OK, 0, 0, twin.base, twin.commitlog_offset, twin.store_timestamp)
+
+    # ---- Decisions -----------------------------------------------------------------------
+
+    def end_transaction(self, request: Request, asked: EndTransactionRequest) -> Answer | None:
+        """A producer decides about half messages; answered when that is stored."""
+        return self._decide(request, decode_ends(request.command.body), asked.group)
+
+    def end_half_message(self, request: Request, asked: EndHalfMessageRequest) -> Answer | None:
+        """An administrator decides about a half message."""
+        half, ordinal = self._find(asked.message_id)
+        end = End(half.base, half.producer_id, half.first_sequence, ordinal, 1, asked.decision)
+        _log.warning("an administrator ends half message %s: %s", asked.message_id, end.decision)
+        return self._decide(request, [end])
+
+    def _decide(self, request: Request, ends: list[End], group: str | None = None) -> Answer | None:
+        desk = self._halves
+        if desk.torn:
+            raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
+        table = desk.table
+        opened = OpenEnd(request.without_frame(), [], [])
+        may_commit = self.has_queue
+        safe_offset = self._commit_point.shown_offset()
+        halves = [table.batches.get(end.base_queue_offset) for end in ends]
+        for topic in {half.topic for half in halves if half is not None}:
+            self._replies.permit(request, topic)  # of all, before anything is decided
+        for end, half in zip(ends, halves, strict=True):
+            before = table.staged_total
+            if group is not None and not desk.proofs.holds(end):
+                outcome = EndOutcome.NOT_PROVEN
+            elif (
+                end.decision == Decision.COMMIT
+                and half is not None
+                and half.end_offset > safe_offset
+            ):
+                outcome = EndOutcome.AGAIN
+            else:
+                outcome = table.decide(end, may_commit, group)
+            opened.outcomes.append(outcome)
+            opened.bases.append(end.base_queue_offset)
+            if table.staged_total != before and (not desk.opens or desk.opens[-1] is not opened):
+                desk.opens.append(opened)
+            if table.staged_bytes >= MAX_STAGED_BYTES or table.staged_count >= MAX_STAGED_RUNS:
+                self.finish()
+                self._writes.write()
+        opened.complete = True
+        if opened.flights or (desk.opens and desk.opens[-1] is opened):
+            return None
+        if opened.error is not None:
+            raise opened.error
+        return self._answer_of(opened)
+
+    def finish(self) -> None:
+        """Hands what was decided during the tick to the store; before ``finish_sends``."""
+        desk = self._halves
+        if not desk.has_work:
+            return
+        opens, desk.opens = desk.opens, []
+        parks, desk.parks = desk.parks, []
+        further, desk.ops = desk.ops, []
+        runs, ops, copies = self._copies(desk.table.take(), parks, opens)
+        ops += further
+        for opened in opens:
+            opened.flights += 1
+        if not ops:
+            self._landed(Flight([], [], 0, opens), None, 0)
+            return
+        ops_batch = encode_ops(
+            ops,
+            producer_id=self._instance_id,
+            first_sequence=desk.next_sequence,
+            born_timestamp=self._clock.wall_ms(),
+        )
+        op_count = read_header(ops_batch).message_count
+        desk.next_sequence += op_count
+        flight = Flight(runs, parks, op_count, opens)
+
+        def on_stored(outcomes: list[BatchOutcome]) -> None:
+            bad = next((one for one in outcomes if one.code != _OK), None)
+            error = error_of(bad.code, bad.remark, bad.retry_after_ms) if bad is not None else None
+            self._landed(flight, error, max(one.status for one in outcomes))
+
+        try:
+            self._writes.ensure_topic(TRANS_OP_HALF_TOPIC)
+            self._writes.put_encoded([ops_batch, *copies], on_stored)
+        except MQMeshError as error:
+            self._landed(flight, error, 0)
+
+    def _copies(
+        self, runs: list[DecidedRun], parks: list[Park], opens: list[OpenEnd]
+    ) -> tuple[list[DecidedRun], list[Op], list[bytes]]:
+        """Makes the op records of decisions and of what is parked, and the batches beside them.
+
+        Returns:
+            The decisions that can be written, the records, and the batches.
+        """
+        good: list[DecidedRun] = []
+        ops: list[Op] = []
+        copies: list[bytes] = []
+        source: _HalfSource | None = None
+        wanted: list[tuple[HalfBatch, Op, DecidedRun | None]] = [
+            (run.batch, _op_of(run), run) for run in runs
+        ]
+        for park in parks:
+            for first, count in runs_of(park.ordinals):
+                op = Op(park.batch.base, first, count, OpKind.PARK, park.check_times)
+                wanted.append((park.batch, op, None))
+        for half, op, run in wanted:
+            if op.kind != OpKind.ROLLBACK:
+                try:
+                    if source is None or source.half is not half:
+                        source = _HalfSource(self._store, half)
+                    copies.append(source.copy(op))
+                except MQMeshError as error:
+                    # Retention took the half messages, or the disk damaged them.
+                    if run is not None:
+                        self._halves.table.failed([run])
+                        for opened in opens:
+                            opened.lose(half.base)
+                    self._halves.lose(half, str(error))
+                    continue
+            ops.append(op)
+            if run is not None:
+                good.append(run)
+        return good, ops, copies
+
+    def _landed(self, flight: Flight, error: MQMeshError | None, status: int) -> None:
+        """What was handed to the store is in the log, or was refused."""
+        desk = self._halves
+        if error is None:
+            desk.table.op_end += flight.op_count
+            desk.table.stored(flight.runs)
+            now_ms = self._clock.wall_ms()
+            for run in flight.runs:
+                desk.count_end(run, now_ms)
+            for park in flight.parks:
+                _log.error(
+                    "%d half messages of producer group %s for topic %s, from %s on, were asked "
+                    "about %d times in vain; they are parked (`mqmesh tx list --parked`)",
+                    len(park.ordinals),
+                    park.batch.group,
+                    park.batch.topic,
+                    format_message_id(
+                        park.batch.producer_id, park.batch.first_sequence + park.ordinals[0]
+                    ),
+                    park.check_times,
+                )
+                for forgotten in desk.table.parked_or_not(park, stored=True):
+                    _log.error("too many parked half messages: those at %d go", forgotten.base)
+        else:
+            _log.warning("decisions about half messages could not be stored: %s", error)
+            desk.table.failed(flight.runs)
+            for park in flight.parks:
+                desk.table.parked_or_not(park, stored=False)
+        for opened in flight.opens:
+            opened.flights -= 1
+            opened.error = opened.error or error
+            opened.status = max(opened.status, status)
+            if opened.complete and not opened.flights:
+                if opened.error is not None:
+                    desk.refused += len(opened.outcomes)
+                    self._replies.fail(opened.request, opened.error)
+                else:
+                    self._replies.reply(opened.request, self._answer_of(opened))
+
+    def _answer_of(self, opened: OpenEnd) -> Reply:
+        desk = self._halves
+        outcomes = opened.outcomes
+        desk.refused += sum(one > EndOutcome.ENDED_BEFORE for one in outcomes)
+        header = encode_header(EndTransactionResponse(opened.status))
+        return Reply(header, (encode_end_outcomes(outcomes),))
+
+    # ---- The check-back router -----------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Asks members of producer groups about what waits for too long; ten times a second."""
+        desk = self._halves
+        if desk.torn:
+            self._write_torn()
+            return
+        self._drop_deleted()
+        for effect in desk.table.tick(now_ms, self._groups.producers):
+            if not self._commit_point.is_safe(effect.batch.end_offset):
+                # Its sender does not know of it yet.
+                if isinstance(effect, Park):
+                    desk.table.parked_or_not(effect, stored=False)
+            elif isinstance(effect, Check):
+                self._ask(effect)
+            else:
+                desk.parks.append(effect)
+
+    def _ask(self, check: Check) -> None:
+        desk = self._halves
+        half = check.batch
+        try:
+            data = self._store.read_at(CommitLogOffset(half.commitlog_offset))
+            header = read_header(data)
+            parts = [(0, data, check.ordinals)]
+            if (
+                header.total_size > MAX_CHECK_BYTES
+                or len(check.ordinals) == 1 < header.message_count
+            ):
+                parts = [
+                    (
+                        one,
+                        redeliver(
+                            data,
+                            header,
+                            first=one,
+                            count=1,
+                            topic=TRANS_HALF_TOPIC,
+                            queue_id=HALF_QUEUE,
+                        ),
+                        [one],
+                    )
+                    for one in check.ordinals
+                ]
+        except StorageError as error:
+            desk.lose(half, str(error))
+            return
+        for first_ordinal, batch, ordinals in parts:
+            question = CheckTransactionState(
+                half.group,
+                half.base,
+                ordinals,
+                check.check_times,
+                first_ordinal,
+                desk.proofs.token(half.base, half.producer_id, half.first_sequence),
+            )
+            self._replies.notify(
+                check.peer, RequestCode.CHECK_TRANSACTION_STATE, encode_header(question), batch
+            )
+            desk.checks_sent += 1
+        for first, count in runs_of(check.ordinals):
+            desk.ops.append(Op(half.base, first, count, OpKind.CHECK, check.check_times))
+
+    def _drop_deleted(self) -> None:
+        """Retention does not wait for decisions: what it took cannot be committed any more."""
+        desk = self._halves
+        oldest = next(iter(desk.table.batches.values()), None)
+        if oldest is None:
+            return
+        minimum = self._store.queue_bounds(TRANS_HALF_TOPIC, HALF_QUEUE)[0]
+        while oldest is not None and oldest.base < minimum:
+            desk.lose(oldest, "the log does not reach back so far any more (file_reserved_time)")
+            oldest = next(iter(desk.table.batches.values()), None)
+
+    def _write_torn(self) -> None:
+        """Writes what a crash cut off; nothing is decided before that is done."""
+        desk = self._halves
+        if desk.is_mending:
+            return  # with SYNC_FLUSH the disk may take longer than a tick
+
+        def on_stored(outcomes: list[BatchOutcome]) -> None:
+            desk.is_mending = False
+            bad = [one.remark for one in outcomes if one.code != _OK]
+            if bad:
+                _log.error("commits that a crash cut off could not be written again: %s", bad[0])
+            else:
+                desk.torn = []
+
+        self._writes.put_encoded(desk.torn, on_stored)
+        desk.is_mending = True
+
+    # ---- Administration ------------------------------------------------------------------
+
+    def list_half_messages(self, request: Request, asked: ListHalfMessagesRequest) -> HalfList:
+        """What waits for its decision, oldest first."""
+        table = self._halves.table
+        watches = self._watches()
+        members: dict[str, int] = {}
+        now_ms = self._clock.wall_ms()
+        found: list[HalfInfo] = []
+        for half in table.batches.values():
+            if (
+                (asked.group and half.group != asked.group)
+                or (asked.topic and half.topic != asked.topic)
+                or now_ms - half.store_timestamp < asked.min_age_ms
+                or (asked.parked and not half.parked)
+            ):
+                continue
+            for ordinal, state in enumerate(half.states):
+                if len(found) >= asked.max_count:
+                    break
+                if state == PARKED or (state == PENDING and not asked.parked):
+                    if half.group not in members:
+                        members[half.group] = len(self._groups.producers(half.group))
+                    found.append(self._info(half, ordinal, watches, members[half.group]))
+        return HalfList(found, table.pending_count, table.parked_count)
+
+    def view_half_message(self, request: Request, asked: ViewHalfMessageRequest) -> Reply:
+        """A half message that waits, with its contents."""
+        half, ordinal = self._find(asked.message_id)
+        self._replies.permit(request, half.topic)
+        data = self._store.read_at(CommitLogOffset(half.commitlog_offset))
+        members = len(self._groups.producers(half.group))
+        info = self._info(half, ordinal, self._watches(), members)
+        one = redeliver(
+            data,
+            read_header(data),
+            first=ordinal,
+            count=1,
+            topic=TRANS_HALF_TOPIC,
+            queue_id=HALF_QUEUE,
+        )
+        return Reply(encode_header(info), (one,))
+
+    def _watches(self) -> dict[int, list[Watch]]:
+        found: dict[int, list[Watch]] = {}
+        for watch in self._halves.table.timetable.watches():
+            found.setdefault(watch.batch.base, []).append(watch)
+        return found
+
+    def _info(
+        self,
+        half: HalfBatch,
+        ordinal: int,
+        watches: dict[int, list[Watch]],
+        members: int,
+    ) -> HalfInfo:
+        watch = next((one for one in watches.get(half.base, ()) if ordinal in one.ordinals), None)
+        is_parked = half.states[ordinal] == PARKED
+        next_ms = -1
+        if watch is not None and not is_parked:
+            next_ms = max(watch.due_ms - self._clock.monotonic_ms(), 0)
+        return HalfInfo(
+            format_message_id(half.producer_id, half.first_sequence + ordinal),
+            half.group,
+            half.topic,
+            half.queue_id,
+            half.store_timestamp,
+            max(self._clock.wall_ms() - half.store_timestamp, 0),
+            watch.checks if watch is not None else self._settings.now.transaction_check_max,
+            next_ms,
+            HalfState.PARKED if is_parked else HalfState.PENDING,
+            half.base + ordinal,
+            members,
+        )
+
+    def _find(self, message_id: str) -> tuple[HalfBatch, int]:
+        found = self._halves.table.find(*parse_message_id(message_id))
+        if found is None:
+            raise BrokerError(
+                f"no half message {message_id} waits at this broker",
+                code=ResponseCode.QUERY_NOT_FOUND,
+            )
+        return found
+
+    metrics = (
         gauge(
             "half_messages_pending",
             "half messages that wait for their decision",
-            lambda broker: broker.transactions.table.pending_count,
+            lambda feature: feature._halves.table.pending_count,
             unit="messages",
         ),
         gauge(
             "half_messages_oldest_ms",
             "how long the oldest half message has been waiting, unless it is parked",
-            oldest_ms,
+            lambda feature: feature.oldest_ms(),
             unit="ms",
         ),
         gauge(
             "half_messages_parked",
             "half messages asked about in vain",
-            lambda broker: broker.transactions.table.parked_count,
+            lambda feature: feature._halves.table.parked_count,
             unit="messages",
         ),
         counter(
             "half_messages_ended_total",
             "half messages committed and rolled back",
-            lambda broker: Labelled(
-                list(broker.transactions.ended),
+            lambda feature: Labelled(
+                list(feature._halves.ended),
                 lambda key: (key[0].name.lower(), key[1]),
-                lambda key: broker.transactions.ended[key],
+                lambda key: feature._halves.ended[key],
             ),
             unit="messages",
             labels=("decision", "topic"),
@@ -89,10 +548,10 @@ TRANSACTIONS: Final = Feature(
         histogram(
             "half_message_commit_s",
             "from the storing of half messages to their commit; seconds, as RocketMQ's",
-            lambda broker: Labelled(
-                list(broker.transactions.took),
+            lambda feature: Labelled(
+                list(feature._halves.took),
                 lambda topic: (topic,),
-                lambda topic: broker.transactions.took[topic],
+                lambda topic: feature._halves.took[topic],
             ),
             unit="s",
             labels=("topic",),
@@ -101,18 +560,51 @@ TRANSACTIONS: Final = Feature(
         counter(
             "half_messages_lost_total",
             "half messages lost with the log",
-            lambda broker: broker.transactions.lost,
+            lambda feature: feature._halves.lost,
             unit="messages",
         ),
         counter(
             "transaction_checks_total",
             "questions to producers about half messages",
-            lambda broker: broker.transactions.checks_sent,
+            lambda feature: feature._halves.checks_sent,
         ),
         counter(
             "transaction_ends_refused_total",
             "decisions that could not be carried out",
-            lambda broker: broker.transactions.refused,
+            lambda feature: feature._halves.refused,
         ),
-    ),
-)
+    )
+
+
+class _HalfSource:
+    """A half batch that copies are made of; taken apart once, however many they are."""
+
+    def __init__(self, store: MessageStore, half: HalfBatch) -> None:
+        self.half = half
+        self._data = store.read_at(CommitLogOffset(half.commitlog_offset))
+        self._header = read_header(self._data)
+        self._raws: list[msgspec.Raw] | None = None
+
+    def copy(self, op: Op) -> bytes:
+        """The messages of a record."""
+        if self._raws is None and op.count < self._header.message_count:
+            self._raws = split_payload(read_payload(self._data, self._header))
+        copy = copy_of(op, self._header, self._data, self._raws)
+        assert copy is not None
+        return copy
+
+
+def _op_of(run: DecidedRun) -> Op:
+    return Op(run.batch.base, run.first, run.count, _KIND_OF[Decision(run.decision)])
+
+
+def settings_of(config: BrokerConfig) -> TransactionSettings:
+    """Return the timings and limits of half messages."""
+    return TransactionSettings(
+        timeout_ms=config.transaction_timeout_ms,
+        check_interval_ms=config.transaction_check_interval_ms,
+        check_max=config.transaction_check_max,
+        pending_max=config.transaction_pending_max,
+        parked_max=config.transaction_parked_max,
+        busy_retry_after_ms=config.busy_retry_after_ms,
+    )

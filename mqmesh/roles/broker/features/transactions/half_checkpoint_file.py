@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from mqmesh.errors import StorageError
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.document_saver import MakeSaver, Read
 
 TRANSACTIONS_FILE: Final = "transactions.json"
@@ -16,15 +16,17 @@ class HalfCheckpointFile:
     """The half checkpoint of one broker.
 
     Args:
-        desk: Its half messages.
+        half_messages: Half messages of the broker.
         read: Reads a document by its name, None if there is none.
         make_saver: Makes what saves a document: of its name, and what makes its text.
     """
 
-    def __init__(self, desk: TransactionDesk, read: Read, make_saver: MakeSaver) -> None:
-        self._desk = desk
+    def __init__(
+        self, half_messages: PendingHalfMessages, read: Read, make_saver: MakeSaver
+    ) -> None:
+        self._half_messages = half_messages
         self._read = read
-        self._saver = make_saver(TRANSACTIONS_FILE, desk.dump)
+        self._saver = make_saver(TRANSACTIONS_FILE, half_messages.dump)
 
     def load(self) -> bytes | None:
         """The checkpoint; None if there is none, or none that can be read."""
@@ -38,7 +40,7 @@ class HalfCheckpointFile:
     def save(self) -> None:
         """Saves the checkpoint if it has changed."""
         self._saver.save_if_failed()
-        if self._desk.is_changed:
+        if self._half_messages.is_changed:
             self._saver.save()
 
     def close(self) -> None:

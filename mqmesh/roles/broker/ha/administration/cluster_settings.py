@@ -14,7 +14,7 @@ from mqmesh.coordination.interface import AckReplicas, SettingsRecord, SettingVa
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.protocol.replication import HaSetting, SettingDiffers
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig
+from mqmesh.roles.broker.ha_config import HaConfig
 
 CLUSTER_WIDE: Final = ("failsafe", "lease_ttl_ms", "min_in_sync_replicas", "replica_lag_max_ms")
 """What the cluster may set, names of ``HaConfig``."""

@@ -23,7 +23,7 @@ from mqmesh.coordination.interface import (
 )
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument, MQMeshError, NotMaster
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Answer, Request
 from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,
@@ -71,7 +71,7 @@ class DeskView(msgspec.Struct, frozen=True):
     session: Callable[[], SessionId | None]
     check_settings: Callable[[dict[str, SettingValue]], None]
     on_settings: Callable[[SettingsRecord], None]
-    reply: Callable[[Request, Reply], None]
+    reply: Callable[[Request, Answer], None]
     fail: Callable[[Request, Exception], None]
 
 
@@ -107,7 +107,7 @@ class GroupDesk:
 
     # ---- Who belongs to the group ----------------------------------------------------
 
-    def _on_change_voters(self, request: Request, asked: ChangeVotersRequest) -> Reply | None:
+    def _on_change_voters(self, request: Request, asked: ChangeVotersRequest) -> Answer | None:
         leadership = self._view.leadership()
         if leadership is None or not leadership.is_confirmed:
             raise NotMaster("this replica does not lead, or has only begun to")
@@ -156,9 +156,9 @@ class GroupDesk:
             look = partial(self._look, request, leadership, wanted, until_ms)
             self._loop.call_later(LOOK_MS, look)
 
-    def _voters(self, leadership: Leadership) -> Reply:
+    def _voters(self, leadership: Leadership) -> ChangeVotersResponse:
         voters = leadership.in_sync.state.voters
-        return reply_with(ChangeVotersResponse(list(voters), leadership.epoch))
+        return ChangeVotersResponse(list(voters), leadership.epoch)
 
     # ---- Whether somebody may stand --------------------------------------------------
 
@@ -178,7 +178,7 @@ class GroupDesk:
                 "nobody" if asked.paused else "another replica",
                 self._group,
             )
-            self._view.reply(kept, reply_with(PauseFailoverResponse(outcome.epoch)))
+            self._view.reply(kept, PauseFailoverResponse(outcome.epoch))
 
         call_later, session = self._loop.call_later, self._view.session
         RecordEdit(
@@ -232,7 +232,7 @@ class GroupDesk:
             return
         self._view.on_settings(outcome)
         told = HaSettings(outcome.version, settings_of(outcome))
-        self._view.reply(request, reply_with(told))
+        self._view.reply(request, told)
 
 
 def check_epoch(seen: int, newest: int) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.coordination.interface import StateRecord
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Answer, Request
 from mqmesh.roles.broker.ha.leadership import Leadership
 
 
@@ -50,7 +50,7 @@ class Replica(msgspec.Struct, frozen=True):
     follow: Callable[[str, int, int], None]
     stay_outside: Callable[[str], None]
     silent_ms: Callable[[int], int]
-    reply: Callable[[Request, Reply], None]
+    reply: Callable[[Request, Answer], None]
     fail: Callable[[Request, Exception], None]
 
 

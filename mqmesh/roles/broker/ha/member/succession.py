@@ -9,7 +9,7 @@ from typing import Final
 
 from mqmesh.coordination.interface import Presence
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster
-from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.replication import SwitchOverRequest, SwitchOverResponse
 from mqmesh.roles.broker.ha.administration.group_desk import check_epoch
 from mqmesh.roles.broker.ha.effects import Effect, Follow
@@ -186,7 +186,7 @@ class Succession:
         request, self._request = self._request, None
         if request is not None:
             answer = SwitchOverResponse(switch.successor, switch.leadership.epoch + 1)
-            self._replica.reply(request, reply_with(answer))
+            self._replica.reply(request, answer)
 
     def end(self, error: MQMeshError) -> None:
         """It came to nothing, or the replica leads no more."""

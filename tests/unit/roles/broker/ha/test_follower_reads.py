@@ -1,6 +1,6 @@
 """What a follower shows to those who read from it, and when it answers them."""
 
-from mqmesh.roles.broker.ha.follower_reads import FollowerReads
+from mqmesh.roles.broker.follower.follower_reads import FollowerReads
 from mqmesh.units import MAX_OFFSET
 
 

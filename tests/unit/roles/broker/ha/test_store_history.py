@@ -10,9 +10,9 @@ import pytest
 
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.replica_state import ReplicaState
 from mqmesh.roles.broker.ha.store_history import StoreHistory
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 
 ROOT = Path("/data/broker-a")
 ALONE = BrokerConfig()

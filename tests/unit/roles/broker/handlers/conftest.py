@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 
 import pytest
@@ -29,13 +28,8 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
-from mqmesh.roles.broker.features.transactions.transactions import (
-    check_transactions,
-    finish_transactions,
-    has_queue,
-)
 
 PRODUCER = PRODUCER_ID
 
@@ -46,8 +40,8 @@ class Scene:
     def __init__(self, stage) -> None:
         self.stage = stage
         self.sequence = 0
-        stage.context.transactions.table = Transactions(self.settings())
-        self.recover(stage.context.transactions, None)
+        stage.features.state.half_messages.table = Transactions(self.settings())
+        self.recover(stage.features.state.half_messages, None)
 
     def settings(self) -> TransactionSettings:
         config = self.stage.config
@@ -59,8 +53,8 @@ class Scene:
         )
 
     @property
-    def desk(self) -> TransactionDesk:
-        return self.stage.context.transactions
+    def desk(self) -> PendingHalfMessages:
+        return self.stage.features.state.half_messages
 
     def half(self, *bodies: bytes, topic="t", queue_id=0, seconds=None, sequence=None) -> int:
         """Sends a half batch; returns its queue offset in the half topic."""
@@ -99,7 +93,7 @@ class Scene:
         return self.stage.begin(RequestCode.END_TRANSACTION, EndTransactionRequest("pg"), body)
 
     def finish(self) -> None:
-        finish_transactions(self.stage.context)
+        self.stage.features.transactions.finish()
         self.stage.end_tick()
 
     def end(self, *ends, **options) -> list[EndOutcome]:
@@ -137,7 +131,7 @@ class Scene:
 
     def tick(self, ms=100) -> None:
         self.stage.clock.advance(ms)
-        check_transactions(self.stage.context, self.stage.clock.monotonic_ms())
+        self.stage.features.transactions.tick(self.stage.clock.monotonic_ms())
         self.finish()
 
     def asked(self) -> list[tuple[CheckTransactionState, list[bytes]]]:
@@ -155,17 +149,17 @@ class Scene:
 
     def restart(self, document: bytes | None = None) -> None:
         """A broker on the same store that knows nothing but that."""
-        desk = TransactionDesk(self.settings(), Random(2))
+        desk = PendingHalfMessages(self.settings(), Random(2))
         self.recover(desk, document)
         for name in desk.__dict__:
             setattr(self.desk, name, getattr(desk, name))
 
-    def recover(self, desk: TransactionDesk, document: bytes | None) -> None:
+    def recover(self, desk: PendingHalfMessages, document: bytes | None) -> None:
         """Has a desk take up what the store has."""
         desk.recover(
             self.stage.store,
             document,
-            partial(has_queue, self.stage.context.topics),
+            self.stage.features.transactions.has_queue,
             wall_ms=self.stage.clock.wall_ms(),
             now_ms=self.stage.clock.monotonic_ms(),
             segment_bytes=1 << 30,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 from harness.batches import PRODUCER_ID
@@ -78,9 +80,9 @@ def test_many_topics_are_created_together_or_not_at_all(stage):
 
 def test_wanting_what_is_there_already_changes_nothing(stage):
     update(stage, "t", 8, 8)
-    version = stage.context.topics.version
+    version = stage.features.state.topics.version
     update(stage, "t", 8, 8)
-    assert stage.context.topics.version == version
+    assert stage.features.state.topics.version == version
     assert stage.saved == ["topics"]
 
 
@@ -104,15 +106,15 @@ def test_queues_with_unread_messages_stay_unless_they_may_be_hidden(stage):
         update(stage, "t", 4, 4, Perm.WRITE.value)
     update(stage, "t", 4, 2)
     for queue_id in (2, 3):
-        stage.context.offsets.commit("billing", "t", queue_id, 2)
-        stage.context.offsets.commit("audit", "t", queue_id, 1)
+        stage.features.state.committed.commit("billing", "t", queue_id, 2)
+        stage.features.state.committed.commit("audit", "t", queue_id, 1)
     with pytest.raises(InvalidArgument, match="2 unread messages"):
         update(stage, "t", 2, 2)  # the slowest group counts
     update(stage, "t", 2, 2, may_hide=True)
     update(stage, "t", 4, 4)
     assert stage.pull(queue_id=3)[1] == [b"a", b"b"], "they are back with the queues"
     for queue_id in (2, 3):
-        stage.context.offsets.commit("audit", "t", queue_id, 2)
+        stage.features.state.committed.commit("audit", "t", queue_id, 2)
     assert update(stage, "t", 2, 2) == TopicConfig("t", 2, 2)
 
 
@@ -137,11 +139,11 @@ def test_a_message_sent_before_a_deletion_in_the_same_tick_is_deleted(stage):
 def test_a_deleted_topic_leaves_nothing_behind(stage):
     stage.send(stage.batch())
     waiting = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
-    stage.context.offsets.commit("g", "t", 0, 1)
+    stage.features.state.committed.commit("g", "t", 0, 1)
     stage.saved.clear()
     delete(stage, "t")
     assert sorted(stage.saved) == ["offsets", "topics"]
-    assert stage.context.offsets.query("g", "t", 0) == -1
+    assert stage.features.state.committed.query("g", "t", 0) == -1
     with pytest.raises(TopicNotFound, match="deleted"):
         stage.pulled(waiting)
     with pytest.raises(TopicNotFound):
@@ -178,7 +180,7 @@ def test_stats_tell_of_every_queue(stage):
     expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms, stored_ms, 2), QueueStats(1, 0, 0)])
     assert stats() == expected
     # As after a restart, when only the store knows.
-    stage.context.topics.require("t").last_update.clear()
+    stage.features.state.topics.require("t").last_update.clear()
     assert stats() == expected
 
 
@@ -186,7 +188,7 @@ def test_stats_of_a_damaged_topic_lack_its_times_and_nothing_else(stage):
     update(stage, "t", 1, 1)
     stage.send(stage.batch(bodies=(b"a", b"b")))
     stored_ms = stage.clock.wall_ms()
-    stage.context.topics.require("t").last_update.clear()
+    stage.features.state.topics.require("t").last_update.clear()
     good_get = stage.store.get
 
     def stats():
@@ -247,8 +249,8 @@ def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
 
 def readings_of(stage) -> Readings:
     board = FigureBoard()
-    for feature in FEATURES:
-        board.add(feature.figures, lambda: stage.context)
+    for kind in FEATURES:
+        board.add(kind.metrics, partial(stage.features.of, kind))
     board.add(STORE_FIGURES, stage.store.stats)
     return Readings(board.read())
 
@@ -256,7 +258,7 @@ def readings_of(stage) -> Readings:
 def test_figures_are_told_by_name(stage):
     stage.send(stage.batch(bodies=(b"a", b"b")))
     stage.begin_pull(queue_offset=2, suspend_timeout_ms=1_000)
-    stage.context.stats.sample(0)
+    stage.features.core.stats.sample(0)
     figures = readings_of(stage)
     expected = {
         "broker_name": "broker-a",
@@ -293,7 +295,7 @@ def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
 def test_what_a_store_tells_of_itself_is_a_figure_and_has_a_help():
     names = {one.figure.name for one in STORE_FIGURES}
     assert names >= {f"store_{name}" for name in StoreStats.__struct_fields__}
-    declared = [*STORE_FIGURES, *(one for feature in FEATURES for one in feature.figures)]
+    declared = [*STORE_FIGURES, *(one for feature in FEATURES for one in feature.metrics)]
     assert all(one.figure.help for one in declared)
     assert all(
         one.figure.name.endswith("_total") == (one.figure.kind is FigureKind.COUNTER)
@@ -303,7 +305,7 @@ def test_what_a_store_tells_of_itself_is_a_figure_and_has_a_help():
 
 
 def test_every_counter_of_a_broker_is_a_figure(stage):
-    total = stage.context.stats.total
+    total = stage.features.core.stats.total
     for number, name in enumerate(total.__struct_fields__, 1):
         setattr(total, name, number)
     figures = readings_of(stage)

@@ -29,9 +29,8 @@ from mqmesh.protocol.membership import (
     Subscription,
     TopicConsumption,
 )
-from mqmesh.roles.broker.context import QUESTION_TIMEOUT_MS
-from mqmesh.roles.broker.features.asking import asking
-from mqmesh.roles.broker.features.asking.feature import ASKING
+from mqmesh.roles.broker.features.client_rpc import feature as asking
+from mqmesh.roles.broker.features.client_rpc.feature import QUESTION_TIMEOUT_MS
 
 QUESTION = RunningInfoRequest("g", "member", True)
 
@@ -95,7 +94,7 @@ def test_nobody_is_asked_who_is_not_there(online):
         online.answer(ask(online, RunningInfoRequest("other", "member")))
     with pytest.raises(ClientNotOnline, match="stranger"):
         online.answer(ask(online, RunningInfoRequest("g", "stranger")))
-    online.context.groups.on_disconnect(b"member", 0)
+    online.features.state.groups.on_disconnect(b"member", 0)
     with pytest.raises(ClientNotOnline, match="broken"):
         online.answer(ask(online))
     assert online.notices == []
@@ -104,13 +103,13 @@ def test_nobody_is_asked_who_is_not_there(online):
 def test_who_asked_hears_when_the_member_goes_says_nothing_or_the_broker_ends(online):
     now_ms = online.clock.monotonic_ms()
     gone = ask(online)
-    asking.on_client_lost(online.context, b"member")
+    online.features.client_rpc.client_gone(b"member", now_ms)
     silent = ask(online)
-    asking.answer_expired_questions(online.context, now_ms + QUESTION_TIMEOUT_MS - 1)
+    online.features.client_rpc.tick(now_ms + QUESTION_TIMEOUT_MS - 1)
     assert silent not in online.answers
-    asking.answer_expired_questions(online.context, now_ms + QUESTION_TIMEOUT_MS)
+    online.features.client_rpc.tick(now_ms + QUESTION_TIMEOUT_MS)
     last = ask(online)
-    ASKING.stopping(online.context)
+    online.features.client_rpc.stopping()
     for opaque, why in ((gone, "went away"), (silent, "in time"), (last, "stops")):
         with pytest.raises(ClientNotOnline, match=why):
             online.answer(opaque)
@@ -153,6 +152,6 @@ def test_what_members_did_of_late_is_kept_and_told(stage):
     code = RequestCode.GET_CONSUMER_CONNECTION_LIST
     (member,) = decode_header(ConsumerConnections, stage.ask(code, asked).header).members
     assert member.stats == [own]
-    generation = stage.context.groups.group("g").generation
+    generation = stage.features.state.groups.group("g").generation
     beat(stage, stats=[TopicConsumption("g", "t", ok_per_s=6.0)])
-    assert stage.context.groups.group("g").generation == generation
+    assert stage.features.state.groups.group("g").generation == generation

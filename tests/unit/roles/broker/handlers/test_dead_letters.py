@@ -33,8 +33,6 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import (
     DeadLetterMarks,
     ResentMark,
 )
-from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 DLQ, RETRY = "%DLQ%g", "%RETRY%g"
@@ -72,7 +70,7 @@ def bury(stage, count=1, *, topic="t", sequence=500, **fields):
         born_timestamp=1,
         attributes=Attributes.REDELIVERED,
     )
-    inner_send(stage.context, [batch], lambda outcomes: None)
+    stage.features.writes.put_encoded([batch], lambda outcomes: None)
     stage.end_tick()
 
 
@@ -97,7 +95,7 @@ def test_it_goes_to_the_groups_retry_topic_as_if_it_had_never_failed(stage):
         PROPERTY_LAST_FAILURE: "E: no",
         PROPERTY_RESENT_FROM_DLQ: dead.offset_message_id.partition("#")[2],
     }
-    assert stage.context.stats.total.resent_dead_letters == 1
+    assert stage.features.core.stats.total.resent_dead_letters == 1
 
 
 def test_what_a_stranger_wrote_into_a_message_sends_it_nowhere_else(make_stage):
@@ -180,15 +178,15 @@ def test_a_mark_does_not_concern_another_message_at_its_place():
 def test_marks_of_dead_letters_that_are_gone_are_forgotten(stage, monkeypatch):
     bury(stage, 5)
     resend(stage, 4, 0, 2)
-    marks, dead = stage.context.retries.marks, messages_in(stage, DLQ)
-    forget_marks(stage.context)
+    marks, dead = stage.features.dead_letters.marks, messages_in(stage, DLQ)
+    stage.features.dead_letters.sample()
     assert len(marks) == 3
     monkeypatch.setattr(stage.store, "queue_bounds", lambda topic, queue_id: (2, 5))
-    forget_marks(stage.context)
+    stage.features.dead_letters.sample()
     resent_ms = [marks.resent_ms("g", n, one.message_id) for n, one in enumerate(dead)]
     assert [bool(one) for one in resent_ms] == [False, False, True, False, True]
-    stage.context.topics.delete(DLQ, 1)
-    forget_marks(stage.context)
+    stage.features.state.topics.delete(DLQ, 1)
+    stage.features.dead_letters.sample()
     assert len(marks) == 0
 
 
@@ -229,7 +227,7 @@ def test_a_damaged_mark_is_counted_and_passed_over(stage):
         first_sequence=0,
         born_timestamp=1,
     )
-    inner_send(stage.context, [batch], lambda outcomes: None)
+    stage.features.writes.put_encoded([batch], lambda outcomes: None)
     bury(stage)
     resend(stage, 0)
     marks = DeadLetterMarks(Random(1))
@@ -252,7 +250,7 @@ def test_what_is_gone_or_has_no_topic_is_told_apart(stage):
 
 def test_a_topic_that_may_not_be_written_refuses(stage):
     bury(stage)
-    stage.context.topics.set(TopicConfig("t", 4, 4, Perm.READ.value), 0)
+    stage.features.state.topics.set(TopicConfig("t", 4, 4, Perm.READ.value), 0)
     assert resend(stage, 0, target=ResendTarget.TOPIC) == [REFUSED]
 
 

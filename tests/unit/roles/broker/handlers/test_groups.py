@@ -52,8 +52,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.pulls.group_pulls import ACTIVE_MS
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
+from mqmesh.roles.broker.features.pulling.group_pulls import ACTIVE_MS
 from mqmesh.roles.listings import LISTINGS
 
 
@@ -144,7 +143,7 @@ def test_without_auto_creation_unknown_groups_are_refused(make_stage):
     for use in (lambda: beat(stage, "c"), lambda: commit(stage, 1), stage.pull):
         with pytest.raises(GroupNotFound, match="auto_create_subscription_group"):
             use()
-    assert stage.context.groups.client_count == 0
+    assert stage.features.state.groups.client_count == 0
     stage.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, UpdateGroupRequest(GroupConfig("g")))
     beat(stage, "c")
     commit(stage, 1)
@@ -152,10 +151,10 @@ def test_without_auto_creation_unknown_groups_are_refused(make_stage):
 
 
 def test_a_group_that_may_not_consume_gets_nothing(filled):
-    filled.context.group_table.update(GroupConfig("g", consume_enable=False))
+    filled.features.state.group_table.update(GroupConfig("g", consume_enable=False))
     with pytest.raises(NoPermission):
         filled.pull()
-    filled.context.group_table.update(GroupConfig("g", consume_broadcast_enable=False))
+    filled.features.state.group_table.update(GroupConfig("g", consume_broadcast_enable=False))
     filled.pull()
     beat(filled, "c", model="BROADCASTING")
     with pytest.raises(NoPermission):
@@ -164,7 +163,7 @@ def test_a_group_that_may_not_consume_gets_nothing(filled):
 
 def test_a_pull_that_waits_gets_nothing_once_its_group_may_not_consume(filled):
     waiting = filled.begin_pull(queue_offset=10, suspend_timeout_ms=9_000)
-    filled.context.group_table.update(GroupConfig("g", consume_enable=False))
+    filled.features.state.group_table.update(GroupConfig("g", consume_enable=False))
     filled.send(filled.batch())
     with pytest.raises(NoPermission):
         filled.pulled(waiting)
@@ -174,7 +173,9 @@ def test_members_are_told_of_each_other_unless_the_group_says_no(stage):
     beat(stage, "a")
     assert stage.notices
     stage.notices.clear()
-    stage.context.group_table.update(GroupConfig("g", notify_consumer_ids_changed_enable=False))
+    stage.features.state.group_table.update(
+        GroupConfig("g", notify_consumer_ids_changed_enable=False)
+    )
     beat(stage, "b")
     assert stage.notices == []
 
@@ -187,8 +188,10 @@ def test_a_group_in_a_line(filled):
     beat(filled, "a")
     beat(filled, "b", "x")
     for topic, count in (("%DLQ%g", 3), ("%RETRY%g", 2)):
-        filled.context.topics.set(TopicConfig(topic, 1, 1), 1)
-        inner_send(filled.context, [filled.batch(topic, bodies=[b"x"] * count)], lambda _: None)
+        filled.features.state.topics.set(TopicConfig(topic, 1, 1), 1)
+        filled.features.writes.put_encoded(
+            [filled.batch(topic, bodies=[b"x"] * count)], lambda _: None
+        )
     filled.end_tick()
     (one,) = groups(filled, group="g").groups
     assert (one.members, one.message_model, one.topics) == (2, "CLUSTERING", ["t"])
@@ -213,7 +216,7 @@ def test_a_group_that_fails_is_told_by_its_members(stage):
 
 def test_lists_come_in_pages(stage):
     for number in range(300):
-        stage.context.group_table.note_used(f"g{number:03d}")
+        stage.features.state.group_table.note_used(f"g{number:03d}")
     first = groups(stage)
     assert (len(first.groups), first.more) == (256, True)
     rest = groups(stage, after=first.groups[-1].config.group)
@@ -227,7 +230,7 @@ def test_members_and_how_they_differ(stage):
     assert beat(stage, "b").warnings == []
     assert "b" not in str(beat(stage, "c", "x").warnings[0].split("member ")[0])
     stage.clock.advance(500)
-    stage.context.groups.on_disconnect(b"b", stage.clock.monotonic_ms())
+    stage.features.state.groups.on_disconnect(b"b", stage.clock.monotonic_ms())
     request = ConsumerConnectionsRequest("g")
     found = stage.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, request, ConsumerConnections)
     assert [(one.client_id, one.connected, one.silent_ms) for one in found.members] == [
@@ -274,17 +277,17 @@ def test_progress_of_each_queue(filled):
 
 def test_what_the_system_holds_back_is_no_lag(filled):
     for topic in (SCHEDULE_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC", "%DLQ%g"):
-        filled.context.topics.set(TopicConfig(topic, 1, 1), 1)
-        filled.context.offsets.commit("g", topic, 0, 0)
-    filled.context.topics.set(TopicConfig("%RETRY%g", 1, 1), 1)
+        filled.features.state.topics.set(TopicConfig(topic, 1, 1), 1)
+        filled.features.state.committed.commit("g", topic, 0, 0)
+    filled.features.state.topics.set(TopicConfig("%RETRY%g", 1, 1), 1)
     commit(filled, 4)
     assert {one.topic for one in stats(filled).queues} == {"t", "%RETRY%g"}
     assert groups(filled, group="g").groups[0].topics == ["t"]
 
 
 def test_progress_comes_in_pages(filled):
-    filled.context.topics.set(TopicConfig("t", 300, 300), 1)
-    filled.context.topics.set(TopicConfig("u", 3, 3), 1)
+    filled.features.state.topics.set(TopicConfig("t", 300, 300), 1)
+    filled.features.state.topics.set(TopicConfig("u", 3, 3), 1)
     commit(filled, 4)
     commit(filled, 0, topic="u")
     found, after = [], {}
@@ -315,13 +318,13 @@ def test_a_group_goes_where_it_is_sent(filled, where, fields, wanted):
     commit(filled, 4)
     filled.saved.clear()
     preview = reset(filled, where, dry_run=True, **fields)
-    assert filled.context.offsets.query("g", "t", 0) == 4
+    assert filled.features.state.committed.query("g", "t", 0) == 4
     assert "offsets" not in filled.saved
     assert reset(filled, where, **fields) == preview
     change = preview.queues[0]
     assert (change.old_offset, change.new_offset) == (4, wanted)
     assert (change.min_queue_offset, change.max_queue_offset) == (0, 10)
-    assert filled.context.offsets.query("g", "t", 0) == wanted
+    assert filled.features.state.committed.query("g", "t", 0) == wanted
     assert filled.saved[-1] == "offsets"
 
 
@@ -345,11 +348,11 @@ def test_a_place_that_is_none_changes_nothing(filled, where, fields, error):
     commit(filled, 4)
     with pytest.raises(error):
         reset(filled, where, **fields)
-    assert filled.context.offsets.query("g", "t", 0) == 4
+    assert filled.features.state.committed.query("g", "t", 0) == 4
 
 
 def test_topics_of_many_queues_are_done_in_pieces(filled):
-    filled.context.topics.set(TopicConfig("t", 300, 300), 1)
+    filled.features.state.topics.set(TopicConfig("t", 300, 300), 1)
     first = reset(filled, "LAST")
     assert (len(first.queues), first.more) == (256, True)
     rest = reset(filled, "LAST", after_queue_id=first.queues[-1].queue_id)
@@ -374,10 +377,10 @@ def test_a_running_consumer_is_told_and_its_old_commits_do_not_count(filled):
     assert other not in filled.answers  # another group's pull waits on
     with pytest.raises(OffsetIllegal, match="from before"):
         commit(filled, 10)
-    assert filled.context.offsets.query("g", "t", 0) == 0
+    assert filled.features.state.committed.query("g", "t", 0) == 0
     assert filled.pull()[1][0] == b"0"
     commit(filled, 3)
-    assert filled.context.offsets.query("g", "t", 0) == 3
+    assert filled.features.state.committed.query("g", "t", 0) == 3
 
 
 def _pull(group, offset):
@@ -425,17 +428,17 @@ def test_a_broadcasting_group_is_told_and_nothing_is_kept(filled):
     filled.notices.clear()
     assert reset(filled, "FIRST", queue_id=0).members_told == 1
     assert len(filled.notices) == 1
-    assert filled.context.offsets.query("g", "t", 0) == -1
+    assert filled.features.state.committed.query("g", "t", 0) == -1
     assert filled.pull(queue_offset=5)[0].status == PullStatus.FOUND
 
 
 def test_a_copy_of_offsets(filled):
-    filled.context.topics.set(TopicConfig("u", 1, 1), 1)
-    filled.context.topics.set(TopicConfig("%RETRY%g", 1, 1), 1)
+    filled.features.state.topics.set(TopicConfig("u", 1, 1), 1)
+    filled.features.state.topics.set(TopicConfig("%RETRY%g", 1, 1), 1)
     commit(filled, 4)
     commit(filled, 0, topic="u")
-    filled.context.offsets.commit("g", "%RETRY%g", 0, 0)
-    filled.context.offsets.commit("copy", "t", 0, 9)
+    filled.features.state.committed.commit("g", "%RETRY%g", 0, 0)
+    filled.features.state.committed.commit("copy", "t", 0, 9)
 
     def clone(source="g", target="copy", **fields):
         request = CloneOffsetRequest(source, target, **fields)
@@ -446,12 +449,12 @@ def test_a_copy_of_offsets(filled):
         ("t", 9, 4),
         ("u", -1, 0),
     ]
-    assert filled.context.offsets.query("copy", "t", 0) == 9
+    assert filled.features.state.committed.query("copy", "t", 0) == 9
     assert clone(topic="u") == preview[1:]
-    assert filled.context.offsets.query("copy", "t", 0) == 9
+    assert filled.features.state.committed.query("copy", "t", 0) == 9
     clone()
-    assert filled.context.offsets.query("copy", "t", 0) == 4
-    assert filled.context.group_table.get("copy") == GroupConfig("copy")
+    assert filled.features.state.committed.query("copy", "t", 0) == 4
+    assert filled.features.state.group_table.get("copy") == GroupConfig("copy")
     assert clone(topic="never") == []
     with pytest.raises(InvalidArgument):
         clone(target="g")
@@ -463,19 +466,23 @@ def test_a_copy_of_offsets(filled):
 def test_a_deleted_group_leaves_nothing(filled):
     commit(filled, 4)
     for topic in ("%RETRY%g", "%DLQ%g"):
-        filled.context.topics.set(TopicConfig(topic, 1, 1), 1)
+        filled.features.state.topics.set(TopicConfig(topic, 1, 1), 1)
     filled.pull()
     beat(filled, "c")
     with pytest.raises(InvalidArgument, match="1 members, for example c"):
         delete(filled)
-    filled.context.groups.on_unregister("c")
+    filled.features.state.groups.on_unregister("c")
     delete(filled)
     assert groups(filled).groups == []
-    assert filled.context.topics.get("%DLQ%g") is not None
+    assert filled.features.state.topics.get("%DLQ%g") is not None
     assert set(filled.saved) >= {"groups", "offsets"}
     delete(filled, remove_topics=True)  # twice does no harm
-    assert filled.context.topics.get("%DLQ%g") is filled.context.topics.get("%RETRY%g") is None
-    assert filled.context.topics.get("t") is not None
+    assert (
+        filled.features.state.topics.get("%DLQ%g")
+        is filled.features.state.topics.get("%RETRY%g")
+        is None
+    )
+    assert filled.features.state.topics.get("t") is not None
 
 
 # ---- All groups ---------------------------------------------------------------------------
@@ -493,7 +500,7 @@ def all_groups(stage, **place):
 
 
 def test_all_groups_come_in_pages_with_what_is_told_of_one(filled):
-    filled.context.topics.set(TopicConfig("wide", 60, 60), 1)
+    filled.features.state.topics.set(TopicConfig("wide", 60, 60), 1)
     for number in range(70):
         commit(filled, number % 3, group=f"g{number:02}")
     commit(filled, 0, topic="wide")

@@ -46,10 +46,12 @@ class Member:
         return answer.memberships[0]
 
     def lose(self):
-        self.stage.context.locks.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
-        self.stage.context.groups.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
+        self.stage.features.state.queue_locks.on_disconnect(
+            self.peer, self.stage.clock.monotonic_ms()
+        )
+        self.stage.features.state.groups.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
         self.stage.clock.advance(1_000)
-        self.stage.context.groups.tick(self.stage.clock.monotonic_ms())
+        self.stage.features.state.groups.tick(self.stage.clock.monotonic_ms())
 
     def leave(self):
         self.stage.ask(
@@ -113,7 +115,7 @@ def b(filled, a):
 
 
 def offset(stage):
-    return stage.context.offsets.query("g", "t", 0)
+    return stage.features.state.committed.query("g", "t", 0)
 
 
 # ---- Locks ----------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def test_a_crashed_member_blocks_its_queues_for_a_moment_only(filled, a, b):
 def test_a_member_that_leaves_with_a_listener_running_keeps_its_lock(filled, a, b):
     a.lock(0)
     a.leave()
-    filled.context.locks.on_disconnect(b"a", filled.clock.monotonic_ms())
+    filled.features.state.queue_locks.on_disconnect(b"a", filled.clock.monotonic_ms())
     filled.clock.advance(59_000)
     assert b.lock(0) == [LOCK_HELD_BY_OTHER]
     filled.clock.advance(1_000)
@@ -252,7 +254,7 @@ def test_who_is_no_member_claims_nothing_but_may_look_and_commit(filled, a):
 def test_claims_end_with_the_topic(filled, a, b):
     a.claim(0)
     a.lock(0)
-    filled.context.locks.remove_topic("t")
-    filled.context.groups.claims.remove_topic("t")
+    filled.features.state.queue_locks.remove_topic("t")
+    filled.features.state.groups.claims.remove_topic("t")
     assert b.lock(0)[0] > 0
     b.claim(0)

@@ -38,7 +38,7 @@ def members(stage, group="g"):
 
 def test_a_heartbeat_is_answered_with_the_life_of_the_broker(stage):
     assert beat(stage, "c1", producer_groups=["p"]).broker_instance_id == 77
-    assert stage.context.groups.producers("p") == [b"c1"]
+    assert stage.features.state.groups.producers("p") == [b"c1"]
 
 
 def test_members_are_told_of_one_another(stage):
@@ -56,7 +56,7 @@ def test_members_are_told_of_one_another(stage):
 
 
 def test_a_group_is_not_divided_while_its_members_are_still_coming_back(stage):
-    stage.context.groups.settled_ms = stage.clock.monotonic_ms() + 1_500
+    stage.features.state.groups.settled_ms = stage.clock.monotonic_ms() + 1_500
     beat(stage, "c1", consumer())
     stage.clock.advance(1_499)
     with pytest.raises(GroupNotFound, match="coming back"):
@@ -101,7 +101,7 @@ def test_a_group_without_members_is_not_the_same_as_an_empty_list(stage):
 def test_nonsense_is_refused_as_a_whole(stage, consumers, error, why):
     with pytest.raises(error, match=why):
         beat(stage, "c1", consumer("good"), *consumers)
-    assert stage.context.groups.client_count == 0
+    assert stage.features.state.groups.client_count == 0
     with pytest.raises(InvalidArgument, match="reserved"):
         beat(stage, "c1", producer_groups=["%DLQ%g"])
     with pytest.raises(InvalidArgument, match="client id"):

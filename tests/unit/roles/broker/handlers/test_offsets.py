@@ -17,7 +17,6 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.groups.offsets import tell_forced_losses
 from mqmesh.storage.interface import QueueMove
 
 
@@ -82,7 +81,7 @@ def test_groups_that_are_none_are_refused(filled, group):
 
 
 def test_a_queue_that_is_not_written_any_more_can_still_be_finished(filled):
-    filled.context.topics.set(TopicConfig("t", 1, 0, 2), 1)
+    filled.features.state.topics.set(TopicConfig("t", 1, 0, 2), 1)
     commit(filled, ("t", 0, 5))
     assert query(filled, ("t", 0)) == [5]
 
@@ -112,14 +111,14 @@ def test_the_offset_of_a_time(filled):
 
 
 def test_a_commit_that_cannot_be_saved_is_no_success(filled):
-    filled.context.state.failure = DiskFull("there is no room")
+    filled.features.core.state.failure = DiskFull("there is no room")
     with pytest.raises(DiskFull, match="no room"):
         commit(filled, ("t", 0, 3))
     # The group goes on while the broker lives.
     assert query(filled, ("t", 0)) == [3]
     with pytest.raises(OffsetIllegal):
         commit(filled, ("t", 0, 99))
-    filled.context.state.failure = None
+    filled.features.core.state.failure = None
     commit(filled, ("t", 0, 4))
 
 
@@ -127,15 +126,15 @@ def test_what_forced_cleaning_took_from_groups_is_told_and_counted(filled, caplo
     commit(filled, ("t", 0, 2))
     moves = [[QueueMove("t", 0, 0, 5)], []]
     filled.store.take_forced_moves = lambda: moves.pop(0)
-    tell_forced_losses(filled.context)
-    tell_forced_losses(filled.context)
-    assert filled.context.stats.total.forced_lost_messages == 3
+    filled.features.offsets.sample()
+    filled.features.offsets.sample()
+    assert filled.features.core.stats.total.forced_lost_messages == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "group 'g' lost 3 messages of topic 't'" in caplog.text
 
 
 def test_a_commit_from_behind_a_cut_of_the_log_is_refused(filled):
-    store = filled.context.store
+    store = filled.features.core.store
     store.epoch = lambda: 3
     store.cut_offset = lambda topic, queue_id, epoch: 2 if epoch < 3 else None
     assert filled.ask(

@@ -86,7 +86,7 @@ def asking(spec: CommandSpec) -> tuple[Request, object]:
 @pytest.mark.parametrize("spec", SERVED, ids=lambda spec: spec.code.name)
 def test_each_command_asks_for_its_right_before_anything_is_done(stage, spec):
     nobody, served = Nobody(), []
-    dispatch = dispatched(stage.context, nobody)
+    dispatch = dispatched(stage.features, nobody)
     request, header = asking(spec)
     before = traces(stage)
     for _ in range(2):
@@ -105,17 +105,17 @@ def test_each_command_asks_for_its_right_before_anything_is_done(stage, spec):
 
 def traces(stage) -> tuple[object, ...]:
     """What any command leaves somewhere."""
-    context = stage.context
+    features = stage.features
     return (
-        context.store.stats(),
-        context.topics.version,
-        len(context.group_table),
-        len(context.offsets),
-        context.groups.client_count,
-        len(context.locks),
-        context.schedule.session,
-        context.transactions.table.pending_count,
-        len(context.resets),
+        features.core.store.stats(),
+        features.state.topics.version,
+        len(features.state.group_table),
+        len(features.state.committed),
+        features.state.groups.client_count,
+        len(features.state.queue_locks),
+        features.state.schedule.session,
+        features.state.half_messages.table.pending_count,
+        len(features.state.moved),
         len(stage.notices),
         len(stage.answers),
         list(stage.saved),
@@ -141,7 +141,7 @@ def test_a_batch_of_a_forbidden_topic_is_refused_and_the_others_are_stored(stage
     good, bad, unknown = stage.send(stage.batch("t"), stage.batch("secret", 1), stage.batch("t", 2))
     assert (good.code, bad.code, unknown.code) == (0, ResponseCode.NO_PERMISSION, 0)
     assert "secret" not in stage.store.topics()
-    assert stage.context.topics.get("secret") is None, "nor is it made"
+    assert stage.features.state.topics.get("secret") is None, "nor is it made"
     assert ("SEND_MESSAGE", "t") in stage.guard.told
 
 

@@ -18,8 +18,6 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.store_contract import batches_in
 
@@ -60,7 +58,7 @@ def test_tags_are_told_by_their_hashes(filled):
 
 def lose(stage, monkeypatch, *lost):
     """From now on the store reads as if damage had cost it batches of queue 0."""
-    get = stage.context.store.get
+    get = stage.features.core.store.get
 
     def get_good(*place, **options):
         result = get(*place, **options)
@@ -70,7 +68,7 @@ def lose(stage, monkeypatch, *lost):
         status = GetStatus.FOUND if good else GetStatus.NO_MATCHED_MESSAGE
         return msgspec.structs.replace(result, status=status, data=good, message_count=len(good))
 
-    monkeypatch.setattr(stage.context.store, "get", get_good)
+    monkeypatch.setattr(stage.features.core.store, "get", get_good)
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 2}])
@@ -102,10 +100,10 @@ def test_lost_messages_are_passed_and_an_answer_never_has_a_hole(filled, monkeyp
     ],
 )
 def test_what_cannot_be_pulled_is_refused(filled, options, error):
-    filled.context.topics.set(TopicConfig("write-only", 4, 4, Perm.WRITE.value), 1)
+    filled.features.state.topics.set(TopicConfig("write-only", 4, 4, Perm.WRITE.value), 1)
     with pytest.raises(error):
         filled.pull(suspend_timeout_ms=1_000, **options)
-    assert len(filled.context.holds) == 0
+    assert len(filled.features.pulling.holds) == 0
 
 
 @pytest.mark.parametrize("header", [b"", b"junk", b"\x91\xa1g", b"\xc1" * 50])
@@ -115,7 +113,7 @@ def test_a_header_that_is_none_is_refused(stage, header):
 
 
 def test_read_queues_outlive_write_queues(filled):
-    filled.context.topics.set(TopicConfig("t", 4, 0), 2)
+    filled.features.state.topics.set(TopicConfig("t", 4, 0), 2)
     assert filled.pull()[1] == [b"a", b"b", b"c"]
 
 
@@ -135,7 +133,7 @@ def test_every_group_that_waits_is_answered(filled):
     ]
     filled.send(filled.batch(bodies=(b"new",)))
     assert [filled.pulled(opaque)[1] for opaque in opaques] == [[b"new"]] * 5
-    assert len(filled.context.holds) == 0
+    assert len(filled.features.pulling.holds) == 0
 
 
 def test_a_held_pull_passes_over_what_it_does_not_want(filled):
@@ -152,10 +150,10 @@ def test_a_wait_has_an_end_and_tells_how_far_it_came(filled):
     picky = filled.begin_pull(queue_id=1, suspend_timeout_ms=1_000, expression="A")
     filled.send(filled.batch(queue_id=1, tag="B"))
     filled.clock.advance(900)
-    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    filled.features.pulling.tick(filled.clock.monotonic_ms())
     assert not filled.answers.keys() & {plain, picky}
     filled.clock.advance(200)
-    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    filled.features.pulling.tick(filled.clock.monotonic_ms())
     assert filled.pulled(plain)[0].status == PullStatus.NO_NEW_MSG
     answer = filled.pulled(picky)[0]
     assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 1)
@@ -168,11 +166,11 @@ def test_what_was_passed_over_is_told_within_a_second(filled, before):
     opaque = filled.begin_pull(queue_id=1, suspend_timeout_ms=15_000, expression="A")
     if not before:
         filled.clock.advance(5_000)
-        answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+        filled.features.pulling.tick(filled.clock.monotonic_ms())
         filled.send(filled.batch(queue_id=1, tag="B"))
     assert opaque not in filled.answers
     filled.clock.advance(1_100)
-    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    filled.features.pulling.tick(filled.clock.monotonic_ms())
     answer = filled.pulled(opaque)[0]
     assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 1)
 
@@ -182,7 +180,7 @@ def test_the_broker_has_the_last_word_on_how_long(make_stage):
     stage.send(stage.batch())
     opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=30_000)
     stage.clock.advance(200)
-    answer_expired_pulls(stage.context, stage.clock.monotonic_ms())
+    stage.features.pulling.tick(stage.clock.monotonic_ms())
     assert opaque in stage.answers
 
 
@@ -205,7 +203,7 @@ def test_with_sync_flush_nobody_sees_what_a_crash_could_take_back(make_stage):
     stage.end_tick()
     assert opaque not in stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert stage.pulled(opaque)[1] == [b"new"]
 
 
@@ -217,21 +215,21 @@ def test_with_sync_flush_a_pull_that_came_in_between_is_woken_too(make_stage):
     stage.end_tick()
     opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert stage.pulled(opaque)[1] == [b"new"]
 
 
 def test_what_was_handed_out_is_counted(filled):
     filled.pull()
-    total = filled.context.stats.total
+    total = filled.features.core.stats.total
     assert (total.pull_requests, total.get_messages, total.get_bytes > 300) == (1, 3, True)
-    assert filled.context.topics.require("t").get_messages == 3
+    assert filled.features.state.topics.require("t").get_messages == 3
 
 
 def test_who_stands_behind_a_cut_of_the_log_is_told_to_go_back(stage):
     for number in range(5):
         stage.send(stage.batch(bodies=(b"%d" % number,)))
-    store = stage.context.store
+    store = stage.features.core.store
     store.epoch = lambda: 3
     store.cut_offset = lambda topic, queue_id, epoch: 2 if epoch < 3 else None
 

@@ -6,8 +6,8 @@ import pytest
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullStatus
-from mqmesh.roles.broker.features.pulls.pull import JUDGED_AS_BYTES, begin_pull_turn
-from mqmesh.roles.broker.features.pulls.pull_turns import TURN_BYTES
+from mqmesh.roles.broker.features.pulling.feature import JUDGED_AS_BYTES
+from mqmesh.roles.broker.features.pulling.pull_turns import TURN_BYTES
 from mqmesh.units import MIB
 
 
@@ -17,7 +17,7 @@ class Reads:
     def __init__(self, stage, monkeypatch) -> None:
         self.asked: list[int] = []
         self.read_bytes = 0
-        get = stage.context.store.get
+        get = stage.features.core.store.get
 
         def counted(*place, max_bytes, **options):
             self.asked.append(max_bytes)
@@ -25,7 +25,7 @@ class Reads:
             self.read_bytes += sum(map(len, result.data))
             return result
 
-        monkeypatch.setattr(stage.context.store, "get", counted)
+        monkeypatch.setattr(stage.features.core.store, "get", counted)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def turns_until_answered(stage, opaques) -> int:
     count = 0
     while not all(opaque in stage.answers for opaque in opaques):
         before = stage.reads.read_bytes
-        begin_pull_turn(stage.context)
+        stage.features.pulling.begin_turn()
         assert stage.reads.read_bytes - before <= TURN_BYTES + MIB
         count += 1
     return count
@@ -56,7 +56,7 @@ def test_a_turn_reads_a_bounded_number_of_bytes_whoever_asks(full):
     assert full.send(full.batch(bodies=(b"small",)))[0].code == 0
     assert 10 <= turns_until_answered(full, begun) <= 60
     assert {full.pulled(opaque)[0].status for opaque in begun} == {PullStatus.FOUND}
-    assert not begin_pull_turn(full.context)
+    assert not full.features.pulling.begin_turn()
 
 
 def test_a_client_that_goes_on_from_what_it_gets_misses_nothing(full):
@@ -70,11 +70,11 @@ def test_a_client_that_goes_on_from_what_it_gets_misses_nothing(full):
 
 
 def test_a_pull_that_waited_for_its_turn_then_waits_for_a_message(full):
-    full.context.turns.left = 0
+    full.features.pulling.turns.left = 0
     patient = full.begin_pull(queue_offset=20, suspend_timeout_ms=1_000)
     hasty = full.begin_pull(queue_offset=20)
     assert full.reads.asked == []
-    assert not begin_pull_turn(full.context)
+    assert not full.features.pulling.begin_turn()
     assert full.pulled(hasty)[0].status == PullStatus.NO_NEW_MSG
     assert patient not in full.answers
     full.send(full.batch(bodies=(b"new",)))
@@ -105,9 +105,9 @@ def test_without_room_nothing_is_read(full):
     full.rooms[b"peer"] = 0
     with pytest.raises(SystemBusy, match="planned"):
         full.pull(max_bytes=MAX_PULL_BYTES)
-    full.context.turns.left = 0
+    full.features.pulling.turns.left = 0
     later = full.begin_pull(max_bytes=MAX_PULL_BYTES)
-    begin_pull_turn(full.context)
+    full.features.pulling.begin_turn()
     with pytest.raises(SystemBusy, match="planned"):
         full.answer(later)
     assert full.reads.asked == []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
-from harness.served import served
 
 from mqmesh.errors import (
     BrokerNotAvailable,
@@ -48,8 +46,8 @@ class Index:
 def index(stage) -> Index:
     """An index process that answers when the test says so."""
     index = Index()
-    stage.context = msgspec.structs.replace(stage.context, index=index)
-    stage.handlers = served(stage.context)
+    stage.index = index
+    stage.restart()
     stage.send(stage.batch("orders"))
     return index
 

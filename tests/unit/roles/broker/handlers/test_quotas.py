@@ -11,7 +11,7 @@ from mqmesh.security.access_list import Quota
 
 
 def limit(stage, **limits) -> None:
-    stage.context.quotas.put([user(credentials(ANYBODY.name), quota=Quota(**limits))])
+    stage.features.core.quotas.put([user(credentials(ANYBODY.name), quota=Quota(**limits))])
 
 
 def test_sends_over_the_quota_are_refused_until_it_is_paid(stage):
@@ -20,7 +20,7 @@ def test_sends_over_the_quota_are_refused_until_it_is_paid(stage):
     with pytest.raises(SystemBusy) as caught:
         stage.send(stage.batch())
     assert caught.value.retry_after_ms == 2_001
-    assert stage.context.stats.total.busy_refusals == 1
+    assert stage.features.core.stats.total.busy_refusals == 1
     stage.clock.advance(2_001)
     assert [one.code for one in stage.send(stage.batch())] == [0]
 

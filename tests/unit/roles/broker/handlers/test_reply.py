@@ -14,9 +14,7 @@ from mqmesh.protocol.replies import (
     SendReplyRequest,
     SendReplyResponse,
 )
-from mqmesh.roles.broker.features.replies.feature import REPLIES
-from mqmesh.roles.broker.features.replies.reply import answer_expired_replies, on_requester_lost
-from mqmesh.roles.broker.features.replies.reply_table import ACKNOWLEDGE_TIMEOUT_MS
+from mqmesh.roles.broker.features.request_reply.open_requests import ACKNOWLEDGE_TIMEOUT_MS
 
 
 @pytest.fixture
@@ -49,41 +47,41 @@ def test_the_replier_hears_what_became_of_its_reply(online, taken):
     assert (peer, push.correlation_id, push.attempt_id, body) == (b"asker", "c" * 32, 5, b"reply")
     acknowledge(online, push.token, taken)
     assert online.answer(opaque, SendReplyResponse).taken is taken
-    assert online.context.stats.total.replies_pushed == 1
+    assert online.features.core.stats.total.replies_pushed == 1
 
 
 def test_a_client_that_is_not_here_gets_nothing(online):
-    online.context.groups.on_disconnect(b"asker", 0)
+    online.features.state.groups.on_disconnect(b"asker", 0)
     for client_id in ("asker", "nobody"):
         with pytest.raises(ClientNotOnline, match=client_id):
             online.answer(send(online, client_id=client_id))
     assert online.notices == []
-    assert online.context.stats.total.replies_undeliverable == 2
+    assert online.features.core.stats.total.replies_undeliverable == 2
 
 
 def test_the_end_of_the_connection_of_who_asked_ends_the_wait(online):
     opaque = send(online)
-    on_requester_lost(online.context, b"asker")
+    online.features.request_reply.client_gone(b"asker", 0)
     with pytest.raises(ClientNotOnline):
         online.answer(opaque)
 
 
 def test_a_client_that_never_acknowledges_ends_the_wait(online):
     opaque = send(online)
-    answer_expired_replies(online.context, online.clock.monotonic_ms())
+    online.features.request_reply.tick(online.clock.monotonic_ms())
     assert opaque not in online.answers
-    answer_expired_replies(online.context, online.clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS)
+    online.features.request_reply.tick(online.clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS)
     with pytest.raises(ClientNotOnline):
         online.answer(opaque)
 
 
 def test_the_end_of_the_master_ends_the_wait(online):
     opaques = [send(online), send(online)]
-    REPLIES.stopping(online.context)
+    online.features.request_reply.stopping()
     for opaque in opaques:
         with pytest.raises(ClientNotOnline):
             online.answer(opaque)
-    assert len(online.context.replies) == 0
+    assert online.features.request_reply.open_count == 0
 
 
 def test_a_stranger_cannot_acknowledge(online):

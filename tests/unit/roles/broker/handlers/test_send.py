@@ -21,8 +21,6 @@ from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.sends.feature import SENDS
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 SYNC = FlushDiskType.SYNC_FLUSH
@@ -49,7 +47,7 @@ def test_nothing_is_answered_before_the_ticks_one_write(stage):
 
 def test_an_unknown_topic_is_created_and_saved(stage):
     stage.send(stage.batch("new"))
-    assert stage.context.topics.require("new").config == TopicConfig("new", 4, 4)
+    assert stage.features.state.topics.require("new").config == TopicConfig("new", 4, 4)
     assert stage.saved == ["topics"]
 
 
@@ -82,13 +80,13 @@ def test_an_unknown_topic_is_refused_where_that_is_wanted(make_stage):
 )
 def test_a_refused_batch_does_not_harm_its_neighbours(stage, change, code, why):
     stage.send(stage.batch())
-    stage.context.topics.set(TopicConfig("read-only", 4, 4, Perm.READ.value), 1)
+    stage.features.state.topics.set(TopicConfig("read-only", 4, 4, Perm.READ.value), 1)
     good, bad, last = stage.send(stage.batch(), stage.batch(**change), stage.batch(queue_id=1))
     assert (good.code, good.base_queue_offset) == (0, 1)
     assert (last.code, last.base_queue_offset) == (0, 0)
     assert bad.code == code
     assert why in bad.remark
-    assert "full" not in [config.topic for config in stage.context.topics.configs()]
+    assert "full" not in [config.topic for config in stage.features.state.topics.configs()]
 
 
 def test_other_content_under_ids_that_are_known_is_refused_and_said(stage):
@@ -102,8 +100,8 @@ def test_other_content_under_ids_that_are_known_is_refused_and_said(stage):
     assert f"{PRODUCER_ID:016X} sent sequences 5 to 5 to queue 0 of 't' before" in other.remark
     assert (again.code, again.base_queue_offset) == (0, 0)
     assert (next_one.code, next_one.base_queue_offset) == (0, 1)
-    assert stage.context.stats.total.put_duplicates == 1
-    assert stage.context.stats.total.put_refused == 1
+    assert stage.features.core.stats.total.put_duplicates == 1
+    assert stage.features.core.stats.total.put_refused == 1
 
 
 def test_new_producers_are_refused_while_all_room_is_taken(stage):
@@ -239,7 +237,7 @@ def test_a_wrong_number_of_batches_is_refused(stage):
     ):
         with pytest.raises(RemoteProtocolError):
             stage.answer(stage.begin(RequestCode.SEND_MESSAGE, header, stage.batch()))
-    assert not stage.context.stage.sends
+    assert not stage.features.writes.stage.sends
 
 
 def test_a_duplicate_is_answered_like_the_first(stage):
@@ -248,8 +246,8 @@ def test_a_duplicate_is_answered_like_the_first(stage):
     stage.clock.advance(5)
     (again,) = stage.send(batch)
     assert again == first
-    assert stage.context.stats.total.put_duplicates == 1
-    assert stage.context.stats.total.put_batches == 1
+    assert stage.features.core.stats.total.put_duplicates == 1
+    assert stage.features.core.stats.total.put_batches == 1
 
 
 def test_a_oneway_send_is_stored_and_never_answered(make_stage):
@@ -260,7 +258,7 @@ def test_a_oneway_send_is_stored_and_never_answered(make_stage):
         stage.end_tick()
         assert stage.store.stats().put_batches == 1
         assert not stage.answers
-        assert not stage.context.commit_point.waiting_count
+        assert not stage.features.core.commit_point.waiting_count
 
 
 def test_a_full_disk_is_told_and_forgotten(stage):
@@ -283,7 +281,7 @@ def test_much_at_once_is_written_before_the_tick_ends(make_stage):
     stage = make_stage(max_staged_bytes=64 * 1_024)
     opaque = stage.begin_send(stage.batch(bodies=(b"x" * 70_000,)))
     assert stage.outcomes(opaque)[0].code == 0
-    assert stage.context.stage.staged_bytes == 0
+    assert stage.features.writes.stage.staged_bytes == 0
 
 
 def test_with_sync_flush_the_answer_waits_for_the_disk(make_stage):
@@ -295,10 +293,10 @@ def test_with_sync_flush_the_answer_waits_for_the_disk(make_stage):
     stage.end_tick()
     assert not stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset // 2
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert list(stage.answers) == [first]
     stage.store.synced *= 2
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert [one.code for one in stage.outcomes(second)] == [0, ResponseCode.NO_PERMISSION]
 
 
@@ -316,37 +314,37 @@ def test_with_sync_flush_waiting_has_an_end(make_stage):
     opaque = stage.begin_send(stage.batch(), stage.batch("%DLQ%x"))
     stage.end_tick()
     stage.clock.advance(4_999)
-    answer_expired(stage.context, stage.clock.monotonic_ms())
+    stage.features.writes.answer_expired(stage.clock.monotonic_ms())
     assert not stage.answers
     stage.clock.advance(1)
-    answer_expired(stage.context, stage.clock.monotonic_ms())
+    stage.features.writes.answer_expired(stage.clock.monotonic_ms())
     good, bad = stage.outcomes(opaque)
     assert (good.code, good.status) == (0, SendStatus.FLUSH_DISK_TIMEOUT)
     assert (bad.code, bad.status) == (ResponseCode.NO_PERMISSION, SendStatus.SEND_OK)
-    assert stage.context.stats.unsafe_answers == {SendStatus.FLUSH_DISK_TIMEOUT: 1}
+    assert stage.features.core.stats.unsafe_answers == {SendStatus.FLUSH_DISK_TIMEOUT: 1}
 
 
 def test_a_group_that_elects_its_master_answers_nothing_that_is_not_confirmed(make_stage):
     stage = make_stage(flush_disk_type=SYNC, sync_flush_timeout_ms=100)
-    stage.context = msgspec.structs.replace(stage.context, leadership=object())
+    stage.features.core.leadership = object()
     stage.store.synced = 0
     opaque = stage.begin_send(stage.batch())
     stage.end_tick()
     stage.clock.advance(60_000)
-    answer_expired(stage.context, stage.clock.monotonic_ms())
+    stage.features.writes.answer_expired(stage.clock.monotonic_ms())
     assert not stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert [one.status for one in stage.outcomes(opaque)] == [SendStatus.SEND_OK]
 
 
 def test_a_group_that_elects_its_master_leaves_open_what_waits_when_it_is_stopped(make_stage):
     stage = make_stage(flush_disk_type=SYNC)
-    stage.context = msgspec.structs.replace(stage.context, leadership=object())
+    stage.features.core.leadership = object()
     stage.store.synced = 0
     opaque = stage.begin_send(stage.batch())
     stage.end_tick()
-    SENDS.stopped(stage.context)
+    stage.features.sending.stopped()
     assert isinstance(stage.answers[opaque], NotMaster)
 
 
@@ -358,7 +356,7 @@ def test_with_sync_flush_a_duplicate_waits_for_the_same_sync(make_stage):
     stage.end_tick()
     assert not stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_confirmed(stage.context)
+    stage.features.writes.answer_confirmed()
     assert stage.outcomes(opaques[0]) == stage.outcomes(opaques[1])
 
 
@@ -375,10 +373,10 @@ def test_with_sync_flush_too_many_waiting_sends_are_told_to_come_back(make_stage
 
 def test_counters_tell_what_happened(stage):
     stage.send(stage.batch(bodies=(b"a", b"b")), stage.batch("%DLQ%x"))
-    total = stage.context.stats.total
+    total = stage.features.core.stats.total
     assert (total.send_requests, total.put_batches, total.put_messages) == (1, 1, 2)
     assert (total.put_refused, total.put_bytes > 100) == (1, True)
-    topic = stage.context.topics.require("t")
+    topic = stage.features.state.topics.require("t")
     assert (topic.put_messages, topic.last_update) == (2, {0: stage.clock.wall_ms()})
 
 

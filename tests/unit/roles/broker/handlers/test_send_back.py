@@ -41,7 +41,6 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 RETRY = "%RETRY%g"
@@ -86,7 +85,7 @@ def write(stage, topic, messages, queue_id=0, *, sequence=500):
         born_timestamp=1,
         attributes=Attributes.REDELIVERED,
     )
-    inner_send(stage.context, [batch], lambda outcomes: None)
+    stage.features.writes.put_encoded([batch], lambda outcomes: None)
     stage.end_tick()
 
 
@@ -120,7 +119,7 @@ def test_a_failed_message_waits_a_level_and_carries_its_reason(stage):
 def test_the_retry_topic_is_there_before_the_message_is_due(stage):
     stage.send(stage.batch())
     send_back(stage, entry())
-    assert stage.context.topics.require(RETRY).queue_count == 1
+    assert stage.features.state.topics.require(RETRY).queue_count == 1
 
 
 @pytest.mark.parametrize(("times", "queue_id"), [(1, 3), (2, 4), (5, 7), (15, 17)])
@@ -153,14 +152,14 @@ def test_after_so_many_times_it_is_a_dead_letter(stage, times, most, is_dead):
             PROPERTY_RECONSUME_TIMES: str(times + 1),
             PROPERTY_LAST_FAILURE: "ValueError: no",
         }
-        assert stage.context.stats.total.dead_letters == 1
+        assert stage.features.core.stats.total.dead_letters == 1
 
 
 def test_the_dead_letters_of_each_group_are_told_however_many_topics_there_are(stage):
     for number in range(MAX_LABEL_SETS):
-        stage.context.topics.set(TopicConfig(f"t{number}", 1, 1), 1)
-        stage.context.topics.require(f"t{number}").put_messages = 1
-    stage.context.group_table.update(GroupConfig("g"))
+        stage.features.state.topics.set(TopicConfig(f"t{number}", 1, 1), 1)
+        stage.features.state.topics.require(f"t{number}").put_messages = 1
+    stage.features.state.group_table.update(GroupConfig("g"))
     stage.send(stage.batch())
     send_back(stage, entry(), max_reconsume_times=0)
     code = RequestCode.GET_GROUPS_PROGRESS
@@ -170,7 +169,7 @@ def test_the_dead_letters_of_each_group_are_told_however_many_topics_there_are(s
 
 @pytest.mark.parametrize(("limit", "is_dead"), [(0, 1), (5, 0), (-1, 0)])
 def test_the_settings_of_the_group_stand_above_the_wish_of_the_consumer(stage, limit, is_dead):
-    stage.context.group_table.update(GroupConfig("g", retry_max_times=limit))
+    stage.features.state.group_table.update(GroupConfig("g", retry_max_times=limit))
     stage.send(stage.batch())
     (result,) = send_back(stage, entry(), max_reconsume_times=3)
     assert result.dead_letters == is_dead
@@ -224,7 +223,7 @@ def test_times_of_one_batch_may_differ(stage):
 
 def test_what_cannot_be_decoded_goes_to_the_dead_letters_whole(stage):
     # No client could send it; it is from before the broker looked.
-    inner_send(stage.context, [undecodable(stage.batch(bodies=(b"a", b"b", b"c")))], print)
+    stage.features.writes.put_encoded([undecodable(stage.batch(bodies=(b"a", b"b", b"c")))], print)
     stage.end_tick()
     (result,) = send_back(stage, entry(queue_offset=1))
     assert (result.code, result.dead_letters) == (0, 3)
@@ -238,10 +237,10 @@ def test_a_group_that_is_known_has_its_topics_beyond_max_topics(make_stage, know
     stage = make_stage(max_topics=1)
     stage.send(stage.batch(bodies=(b"a", b"b")))
     if known:
-        stage.context.group_table.note_used("g")
+        stage.features.state.group_table.note_used("g")
     again, dead = entry(), entry(queue_offset=1, delay_level=-1)
     codes = [result.code for result in send_back(stage, again, dead)]
-    topics = {config.topic for config in stage.context.topics.configs()}
+    topics = {config.topic for config in stage.features.state.topics.configs()}
     if known:
         assert codes == [ResponseCode.SUCCESS] * 2
         assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC, SENT_BACK_TOPIC}
@@ -292,7 +291,7 @@ def test_a_store_that_refuses_is_told_and_may_be_asked_again(stage):
 
 def restart(stage):
     """What the broker had in memory only is gone."""
-    msgspec.structs.force_setattr(stage.context.retries, "sent_back", SentBackMarks())
+    stage.features.send_back.marks = SentBackMarks()
 
 
 @pytest.mark.parametrize("after", [lambda stage: None, restart], ids=["at once", "restarted"])
@@ -314,7 +313,7 @@ def test_a_message_is_sent_back_from_one_place_once(stage, after, level, topic, 
 
 
 def test_a_message_that_nobody_can_decode_is_buried_once(stage):
-    inner_send(stage.context, [undecodable(stage.batch(bodies=(b"x", b"y")))], print)
+    stage.features.writes.put_encoded([undecodable(stage.batch(bodies=(b"x", b"y")))], print)
     stage.end_tick()
     first = send_back(stage, entry(count=2))
     assert first[0].dead_letters == 2
@@ -344,7 +343,7 @@ def test_what_is_being_written_is_not_written_again_nor_said_to_be_there(stage):
 
 def test_retries_and_their_marks_are_refused_together(stage, monkeypatch):
     stage.send(stage.batch())
-    monkeypatch.setattr(stage.context.admission, "count_refused", lambda count, now_ms: 1)
+    monkeypatch.setattr(stage.features.state.admission, "count_refused", lambda count, now_ms: 1)
     assert send_back(stage, entry())[0].code == ResponseCode.SYSTEM_BUSY
     monkeypatch.undo()
     restart(stage)

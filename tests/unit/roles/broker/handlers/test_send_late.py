@@ -7,7 +7,7 @@ from mqmesh.protocol.codes import ResponseCode
 
 def overload(stage, waited_ms):
     """A log that has been too slow for longer than the broker lets pass."""
-    admission = stage.context.admission
+    admission = stage.features.state.admission
     admission.frames_taken(stage.clock.monotonic_ms())
     stage.clock.advance(waited_ms)
     admission.count_refused(1, stage.clock.monotonic_ms())
@@ -25,7 +25,7 @@ def test_the_oldest_are_refused_and_the_others_stored(stage):
     assert refused.retry_after_ms == 100
     assert "1800 ms (wait_time_mills_in_send_queue = 200)" in refused.remark
     assert stage.pull()[1] == [b"8", b"9"]
-    assert stage.context.stats.total.busy_refusals == 8
+    assert stage.features.core.stats.total.busy_refusals == 8
 
 
 def test_outcomes_of_bad_batches_stay_what_they_are(stage):
@@ -44,7 +44,7 @@ def test_outcomes_of_bad_batches_stay_what_they_are(stage):
 
 def test_after_a_hiccup_all_are_stored(stage):
     opaques = [stage.begin_send(stage.batch()) for _ in range(3)]
-    stage.context.admission.frames_taken(stage.clock.monotonic_ms())
+    stage.features.state.admission.frames_taken(stage.clock.monotonic_ms())
     stage.clock.advance(10_000)
     stage.end_tick()
     assert {stage.outcomes(opaque)[0].code for opaque in opaques} == {int(ResponseCode.SUCCESS)}

@@ -38,7 +38,6 @@ from mqmesh.protocol.transactions import (
     ViewHalfMessageRequest,
     encode_ends,
 )
-from mqmesh.roles.broker.features.transactions.feature import oldest_ms
 from mqmesh.roles.broker.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
 
@@ -137,17 +136,17 @@ def test_a_repeated_half_batch_is_stored_once_also_long_after(scene):
 
 
 def test_how_long_the_oldest_waits_is_told_unless_it_is_parked(scene):
-    context, table = scene.stage.context, scene.desk.table
-    assert oldest_ms(context) == 0
+    features, table = scene.stage.features, scene.desk.table
+    assert features.transactions.oldest_ms() == 0
     first = scene.half(b"1", seconds=600)
     scene.stage.clock.advance(1_000)
     second = scene.half(b"2", seconds=600)
     scene.stage.clock.advance(500)
-    assert oldest_ms(context) == 1_500
+    assert features.transactions.oldest_ms() == 1_500
     table.parked(table.batches[first], [0])
-    assert oldest_ms(context) == 500
+    assert features.transactions.oldest_ms() == 500
     scene.end((second, 1, 0, 1, Decision.ROLLBACK))
-    assert oldest_ms(context) == 0
+    assert features.transactions.oldest_ms() == 0
 
 
 def test_decisions_and_commits_of_a_tick_are_one_write(scene):
@@ -205,7 +204,7 @@ def test_a_half_message_on_its_way_to_the_disk_is_not_taken_for_lost(make_scene)
 
 def test_a_deleted_topic_takes_no_commits(scene):
     base = scene.half(b"one")
-    scene.stage.context.topics.delete("t", 1)
+    scene.stage.features.state.topics.delete("t", 1)
     assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.TOPIC_GONE]
     assert scene.desk.table.pending_count == 1
 
@@ -213,7 +212,7 @@ def test_a_deleted_topic_takes_no_commits(scene):
 def test_what_was_acknowledged_can_be_decided_though_there_are_too_many_topics(make_scene):
     scene = make_scene(max_topics=2)
     base = scene.half(b"one")
-    assert len(scene.stage.context.topics) == 2
+    assert len(scene.stage.features.state.topics) == 2
     assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
     assert scene.bodies() == [b"one"]
 
@@ -223,7 +222,7 @@ def test_a_topic_that_lost_the_queue_takes_commits_once_it_has_it_again(make_sce
     scene = make_scene(transaction_check_max=2)
     scene.join()
     base = scene.half(b"one", queue_id=3)
-    topics = scene.stage.context.topics
+    topics = scene.stage.features.state.topics
     topics.update(TopicConfig("t", 2, 2), 1)
     commit = (base, 0, 0, 1, Decision.COMMIT)
     assert scene.end(commit) == [EndOutcome.TOPIC_GONE]
@@ -355,7 +354,7 @@ def test_a_decision_about_what_cannot_be_read_is_not_acknowledged(scene):
 
 
 def test_very_many_decisions_at_once_are_several_writes(scene, monkeypatch):
-    monkeypatch.setattr("mqmesh.roles.broker.features.transactions.transactions.MAX_STAGED_RUNS", 2)
+    monkeypatch.setattr("mqmesh.roles.broker.features.transactions.feature.MAX_STAGED_RUNS", 2)
     base = scene.half(*[b"%d" % number for number in range(10)])
     ends = [(base, 0, number, 1, Decision(1 + number % 2)) for number in range(10)]
     assert scene.end(*ends) == [EndOutcome.ENDED] * 10

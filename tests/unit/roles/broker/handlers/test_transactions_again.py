@@ -16,12 +16,8 @@ from mqmesh.protocol.transactions import (
     Decision,
     EndOutcome,
 )
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed, finish_sends
 from mqmesh.roles.broker.features.transactions.transaction_table import (
     Transactions as TransactionTable,
-)
-from mqmesh.roles.broker.features.transactions.transactions import (
-    finish_transactions,
 )
 from mqmesh.storage.interface import FlushDiskType
 
@@ -140,7 +136,7 @@ def test_how_often_was_asked_survives_a_start(make_scene):
     scene.asked()
     for document in (None, scene.desk.dump()):
         scene.restart(document)
-        scene.stage.context.groups.tick(scene.stage.clock.monotonic_ms())
+        scene.stage.features.state.groups.tick(scene.stage.clock.monotonic_ms())
         scene.tick(100)
         assert scene.asked() == [], "not at once: it was asked a moment ago"
     scene.tick(30_000)
@@ -163,11 +159,11 @@ def test_parked_messages_stay_parked_after_a_start(make_scene):
 def torn_write(scene, *, keep: int, ends) -> None:
     """Writes decisions as a crash leaves them: only the first batches of the write."""
     scene.begin_end(*ends)
-    finish_transactions(scene.stage.context)
+    scene.stage.features.transactions.finish()
     put = scene.stage.store.put
     scene.stage.store.put = lambda batches, now: put(batches[:keep], now)
     with pytest.raises(IndexError):
-        finish_sends(scene.stage.context)
+        scene.stage.features.writes.write()
     del scene.stage.store.put
 
 
@@ -204,7 +200,7 @@ def test_with_a_slow_disk_they_are_written_again_once(make_scene):
     for _ in range(5):
         scene.tick()
     scene.stage.store.synced = None
-    answer_confirmed(scene.stage.context)
+    scene.stage.features.writes.answer_confirmed()
     scene.tick()
     assert not scene.desk.torn
     assert scene.bodies() == [b"a"]
@@ -222,7 +218,7 @@ def test_nothing_is_written_again_where_nothing_was_cut_off(scene):
 def test_a_torn_commit_for_a_deleted_topic_is_left(scene):
     base = scene.half(b"a")
     torn_write(scene, keep=1, ends=[(base, 0, 0, 1, Decision.COMMIT)])
-    scene.stage.context.topics.delete("t", 1)
+    scene.stage.features.state.topics.delete("t", 1)
     scene.restart()
     assert not scene.desk.torn
 

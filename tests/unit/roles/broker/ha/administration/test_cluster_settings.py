@@ -13,7 +13,7 @@ from mqmesh.roles.broker.ha.administration.cluster_settings import (
     checked,
     settings_of,
 )
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 
 
 def own(mode=AckReplicas.ALL, **ha):

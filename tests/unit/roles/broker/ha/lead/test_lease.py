@@ -6,8 +6,8 @@ import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, StateRecord
 from mqmesh.errors import NotMaster
-from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.environment import commit_point_of
 from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS, RETRY_MS, ReplicaLease
 from mqmesh.roles.broker.ha.leadership import Leadership

@@ -10,11 +10,11 @@ import pytest
 from mqmesh.coordination.interface import AckReplicas, MemberIncarnation, Presence
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import rule_of
-from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.member.founding import Founding
 from mqmesh.roles.broker.ha.member.process import LogPosition, Replica
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_state import first_state
+from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 
 STORE_ID = 77
 

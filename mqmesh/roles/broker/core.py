@@ -1,0 +1,192 @@
+"""The core of a broker: what every feature may use, and the way back to peers.
+
+A feature keeps its own state and gets its neighbours by its constructor; what is here belongs to no
+feature: the store and its commit point, the state log, the clock, the settings, the counters.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import BrokerNotAvailable, MQMeshError, StorageError, StoreClosed
+from mqmesh.protocol.codes import ResponseCode, error_of
+from mqmesh.protocol.command import Answer, Request
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.protocol.pulling import MAX_PULL_BYTES
+from mqmesh.roles.broker.commit_point import CommitPoint
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.helper_thread import RunAside
+from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.staging import OpenSend
+from mqmesh.roles.broker.state_log import StateLog
+from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.live_settings import LiveSettings
+from mqmesh.security.quotas import Quotas
+from mqmesh.storage.interface import MessageStore
+
+_SUCCESS: Final = BatchOutcome(int(ResponseCode.SUCCESS), int(SendStatus.SEND_OK))
+
+
+class ReplyChannel(msgspec.Struct, frozen=True):
+    """The way to peers, for handlers that answer later or speak first.
+
+    Attributes:
+        reply: Answers a request.
+        fail: Answers a request with an error.
+        note_refusal: Counts and logs a refusal that stands inside an answer: response code and
+            remark.
+        notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
+            pieces.
+        permit: Checks the right of a request's sender to a topic that its header does not name;
+            raises ``NoPermission``.
+        permit_creation: Checks the right to create a topic by sending to it; raises
+            ``NoPermission``.
+        room: Bytes that an answer to a peer may have now, at least 1; raises ``SystemBusy`` if
+            there are none.
+    """
+
+    reply: Callable[[Request, Answer], None]
+    fail: Callable[[Request, Exception], None]
+    notify: Callable[..., None]
+    note_refusal: Callable[[int, str], None] = lambda code, remark: None
+    room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
+    permit: Callable[[Request, str], None] = lambda request, topic: None
+    permit_creation: Callable[[Request, str], None] = lambda request, topic: None
+
+
+class Core:
+    """The core of one broker in one role; it ends with the role.
+
+    Args:
+        settings: Settings, of which some change while the broker runs.
+        clock: Source of time.
+        store: Messages.
+        commit_point: How far the log is safe, and sends that wait until it is.
+        state: Log of changes of topics, groups and offsets.
+        replies: Way to peers.
+        instance_id: Random number of this life of the process.
+        random: Source of random numbers of the process.
+        root: Directory of the broker.
+        run_aside: Runs work in a helper thread.
+        replication: Counters of replication, over all roles.
+        quotas: Limits of users.
+        leadership: Of a master that was elected; None for others.
+        epoch: Of a master: numbers that it gives out begin with it.
+        is_follower: The role only reads.
+        has_past: The store held messages when the role began.
+        memory_bytes: Memory of the machine; 0 if that is not known.
+        lease_ttl_ms: For so long a lost master that asks nobody may go on.
+
+    Attributes:
+        stats: Counters of the broker.
+        began_ms: When the role began, monotonic clock in ms.
+    """
+
+    def __init__(
+        self,
+        settings: LiveSettings[BrokerConfig],
+        clock: Clock,
+        store: MessageStore,
+        commit_point: CommitPoint[OpenSend],
+        state: StateLog,
+        replies: ReplyChannel,
+        *,
+        instance_id: int,
+        random: Random,
+        root: Path,
+        run_aside: RunAside,
+        replication: ReplicaCounts,
+        quotas: Quotas | None = None,
+        leadership: Leadership | None = None,
+        epoch: int = 0,
+        is_follower: bool = False,
+        has_past: bool = False,
+        memory_bytes: int = 0,
+        lease_ttl_ms: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.store = store
+        self.commit_point = commit_point
+        self.state = state
+        self.replies = replies
+        self.instance_id = instance_id
+        self.random = random
+        self.root = root
+        self.run_aside = run_aside
+        self.replication = replication
+        self.quotas = quotas or Quotas()
+        self.leadership = leadership
+        self.epoch = epoch
+        self.is_follower = is_follower
+        self.has_past = has_past
+        self.memory_bytes = memory_bytes
+        self.lease_ttl_ms = lease_ttl_ms
+        self.stats = BrokerStats()
+        self.began_ms = clock.monotonic_ms()
+
+    @property
+    def config(self) -> BrokerConfig:
+        """Settings in force."""
+        return self.settings.now
+
+    def write_state(self) -> None:
+        """Writes all changes of topics, groups and offsets.
+
+        Whoever waits for that is called back once the log is safe so far.
+        """
+        written = self.state.write()
+        waiters, error = written.waiters, written.error
+
+        def on_stored(outcomes: list[BatchOutcome]) -> None:
+            late: MQMeshError | None = None
+            if outcomes[0].code != ResponseCode.SUCCESS:
+                late = error_of(outcomes[0].code, outcomes[0].remark)
+            elif outcomes[0].status != SendStatus.SEND_OK:
+                name = SendStatus(outcomes[0].status).name
+                late = StorageError(
+                    f"the change is in the log of this broker, but not safe: {name}"
+                )
+            for on_saved in waiters:
+                on_saved(error or late)
+
+        if not waiters:
+            return
+        if error is not None or self.commit_point.is_safe(written.end_offset):
+            on_stored([_SUCCESS])
+        else:
+            send = OpenSend(None, [_SUCCESS], written.end_offset, on_stored=on_stored)
+            self.commit_point.wait(send, send.end_offset, self.clock.monotonic_ms())
+
+    def reply_when_saved(self, request: Request, answer: Answer) -> None:
+        """Answers once all that has changed in this turn is in the log, and safe there.
+
+        Args:
+            request: To be answered.
+            answer: If all goes well.
+        """
+        asked = request.without_frame()
+
+        def on_saved(error: MQMeshError | None) -> None:
+            if error is not None:
+                self.replies.fail(asked, error)
+            else:
+                self.replies.reply(asked, answer)
+
+        self.state.save(on_saved)
+
+
+def store_stopped(error: StoreClosed) -> BrokerNotAvailable:
+    """Return the error for clients of a store that has stopped writing."""
+    return BrokerNotAvailable(f"this broker does not write any more: {error}")
+
+
+def only_commitlog(config: BrokerConfig, what: str) -> str:
+    """Return the sentence for a command that the store in force cannot serve."""
+    backend = config.storage.backend
+    return f"{what} are of the backend commitlog, and this broker has {backend} (storage.backend)"

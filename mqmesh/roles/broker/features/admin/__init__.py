@@ -1,1 +1,0 @@
-"""For administrators: topics, figures, single messages."""

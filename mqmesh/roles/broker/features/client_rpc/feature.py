@@ -1,0 +1,155 @@
+"""An administrator asks a consumer by way of the broker, which hands question and answer on.
+
+The broker looks up whether the consumer is there, and answers by itself when it goes away or says
+nothing. What the question means is the consumer's.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from mqmesh.batch.half_batch import is_half
+from mqmesh.batch.record_batch import Attributes, read_header, read_meta
+from mqmesh.errors import ClientNotOnline, InvalidArgument, MessageIllegal
+from mqmesh.protocol.asking import (
+    MAX_ANSWER_BYTES,
+    AskClient,
+    ClientAnswer,
+    HandToRequest,
+    RunningInfoRequest,
+)
+from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.groups import check_client_group
+from mqmesh.protocol.membership import MessageModel
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.request_reply.open_requests import ReplyTable
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.dispatch import Handler
+from mqmesh.units import MAX_OFFSET, CommitLogOffset
+
+MAX_OPEN_QUESTIONS: Final = 1_000
+QUESTION_TIMEOUT_MS: Final = 12_000
+"""A consumer that has not answered a question by then will not; it has itself 10 s for most."""
+
+
+class ClientRpcFeature(Feature):
+    """Questions of administrators to consumers, handed on to them, and their answers.
+
+    The broker checks that the consumer is connected, and answers by itself when the consumer goes
+    away or does not answer. Only the consumer knows what the question means.
+    """
+
+    def __init__(self, core: Core, topics: TopicTable, groups: ConsumerGroups) -> None:
+        self._clock = core.clock
+        self._store = core.store
+        self._replies = core.replies
+        self._topics = topics
+        self._groups = groups
+        self._open = ReplyTable(QUESTION_TIMEOUT_MS, "questions of administrators")
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.get_running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.ANSWER_OF_CLIENT: self.answer_of_client,
+        }
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Fail questions to a client whose connection broke."""
+        self._give_up(self._open.on_disconnect(peer), "went away before it answered")
+
+    def tick(self, now_ms: int) -> None:
+        """Give up questions that were not answered in time."""
+        self._give_up(self._open.expire(now_ms), "did not answer in time")
+
+    def stopping(self) -> None:
+        """Give up all questions: answers will not be taken any more."""
+        late = self._open.expire(MAX_OFFSET)
+        self._give_up(late, "had no time to answer: this broker stops, or leads no more")
+
+    def get_running_info(self, request: Request, asked: RunningInfoRequest) -> Reply | None:
+        """Asks a member how it is; the answer comes from it."""
+        self._ask(request, asked.group, asked.client_id, encode_header(asked))
+        return None
+
+    def consume_directly(self, request: Request, asked: HandToRequest) -> Reply | None:
+        """Has a member consume one message; the answer comes from it.
+
+        Raises:
+            InvalidArgument: The group broadcasts, or the message waits for something else.
+            NoPermission: Its topic does not permit reading.
+            OffsetOutOfRange: There is no message.
+        """
+        group = self._groups.group(check_client_group(asked.group))
+        data = group.members.get(asked.client_id)
+        if data is not None and data.message_model == MessageModel.BROADCASTING:
+            raise InvalidArgument(
+                f"group {asked.group!r} broadcasts: every member gets every message by itself"
+            )
+        batch = self._store.read_at(CommitLogOffset(asked.commitlog_offset))
+        header = read_header(batch)
+        if header.attributes & Attributes.HAS_DELAY or is_half(header):
+            raise InvalidArgument(
+                "the message waits for its time or its transaction; hand over what came of it"
+            )
+        topic = read_meta(batch, header).topic
+        self._replies.permit(request, topic)
+        self._topics.check_readable(topic)
+        self._ask(request, asked.group, asked.client_id, encode_header(asked), batch)
+        return None
+
+    def answer_of_client(self, request: Request, told: ClientAnswer) -> Reply:
+        """A member answers; what is not open any more is ignored."""
+        asker = self._open.on_acknowledged(request.peer, told.token)
+        if asker is None:
+            return Reply()
+        body = request.command.body
+        if told.code != ResponseCode.SUCCESS:
+            self._replies.fail(asker, error_of(told.code, told.remark))
+        elif len(body) > MAX_ANSWER_BYTES:
+            self._replies.fail(
+                asker,
+                MessageIllegal(
+                    f"the member answered {len(body):,} bytes (limit {MAX_ANSWER_BYTES:,})"
+                ),
+            )
+        else:
+            self._replies.reply(asker, Reply(bytes(body)))
+        return Reply()
+
+    def _ask(
+        self,
+        request: Request,
+        group: str,
+        client_id: str,
+        question: bytes,
+        body: bytes = b"",
+    ) -> None:
+        """Hands a question on.
+
+        Raises:
+            GroupNotFound: No member of the group is here.
+            ClientNotOnline: The client is no member, or not connected now.
+            SystemBusy: Too many questions are under way.
+        """
+        members = self._groups.group(check_client_group(group)).members
+        client = self._groups.client(client_id) if client_id in members else None
+        if client is None:
+            raise ClientNotOnline(
+                f"client {client_id[:300]!r} is no member of {group} at this broker"
+            )
+        if client.lost_at_ms is not None:
+            raise ClientNotOnline(f"the connection of {client_id[:300]} is broken at present")
+        token = self._open.open(
+            request.without_frame(), client.peer, self._clock.monotonic_ms(), MAX_OPEN_QUESTIONS
+        )
+        code = RequestCode(request.command.code)
+        asking = encode_header(AskClient(token, code, question))
+        self._replies.notify(client.peer, RequestCode.ASK_CLIENT, asking, body)
+
+    def _give_up(self, requests: list[Request], why: str) -> None:
+        for request in requests:
+            self._replies.fail(request, ClientNotOnline(f"the member {why}"))

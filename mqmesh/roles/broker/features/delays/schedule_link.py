@@ -1,0 +1,155 @@
+"""What a broker knows of its schedule service: who it is, and who waits for it.
+
+Pure: handlers tell it what happens, and carry out what it says.
+"""
+
+import itertools
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.log_identity import first_number
+from mqmesh.protocol.command import Request
+from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
+from mqmesh.roles.broker.features.delays.retry_board import RetryBoard
+from mqmesh.storage.interface import BatchToPut, PutResult
+
+CANCEL_TIMEOUT_MS: Final = 3_000
+MAX_CANCELS: Final = 10_000
+"""Cancellations that wait for the service at a time."""
+
+
+class OpenCancel(msgspec.Struct, frozen=True, eq=False):
+    """A CANCEL_DELAYED that was not answered yet."""
+
+    request: Request
+    message_id: str
+    deadline_ms: int
+
+
+class ScheduleLink:
+    """The schedule service's session, and the cancellations on their way.
+
+    Args:
+        epoch: Of the master; sessions of a later epoch are above all of an earlier one.
+
+    Attributes:
+        session: Of the service, 0 before the first.
+        service: Its connection, None while there is none.
+        timer_changed: Something was stored in the schedule topic since the service was told.
+        pending: Messages that wait, as the service says; -1 for unknown.
+        retries: Messages that wait for a retry, by consumer group, as far as they are known.
+        keep_from: Commit-log offset from which the log must be kept; None for unknown.
+        known_end: Commit-log offset before which the service knows everything.
+        opened: Batches that more may be wanted of.
+        storing: Requests of the service that are written, and not safe yet.
+        delivered, cancelled, rolled, gone: Messages, since the broker was started.
+        sessions: Services that came, since the broker was started.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        self._sessions = itertools.count(first_number(epoch) + 1)
+        self._tickets = itertools.count(1)
+        self._cancels: dict[int, OpenCancel] = {}
+        self.session = 0
+        self.service: bytes | None = None
+        self.timer_changed = False
+        self.pending = -1
+        self.retries = RetryBoard()
+        self.keep_from: int | None = None
+        self.known_end = 0
+        self.opened = OpenedBatches()
+        self.storing = 0
+        self.delivered = self.cancelled = self.rolled = self.gone = 0
+        self.sessions = 0
+
+    def open(self, peer: bytes) -> int:
+        """A service begins; what an earlier one has on its way counts no more.
+
+        Returns:
+            Its session.
+
+        Raises:
+            BrokerNotAvailable: What the one before had written is not safe yet: the next would not
+                see it, and have it done again.
+        """
+        if self.storing:
+            raise BrokerNotAvailable(
+                f"{self.storing} deliveries of an earlier session are not safe yet"
+            )
+        self.session = next(self._sessions)
+        self.service = peer
+        self.retries.is_current = False
+        self.timer_changed = False
+        self.sessions += 1
+        # What the one before said about the log holds until this one has caught up.
+        return self.session
+
+    def on_taken(self) -> None:
+        """See ``StoredListener``."""
+
+    def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
+        """See ``StoredListener``."""
+
+    def on_visible(self) -> None:
+        """More delayed messages can be seen: the schedule service is to be notified."""
+        self.timer_changed = True
+
+    def check(self, session: int) -> None:
+        """Tells whether a request is of the present session.
+
+        Raises:
+            BrokerNotAvailable: It is not.
+        """
+        if session != self.session:
+            raise BrokerNotAvailable("this session is over: another schedule service has begun")
+
+    def on_disconnect(self, peer: bytes) -> list[Request]:
+        """A connection broke.
+
+        Returns:
+            The cancellations that nobody will answer, if it was the service's.
+        """
+        if peer != self.service:
+            return []
+        self.service = None
+        self.retries.is_current = False
+        return self._take(list(self._cancels))
+
+    def add_cancel(self, request: Request, message_id: str, now_ms: int) -> int:
+        """A client wants a message cancelled.
+
+        Returns:
+            The ticket that the service will answer under.
+
+        Raises:
+            BrokerNotAvailable: There is no service, or too many wait for it.
+        """
+        if self.service is None:
+            raise BrokerNotAvailable("this broker has no schedule service now")
+        if len(self._cancels) >= MAX_CANCELS:
+            raise BrokerNotAvailable(f"{MAX_CANCELS} cancellations wait already")
+        ticket = next(self._tickets)
+        self._cancels[ticket] = OpenCancel(request, message_id, now_ms + CANCEL_TIMEOUT_MS)
+        return ticket
+
+    def find_cancel(self, ticket: int) -> OpenCancel | None:
+        """The cancellation of a ticket that still waits."""
+        return self._cancels.get(ticket)
+
+    def take_cancel(self, ticket: int) -> OpenCancel | None:
+        """The cancellation of a ticket, once."""
+        return self._cancels.pop(ticket, None)
+
+    def tick(self, now_ms: int) -> list[Request]:
+        """Cancellations that the service did not answer in time."""
+        late = []
+        for ticket, cancel in self._cancels.items():
+            if cancel.deadline_ms > now_ms:
+                break  # they stand in the order in which they came
+            late.append(ticket)
+        return self._take(late)
+
+    def _take(self, tickets: list[int]) -> list[Request]:
+        return [self._cancels.pop(ticket).request for ticket in tickets]

@@ -1,0 +1,1 @@
+"""Filter servers of the broker."""

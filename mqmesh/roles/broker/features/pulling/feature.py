@@ -1,0 +1,422 @@
+"""PULL_MESSAGE: whole batches from a queue, or a place to wait for them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from mqmesh.batch.record_batch import read_header
+from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
+from mqmesh.figures import Labelled, counter, gauge
+from mqmesh.message import is_system_topic
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls, HandedOut
+from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull, PullHold
+from mqmesh.roles.broker.features.pulling.pull_turns import PullTurns
+from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.followers.read_advice import ReadAdvice
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.dispatch import Handler
+from mqmesh.storage.interface import GetResult, GetStatus
+from mqmesh.units import MIB, QueueOffset
+
+MAX_VERIFIED_BYTES: Final = 1 * MIB
+"""Checked for one answer; at least one batch, whatever its size."""
+JUDGED_AS_BYTES: Final = 256
+"""Of a turn's budget, for each message that an expression judges: also those that nobody gets
+take time."""
+PASSED_OVER_MS: Final = 1_000
+"""A pull waits no longer once messages were passed over that its expression does not want."""
+
+_FOUND = int(PullStatus.FOUND)
+_NO_NEW_MSG = int(PullStatus.NO_NEW_MSG)
+_NO_MATCHED_MSG = int(PullStatus.NO_MATCHED_MSG)
+_OFFSET_ILLEGAL = int(PullStatus.OFFSET_ILLEGAL)
+_OFFSET_RESET = int(PullStatus.OFFSET_RESET)
+_OFFSET_CUT = int(PullStatus.OFFSET_CUT)
+
+
+_GROUP_LABELS: Final = ("topic", "consumer_group", "is_system")
+
+
+class PullingFeature(Feature):
+    """Messages that consumers pull, or wait for.
+
+    Args:
+        core: The core of the broker.
+        topics: Topics.
+        groups: Members of groups, and the owners of queues.
+        group_table: Settings of groups.
+        resets: Offsets that were moved under running consumers.
+        read_advice: Follower that a consumer should read from.
+        metas: Batch metas decoded before.
+
+    Attributes:
+        holds: Pulls that wait for a message.
+        turns: Pulls that wait for the next turn of the loop.
+        by_group: Messages and bytes handed out to each group.
+    """
+
+    works_at_followers = True
+
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        groups: ConsumerGroups,
+        group_table: GroupTable,
+        resets: OffsetResets,
+        read_advice: ReadAdvice,
+        metas: MetaCache,
+    ) -> None:
+        config = core.settings.now
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._replies = core.replies
+        self._stats = core.stats
+        self._quotas = core.quotas
+        self._is_follower = core.is_follower
+        self._topics = topics
+        self._groups = groups
+        self._group_table = group_table
+        self._resets = resets
+        self._read_advice = read_advice
+        self._metas = metas
+        self.holds = PullHold(config.max_held_pulls, config.busy_retry_after_ms)
+        self.turns = PullTurns(config.max_held_pulls, config.busy_retry_after_ms)
+        self.by_group = GroupPulls()
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {RequestCode.PULL_MESSAGE: self.pull_message}
+
+    follower_commands = commands
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Forget the pulls of a connection."""
+        self.holds.release_peer(peer)
+        self.turns.release_peer(peer)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Fail the pulls that wait at the queues of a topic."""
+        self.by_group.forget_topic(topic)
+        for held in self.holds.release_topic(topic):
+            self._replies.fail(held.request, TopicNotFound(f"topic {topic!r} was deleted"))
+
+    def configured(self) -> None:
+        """Take over how many pulls may wait."""
+        self.holds.most = self.turns.most = self._settings.now.max_held_pulls
+
+    def pull_message(self, request: Request, pull: PullRequest) -> Reply | None:
+        """Answers with messages at once, or holds the pull until there are some."""
+        self._stats.total.pull_requests += 1
+        self._groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
+        self._group_table.check_pull(pull.group, self._groups.model_of)
+        moved = self._moved(pull, pull.queue_offset) or self._cut(pull)
+        if moved is not None:
+            return moved
+        wait_ms = min(pull.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
+        turn_is_over = self.turns.left <= 0
+        queue_offset = pull.queue_offset
+        if not turn_is_over:
+            result = self._get(request, pull, queue_offset)
+            # Who has not seen this epoch is told of it at once, and commits where it is.
+            is_news = 0 < pull.epoch < self._store.epoch()
+            if not wait_ms or is_news or not _is_waiting(result):
+                return self._reply(pull, result)
+            queue_offset = result.next_queue_offset
+        now_ms = self._clock.monotonic_ms()
+        held = HeldPull(request.without_frame(), pull, queue_offset, now_ms + wait_ms)
+        try:
+            if turn_is_over:
+                self.turns.wait(held)
+                return None
+            _hurry(held, now_ms)
+            self.holds.hold(held)
+        except SystemBusy:
+            self._stats.total.busy_refusals += 1
+            raise
+        self._stats.total.pulls_held += 1
+        return None
+
+    def wake(self, topic: str, queue_id: int) -> None:
+        """Messages came into a queue: answers those who wait at it, as far as they want them."""
+        for held in self.holds.release(topic, queue_id):
+            try:
+                if self.turns.left > 0:
+                    self._go_on(held)
+                else:
+                    self.turns.wait(held)
+            except MQMeshError as error:
+                self._replies.fail(held.request, error)
+
+    def begin_turn(self) -> bool:
+        """A turn of the loop is over: answers of those who wait for another as many as it may.
+
+        Returns:
+            True if some wait on, so that the next turn has to come at once.
+        """
+        turns = self.turns
+        turns.begin()
+        while (held := turns.take()) is not None:
+            try:
+                self._go_on(held)
+            except MQMeshError as error:
+                self._replies.fail(held.request, error)
+        return len(turns) > 0
+
+    def _go_on(self, held: HeldPull) -> None:
+        """Answers a pull that waited, or lets it wait for a message."""
+        self._group_table.check_pull(held.pull.group, self._groups.model_of)
+        moved = self._moved(held.pull, held.queue_offset)
+        if moved is not None:
+            self._replies.reply(held.request, moved)
+            return
+        result = self._get(held.request, held.pull, held.queue_offset)
+        if _is_waiting(result):
+            held.queue_offset = result.next_queue_offset
+            now_ms = self._clock.monotonic_ms()
+            if now_ms < held.deadline_ms:
+                _hurry(held, now_ms)
+                self.holds.hold(held)
+                return
+        self._replies.reply(held.request, self._reply(held.pull, result))
+
+    def tick(self, now_ms: int) -> None:
+        """Answers pulls whose time is over; there may be something after all."""
+        for held in self.holds.tick(now_ms):
+            try:
+                result = self._get(held.request, held.pull, held.queue_offset)
+                self._replies.reply(held.request, self._reply(held.pull, result))
+            except MQMeshError as error:
+                self._replies.fail(held.request, error)
+
+    def stopping(self) -> None:
+        """The broker stops: tells all who wait."""
+        self.fail_all(BrokerNotAvailable(f"broker {self._settings.now.broker_name} is stopping"))
+
+    def fail_all(self, error: MQMeshError) -> None:
+        """Tells all who wait that it is in vain, and why."""
+        for held in self.holds.release_all() + self.turns.release_all():
+            self._replies.fail(held.request, error)
+
+    def _get(self, request: Request, pull: PullRequest, queue_offset: int) -> GetResult:
+        # Asked before anything is read: who does not take its answers costs no reading.
+        most = min(pull.max_bytes, self._replies.room(request.peer), self.turns.most_bytes)
+        quota = self._quotas.reading.get(request.principal.name)
+        if quota is not None:
+            quota.check(self._clock.monotonic_ms())
+        topic = self._topics.get(pull.topic)
+        if topic is None or pull.queue_id >= topic.readable_queues:
+            topic = self._topics.require_readable(pull.topic, pull.queue_id)
+        wanted = pull_filter(pull.expression, pull.expression_type)
+        place = pull.topic, pull.queue_id, queue_offset
+        if wanted is None:
+            # A client may ask for it as often as it likes, and checksums cost time, too.
+            if pull.verify:
+                most = min(most, MAX_VERIFIED_BYTES)
+            found = self._store.get(*place, max_bytes=most, verify=pull.verify)
+            result = _up_to_hole(found, pull.queue_offset)
+        else:
+            result = get_filtered(
+                self._store,
+                self._metas,
+                place,
+                wanted,
+                max_bytes=most,
+                verify=pull.verify,
+            )
+            self.turns.left -= JUDGED_AS_BYTES * max(result.next_queue_offset - queue_offset, 0)
+        if result.status is GetStatus.OFFSET_OVERFLOW and self._is_follower:
+            # The master has it, or the consumer would not ask: it will come.
+            bounds = result.min_queue_offset, result.max_queue_offset
+            result = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
+        size = sum(map(len, result.data)) if result.status is GetStatus.FOUND else 0
+        if result.next_queue_offset > queue_offset:
+            self.by_group.note(
+                pull.group,
+                pull.topic,
+                pull.queue_id,
+                result.next_queue_offset,
+                result.message_count,
+                size,
+                self._clock.monotonic_ms(),
+            )
+        if size:
+            self.turns.left -= size
+            topic.get_messages += result.message_count
+            topic.get_bytes += size
+            total = self._stats.total
+            total.get_messages += result.message_count
+            total.get_bytes += size
+            if quota is not None:
+                quota.note(result.message_count, size)
+        return result
+
+    def _moved(self, pull: PullRequest, queue_offset: int) -> Reply | None:
+        """The answer to a pull whose group was sent elsewhere in the queue; None for others."""
+        target = self._resets.on_pull(pull.group, pull.topic, pull.queue_id, queue_offset)
+        if target is None:
+            return None
+        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        epoch = self._store.epoch()
+        return Reply(encode_header(PullResponse(_OFFSET_RESET, target, *bounds, 0, epoch)))
+
+    def _cut(self, pull: PullRequest) -> Reply | None:
+        """The answer to a pull from behind where the log lost its end since; None for others.
+
+        Other messages may stand there by now, and those from the cut on were never seen.
+        """
+        epoch = self._store.epoch()
+        if pull.epoch == 0 or pull.epoch >= epoch:
+            return None  # nearly always: this is asked with every pull
+        cut = self._store.cut_offset(pull.topic, pull.queue_id, pull.epoch)
+        if cut is None or pull.queue_offset <= cut:
+            return None
+        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        return Reply(encode_header(PullResponse(_OFFSET_CUT, cut, *bounds, 0, epoch)))
+
+    def _reply(self, pull: PullRequest, result: GetResult) -> Reply:
+        next_queue_offset = result.next_queue_offset
+        if result.status is GetStatus.FOUND:
+            status = _FOUND
+        elif result.status is GetStatus.NO_NEW_MESSAGE:
+            # While it was held, messages may have been passed over that the filter does not want.
+            status = _NO_NEW_MSG if next_queue_offset == pull.queue_offset else _NO_MATCHED_MSG
+        elif result.status is GetStatus.NO_MATCHED_MESSAGE:
+            status = _NO_MATCHED_MSG
+        else:
+            status = _OFFSET_ILLEGAL
+        header = PullResponse(
+            status,
+            next_queue_offset,
+            result.min_queue_offset,
+            result.max_queue_offset,
+            self._read_advice.replica_for(pull, result),
+            self._store.epoch(),
+        )
+        return Reply(encode_header(header), result.data, apart=pull.apart)
+
+    def _by_group(self, name: str) -> Labelled[tuple[str, str, HandedOut]]:
+        return Labelled(
+            self.by_group.handed_out(),
+            lambda one: (one[0], one[1], str(is_system_topic(one[0])).lower()),
+            lambda one: getattr(one[2], name),
+        )
+
+    metrics = (
+        counter(
+            "pull_requests_total",
+            "requests for messages",
+            lambda feature: feature._stats.total.pull_requests,
+        ),
+        counter(
+            "pulls_held_total",
+            "pulls that had to wait for a message",
+            lambda feature: feature._stats.total.pulls_held,
+        ),
+        gauge(
+            "held_pulls", "pulls that wait for a message now", lambda feature: len(feature.holds)
+        ),
+        counter(
+            "get_messages_total",
+            "messages that were handed out",
+            lambda feature: feature._stats.total.get_messages,
+            unit="messages",
+        ),
+        counter(
+            "get_bytes_total",
+            "bytes that were handed out",
+            lambda feature: feature._stats.total.get_bytes,
+            unit="bytes",
+        ),
+        gauge(
+            "get_messages_per_s",
+            "messages handed out, of late",
+            lambda feature: feature._stats.rate("get_messages"),
+            unit="messages",
+        ),
+        gauge(
+            "get_bytes_per_s",
+            "bytes handed out, of late",
+            lambda feature: feature._stats.rate("get_bytes"),
+            unit="bytes",
+        ),
+        counter(
+            "group_get_messages_total",
+            "messages handed out to a group",
+            lambda feature: feature._by_group("messages"),
+            unit="messages",
+            labels=_GROUP_LABELS,
+            metric="rocketmq_messages_out_total",
+        ),
+        counter(
+            "group_get_bytes_total",
+            "bytes handed out to a group",
+            lambda feature: feature._by_group("stored_bytes"),
+            unit="bytes",
+            labels=_GROUP_LABELS,
+            metric="rocketmq_throughput_out_total",
+        ),
+    )
+
+
+def _hurry(held: HeldPull, now_ms: int) -> None:
+    """What was passed over is told soon, so that the group's offset keeps up; but not at once,
+    or a consumer that wants nothing of a busy topic would ask for each of its messages."""
+    if held.queue_offset > held.pull.queue_offset:
+        held.deadline_ms = min(held.deadline_ms, now_ms + PASSED_OVER_MS)
+
+
+def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:
+    """What was read, up to the first message that was lost to damage.
+
+    A client that wants everything takes no answer that leaves something out, unless it is told
+    to pass it: by NO_MATCHED_MSG and the offset behind.
+
+    Args:
+        result: Of a read without a filter.
+        queue_offset: That the client asked for.
+    """
+    missing = result.next_queue_offset - queue_offset - result.message_count
+    if result.status is not GetStatus.FOUND or missing <= 0:
+        return result
+    bounds = result.min_queue_offset, result.max_queue_offset
+    expected = queue_offset
+    good: list[bytes | memoryview] = []
+    for data in result.data:
+        position = 0
+        while position < len(data):
+            try:
+                header = read_header(data, position)
+            except CorruptBatch:
+                return result  # the client finds that out, too
+            if header.base_queue_offset > expected and expected == queue_offset:
+                following = QueueOffset(header.base_queue_offset)
+                return GetResult(GetStatus.NO_MATCHED_MESSAGE, following, *bounds)
+            if header.base_queue_offset > expected:
+                if position:
+                    good.append(memoryview(data)[:position])
+                count = expected - queue_offset
+                return GetResult(GetStatus.FOUND, QueueOffset(expected), *bounds, good, count)
+            expected = header.next_queue_offset
+            position += header.total_size
+        good.append(data)
+    return result
+
+
+def _is_waiting(result: GetResult) -> bool:
+    """True when the consumer stands at the end of the queue."""
+    if result.status is GetStatus.NO_NEW_MESSAGE:
+        return True
+    return (
+        result.status is GetStatus.NO_MATCHED_MESSAGE
+        and result.next_queue_offset >= result.max_queue_offset
+    )

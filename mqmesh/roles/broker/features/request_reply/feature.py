@@ -1,0 +1,128 @@
+"""SEND_REPLY_MESSAGE: a reply goes to the client that asked, and is not stored.
+
+The replier is answered when the client has acknowledged the reply, so it knows what became of
+it, and tries again when the connection to the client broke in between.
+"""
+
+from collections.abc import Mapping
+
+from mqmesh.errors import ClientNotOnline, MessageIllegal
+from mqmesh.figures import counter
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.replies import (
+    AcknowledgeReply,
+    PushReply,
+    SendReplyRequest,
+    SendReplyResponse,
+)
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.request_reply.open_requests import ReplyTable
+from mqmesh.roles.broker.features.sending.feature import MESSAGE_OVERHEAD_BYTES
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.dispatch import Handler
+from mqmesh.units import MAX_OFFSET
+
+
+class RequestReplyFeature(Feature):
+    """Replies to requests, handed on to the client that asked.
+
+    The replier is answered when the client has acknowledged the reply, so it knows what became of
+    it, and tries again when the connection to the client broke in between.
+    """
+
+    def __init__(self, core: Core, groups: ConsumerGroups) -> None:
+        self._settings = core.settings
+        self._clock = core.clock
+        self._replies = core.replies
+        self._stats = core.stats
+        self._groups = groups
+        self._open = ReplyTable()
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self.send_reply_message,
+            RequestCode.ACKNOWLEDGE_REPLY: self.acknowledge_reply,
+        }
+
+    @property
+    def open_count(self) -> int:
+        """Replies that were not acknowledged yet."""
+        return len(self._open)
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Answer repliers whose reply may be lost with a connection."""
+        self._give_up(self._open.on_disconnect(peer))
+
+    def tick(self, now_ms: int) -> None:
+        """Give up replies that were not acknowledged in time."""
+        self._give_up(self._open.expire(now_ms))
+
+    def stopping(self) -> None:
+        """Give up all replies: acknowledgements will not be taken any more.
+
+        Whoever asked is at the next master soon, and the replier tries there.
+        """
+        self._give_up(self._open.expire(MAX_OFFSET))
+
+    def send_reply_message(self, request: Request, asked: SendReplyRequest) -> Reply | None:
+        """Pushes a reply to the client that asked; the answer comes with its acknowledgement.
+
+        Raises:
+            ClientNotOnline: It is not connected to this broker, now.
+            MessageIllegal: The reply is too large.
+            SystemBusy: Too many replies are under way.
+        """
+        body = request.command.body
+        most = self._settings.now.max_message_size + MESSAGE_OVERHEAD_BYTES
+        if not 0 < len(body) <= most:
+            raise MessageIllegal(
+                f"a reply of {len(body)} bytes; 1 to {most} are allowed (max_message_size)"
+            )
+        client = self._groups.client(asked.client_id)
+        if client is None or client.lost_at_ms is not None:
+            self._stats.total.replies_undeliverable += 1
+            raise ClientNotOnline(
+                f"client {asked.client_id[:300]!r} is not connected to this broker"
+            )
+        token = self._open.open(
+            request.without_frame(),
+            client.peer,
+            self._clock.monotonic_ms(),
+            self._settings.now.max_open_replies,
+        )
+        push = encode_header(PushReply(token, asked.correlation_id, asked.attempt_id))
+        self._stats.total.replies_pushed += 1
+        self._replies.notify(client.peer, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
+        return None
+
+    def acknowledge_reply(self, request: Request, told: AcknowledgeReply) -> Reply:
+        """The client that asked says what became of a reply; one that is not open is ignored."""
+        waiting = self._open.on_acknowledged(request.peer, told.token)
+        if waiting is not None:
+            self._replies.reply(waiting, SendReplyResponse(told.taken))
+        return Reply()
+
+    def _give_up(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._stats.total.replies_undeliverable += 1
+            self._replies.fail(
+                request, ClientNotOnline("the client that asked did not acknowledge the reply")
+            )
+
+    metrics = (
+        counter(
+            "replies_pushed_total",
+            "replies handed to clients that asked",
+            lambda feature: feature._stats.total.replies_pushed,
+            unit="messages",
+        ),
+        counter(
+            "replies_undeliverable_total",
+            "replies whose client was not there, or did not acknowledge",
+            lambda feature: feature._stats.total.replies_undeliverable,
+            unit="messages",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Passes of retention that administrators ask for."""

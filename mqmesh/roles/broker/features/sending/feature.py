@@ -1,0 +1,415 @@
+"""SEND_MESSAGE: checks each batch, and stages those that are to be written; see ``storing``.
+
+A batch that fails its checks gets an outcome of its own; the others of the
+request go on, but for later ones of the same queue: order comes first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from mqmesh.batch.delayed_batch import DelayedMeta, read_delayed_meta
+from mqmesh.batch.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
+from mqmesh.batch.payload import CODEC_NONE, Buffer
+from mqmesh.batch.payload_check import check_payload
+from mqmesh.batch.record_batch import (
+    Attributes,
+    BatchHeader,
+    BatchMeta,
+    check_batch,
+    read_header,
+    read_payload,
+)
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    CorruptBatch,
+    InvalidArgument,
+    MessageIllegal,
+    MQMeshError,
+    NotMaster,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.figures import Histogram, Labelled, LabelValues, counter, gauge, histogram
+from mqmesh.message import (
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
+    MAX_PROPERTIES_BYTES,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TOPIC_LENGTH,
+    SCHEDULE_TOPIC,
+    TRACE_TOPIC,
+    TRANS_HALF_TOPIC,
+    is_system_topic,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
+from mqmesh.roles.broker.commit_point import QueueKey
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.delays.placement import DelayPlacement
+from mqmesh.roles.broker.features.topics.state import Topic, TopicTable
+from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature
+from mqmesh.roles.broker.producer_keys import ProducerKeys, not_its_own
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.writing.send_admission import SendAdmission
+from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.dispatch import Handler
+from mqmesh.storage.interface import BatchToPut
+from mqmesh.units import KIB
+
+MESSAGE_OVERHEAD_BYTES: Final = 4 * (
+    MAX_TOPIC_LENGTH + MAX_TAG_LENGTH + MAX_KEYS * (MAX_KEY_LENGTH + 3) + MAX_SHARDING_KEY_LENGTH
+) + (2 * MAX_PROPERTIES_BYTES + 1 * KIB)
+"""More than a legal message can have beside its body; characters may take four bytes."""
+
+_REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
+    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.HAS_DELAY | Attributes.NO_WAIT_STORE
+)
+_HAS_DELAY: Final = int(Attributes.HAS_DELAY)
+_SPECIAL: Final = _HAS_DELAY | TRANSACTION_TYPE
+_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY) & ~int(Attributes.TRANSACTION_HALF)
+
+_ANY_TOPIC: Final = ""
+"""Stands for the topic of a batch that could not be read."""
+
+
+_MESSAGE_TYPES: Final = {SCHEDULE_TOPIC: "delay", TRANS_HALF_TOPIC: "transaction"}
+"""Others hold what has become an ordinary message."""
+_TOPIC_LABELS: Final = ("topic", "message_type", "is_system")
+
+
+class SendingFeature(Feature):
+    """Messages that producers send: checked, and staged for the write at the end of the turn.
+
+    A batch that fails its checks gets an outcome of its own; the others of the request go on, but
+    for later ones of the same queue: order comes first.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        writes: Writes,
+        transactions: TransactionsFeature,
+        delays: DelayPlacement,
+        metas: MetaCache,
+        auto_creation: AutoCreation,
+        admission: SendAdmission,
+    ) -> None:
+        config = core.settings.now
+        self._core = core
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._commit_point = core.commit_point
+        self._replies = core.replies
+        self._stats = core.stats
+        self._quotas = core.quotas
+        self._topics = topics
+        self._writes = writes
+        self._transactions = transactions
+        self._delays = delays
+        self._metas = metas
+        self._auto_creation = auto_creation
+        self._admission = admission
+        self._producer_keys = ProducerKeys(config.max_producers_per_connection)
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """See ``Feature.commands``."""
+        return {RequestCode.SEND_MESSAGE: self.send_message}
+
+    def tick(self, now_ms: int) -> None:
+        """Answer sends that waited for too long."""
+        self._writes.answer_expired(now_ms)
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """Forget the producers of a connection."""
+        self._producer_keys.on_disconnect(peer)
+
+    def topic_deleting(self, topic: str) -> None:
+        """Delete the messages of a topic."""
+        # What was sent before goes first, or it would be stored into a topic that is not there.
+        self._writes.write()
+        self._store.delete_topic(topic)
+
+    def configured(self) -> None:
+        """Take over the limits of waiting sends."""
+        config, admission = self._settings.now, self._admission
+        admission.wait_limit_ms = config.wait_time_mills_in_send_queue
+        admission.busy_timeout_ms = config.os_page_cache_busy_timeout_mills
+
+    def stopping(self) -> None:
+        """Write what is staged."""
+        self._writes.write()
+
+    def stopped(self) -> None:
+        """Answer sends that wait for the disk or for followers."""
+        if self._core.leadership is not None:
+            # They may be stored, or not: who repeats them at the next master does not store them
+            # twice.
+            self._writes.refuse_all(NotMaster("this replica is stopped"))
+        wait_ms = self._commit_point.timeout_ms  # none waits for longer
+        self._writes.answer_expired(self._clock.monotonic_ms() + wait_ms)
+
+    def send_message(self, request: Request, asked: tuple[int, int, bytes]) -> Reply | None:
+        """Stages the batches of a request; the answer comes with the end of the tick."""
+        command = request.command
+        _, batch_count, key = asked
+        producer_id = self._producer_keys.show(request.peer, key)
+        self._stats.total.send_requests += 1
+        quota = self._quotas.sending.get(request.principal.name)
+        try:
+            self._commit_point.check_room()
+            if quota is not None:
+                quota.check(self._clock.monotonic_ms())
+        except SystemBusy:
+            self._stats.total.busy_refusals += 1
+            raise
+        outcomes: list[BatchOutcome | None] = []
+        refused: set[QueueKey] = set()
+        staged: list[BatchToPut] = []
+        batches = _split(command.body, batch_count, producer_id)
+        if quota is not None:
+            quota.note(sum(header.message_count for header, _, _ in batches), len(command.body))
+        for header, data, error in batches:
+            if error is None:
+                outcomes.append(self._admit(request, header, data, refused, staged))
+            else:
+                refused.add((_ANY_TOPIC, header.queue_id))
+                outcomes.append(self._writes.refusal_of(error))
+        self._writes.add(request, staged, outcomes, len(command.body))
+        return None
+
+    def _admit(
+        self,
+        request: Request,
+        header: BatchHeader,
+        data: memoryview,
+        refused: set[QueueKey],
+        batches: list[BatchToPut],
+    ) -> BatchOutcome | None:
+        """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
+        name = _ANY_TOPIC
+        try:
+            meta = self._read_meta(header, data)
+            name = meta.topic
+            if refused and not refused.isdisjoint(
+                ((name, header.queue_id), (_ANY_TOPIC, header.queue_id))
+            ):
+                # Stored now, it would stand before what its sender will repeat.
+                raise BrokerNotAvailable(
+                    f"an earlier batch for queue {header.queue_id} of the same request was refused"
+                )
+            goal, queue_id, is_half = name, header.queue_id, False
+            if isinstance(meta, HalfMeta):
+                goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
+            self._replies.permit(request, goal)
+            topic = self._topics.get(goal) or self._create(request, goal, queue_id)
+            if queue_id >= topic.writable_queues:
+                self._topics.require_writable(goal, queue_id)
+            if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
+                raise MessageIllegal(
+                    f"attributes {header.attributes:#x}: this broker takes no committed, "
+                    "redelivered, delayed half or filtered batches from clients"
+                )
+            limit = self._settings.now.max_message_size
+            if header.raw_size > header.message_count * (limit + MESSAGE_OVERHEAD_BYTES):
+                raise MessageIllegal(
+                    f"{header.message_count} messages of {header.raw_size} bytes together; a body "
+                    f"may have {limit} (max_message_size)"
+                )
+            self._check_messages(header, data, goal)
+            if is_half:
+                twin = self._transactions.admit(header)
+                if twin is not None:
+                    return twin
+            if isinstance(meta, DelayedMeta):
+                batch = self._delays.to_schedule(header, data, meta)
+            else:
+                batch = BatchToPut(name, header.queue_id, header, data, meta.tag_hashes)
+        except MQMeshError as error:
+            refused.add((name, header.queue_id))
+            return self._writes.refusal_of(error)
+        batches.append(batch)
+        return None
+
+    def _check_messages(self, header: BatchHeader, data: memoryview, topic: str) -> None:
+        config = self._settings.now
+        if header.codec == CODEC_NONE:
+            payload: Buffer = data[header.total_size - header.payload_size :]
+        elif config.check_compressed_batches:
+            try:
+                payload = read_payload(data, header)
+            except CorruptBatch as error:
+                raise MessageIllegal(str(error)) from error
+        else:
+            return
+        check_payload(payload, header.message_count, topic, config.max_message_size)
+
+    def _read_meta(self, header: BatchHeader, data: memoryview) -> BatchMeta:
+        if header.attributes & _SPECIAL:
+            if header.attributes & _HAS_DELAY:
+                return read_delayed_meta(data, header)
+            return read_half_meta(data, header)
+        return self._metas.read(data, header)
+
+    def _create(self, request: Request, name: str, queue_id: int) -> Topic:
+        config = self._settings.now
+        if not config.auto_create_topic_enable:
+            raise TopicNotFound(
+                f"no topic {name[:300]!r}, and this broker does not create topics by "
+                "itself (auto_create_topic_enable)"
+            )
+        now_ms = self._clock.monotonic_ms()
+        self._replies.permit_creation(request, name)
+        # What the message trace needs is one queue, whose order is that of its time.
+        queues = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
+        client = client_of(request)
+        self._auto_creation.check_topic(client, queues, now_ms)
+        if queue_id >= queues:
+            raise InvalidArgument(
+                f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
+                f"default_topic_queue_nums = {queues}"
+            )
+        topic = self._topics.create(name, queues, self._clock.wall_ms())
+        self._auto_creation.note_topic(client, queues, now_ms)
+        return topic
+
+    def _by_topic(self, value: Callable[[Topic], int | Histogram]) -> Labelled[Topic]:
+        used = (topic for topic in self._topics if topic.put_messages)
+        return Labelled(used, lambda topic: _topic_labels(topic.config.topic), value)
+
+    metrics = (
+        counter(
+            "send_requests_total",
+            "requests to store messages",
+            lambda feature: feature._stats.total.send_requests,
+        ),
+        counter(
+            "put_batches_total",
+            "batches that were stored",
+            lambda feature: feature._stats.total.put_batches,
+            unit="batches",
+        ),
+        counter(
+            "put_messages_total",
+            "messages in them",
+            lambda feature: feature._stats.total.put_messages,
+            unit="messages",
+        ),
+        counter(
+            "put_bytes_total",
+            "their size in the log",
+            lambda feature: feature._stats.total.put_bytes,
+            unit="bytes",
+        ),
+        counter(
+            "put_duplicates_total",
+            "batches that had been stored before",
+            lambda feature: feature._stats.total.put_duplicates,
+            unit="batches",
+        ),
+        counter(
+            "put_refused_total",
+            "batches that were refused",
+            lambda feature: feature._stats.total.put_refused,
+            unit="batches",
+        ),
+        counter(
+            "busy_refusals_total",
+            "requests and batches refused for flow control",
+            lambda feature: feature._stats.total.busy_refusals,
+        ),
+        counter(
+            "unsafe_answers_total",
+            "answers to sends that were stored, but not by all who should have them",
+            lambda feature: {
+                (status.name.lower(),): count
+                for status, count in feature._stats.unsafe_answers.items()
+            },
+            labels=("send_status",),
+        ),
+        gauge(
+            "sync_flush_waits",
+            "sends that wait for the disk or a follower now",
+            lambda feature: feature._commit_point.waiting_count,
+        ),
+        gauge(
+            "send_requests_per_s",
+            "requests to store messages, of late",
+            lambda feature: feature._stats.rate("send_requests"),
+        ),
+        gauge(
+            "put_messages_per_s",
+            "messages stored, of late",
+            lambda feature: feature._stats.rate("put_messages"),
+            unit="messages",
+        ),
+        gauge(
+            "put_bytes_per_s",
+            "bytes stored, of late",
+            lambda feature: feature._stats.rate("put_bytes"),
+            unit="bytes",
+        ),
+        counter(
+            "topic_put_messages_total",
+            "messages stored",
+            lambda feature: feature._by_topic(lambda topic: topic.put_messages),
+            unit="messages",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_messages_in_total",
+        ),
+        counter(
+            "topic_put_bytes_total",
+            "their size in the log",
+            lambda feature: feature._by_topic(lambda topic: topic.put_bytes),
+            unit="bytes",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_throughput_in_total",
+        ),
+        histogram(
+            "topic_message_size_bytes",
+            "sizes of the messages stored",
+            lambda feature: feature._by_topic(lambda topic: topic.sizes),
+            unit="bytes",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_message_size",
+        ),
+    )
+
+
+def _split(
+    body: memoryview, batch_count: int, producer_id: int
+) -> list[tuple[BatchHeader, memoryview, MQMeshError | None]]:
+    """Takes a body apart; a batch whose bytes were changed, or of another producer, comes so.
+
+    Raises:
+        CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
+    """
+    found: list[tuple[BatchHeader, memoryview, MQMeshError | None]] = []
+    position, end = 0, len(body)
+    while position < end:
+        failure: MQMeshError | None = None
+        try:
+            header = check_batch(body, position)
+            if header.producer_id != producer_id:
+                failure = not_its_own(header.producer_id, producer_id)
+        except CorruptBatch as error:
+            failure = error
+            header = read_header(body, position)
+            if position + header.total_size > end:
+                raise
+        start = position
+        position += header.total_size
+        found.append((header, body[start:position], failure))
+    if len(found) != batch_count:
+        raise CorruptBatch(f"{len(found)} batches in a request that announced {batch_count}")
+    return found
+
+
+def _topic_labels(topic: str) -> LabelValues:
+    kind = _MESSAGE_TYPES.get(topic, "normal")
+    return (topic, kind, str(is_system_topic(topic)).lower())

@@ -1,1 +1,0 @@
-"""Putting into the store, once a turn, for all features that write."""

@@ -1,0 +1,1 @@
+"""Messages stored and handed out: of late, today and yesterday."""

@@ -1,0 +1,1 @@
+"""Followers of a master, and which of them consumers should read from. Pure."""

@@ -1,0 +1,1 @@
+"""State of groups that several features use: members, owners, locks, offsets, settings. Pure."""

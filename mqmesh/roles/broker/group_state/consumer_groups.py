@@ -1,0 +1,430 @@
+"""Consumer groups and clients: which are there, and who is a member of what.
+
+Pure: it is told of heartbeats, of broken connections and of the time. Whom to
+notify of changed members is gathered until ``take_notices``, so a thousand
+members that come at once are told once, not a thousand times.
+"""
+
+import logging
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import GroupNotFound, InvalidArgument, StaleGeneration, SystemBusy
+from mqmesh.filtering.python_filter import check_filter_id
+from mqmesh.message import check_topic
+from mqmesh.protocol.groups import check_client_group
+from mqmesh.protocol.membership import (
+    ConsumeFromWhere,
+    ConsumerData,
+    HeartbeatRequest,
+    Membership,
+    MessageModel,
+    TopicConsumption,
+)
+from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.roles.broker.group_state.queue_ownership import (
+    NO_GENERATION,
+    QueueClaims,
+)
+from mqmesh.roles.broker.group_state.subscription_check import (
+    SubscriptionCheck,
+)
+from mqmesh.roles.broker.reading.pull_filter import pull_filter
+
+MAX_CLIENT_ID_LENGTH: Final = 255
+
+_log = logging.getLogger(__name__)
+
+
+class GroupClient(msgspec.Struct):
+    """One registered client.
+
+    Attributes:
+        peer: Routing id of its connection.
+        heartbeat: What it said last.
+        last_seen_ms: When it said so, monotonic.
+        lost_at_ms: When its connection broke; None while it stands.
+        stats: What its consumers did of late, as it said last.
+    """
+
+    peer: bytes
+    heartbeat: HeartbeatRequest
+    last_seen_ms: int
+    lost_at_ms: int | None = None
+    stats: list[TopicConsumption] = []
+
+
+class Group(msgspec.Struct):
+    """One consumer group with at least one member.
+
+    Attributes:
+        generation: Grows whenever its members change.
+        members: What each said of the group, by client id.
+        joined: Generation that the coming of each member made.
+        check: Whether they subscribe alike.
+    """
+
+    generation: int
+    members: dict[str, ConsumerData]
+    joined: dict[str, int]
+    check: SubscriptionCheck = msgspec.field(default_factory=SubscriptionCheck)
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Tell a member that its group changed.
+
+    Attributes:
+        peer: Routing id of the member's connection.
+        group: Consumer group.
+        generation: Of the group now.
+    """
+
+    peer: bytes
+    group: str
+    generation: int
+
+
+class ConsumerGroups:
+    """Clients and groups of one broker.
+
+    Args:
+        grace_ms: How long a client whose connection broke stays a member.
+        expiry_ms: How long a silent client stays one.
+        most_clients: Clients allowed.
+        first_generation: Below every generation to come, above all of earlier epochs, so
+            that a member never takes an old one for a new one.
+        busy_retry_after_ms: What clients are told to wait when there are too many.
+        settled_ms: Monotonic time until which members of before are still coming back.
+
+    Attributes:
+        settled_ms: See above.
+        claims: Which member was given which queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_ms: int,
+        expiry_ms: int,
+        most_clients: int,
+        first_generation: int = 0,
+        busy_retry_after_ms: int = 100,
+        settled_ms: int = 0,
+    ) -> None:
+        self.settled_ms = settled_ms
+        self._grace_ms = grace_ms
+        self._expiry_ms = expiry_ms
+        self._most_clients = most_clients
+        self._busy_retry_after_ms = busy_retry_after_ms
+        self.claims = QueueClaims()
+        self._generation = first_generation
+        self._clients: dict[str, GroupClient] = {}
+        self._groups: dict[str, Group] = {}
+        self._clients_of_peer: dict[bytes, set[str]] = {}
+        self._lost: dict[str, None] = {}
+        self._changed: dict[str, None] = {}
+        self._returned: dict[str, None] = {}
+        self._next_expiry_ms = 0
+
+    @property
+    def client_count(self) -> int:
+        """Clients registered."""
+        return len(self._clients)
+
+    @property
+    def group_count(self) -> int:
+        """Consumer groups with at least one member."""
+        return len(self._groups)
+
+    def client(self, client_id: str) -> GroupClient | None:
+        """One client, or None."""
+        return self._clients.get(client_id)
+
+    def group(self, name: str) -> Group:
+        """One group.
+
+        Raises:
+            GroupNotFound: No member of it is connected to this broker.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            raise GroupNotFound(f"no member of consumer group {name[:300]!r} is registered here")
+        return group
+
+    def require_member(self, name: str, client_id: str, generation: int | None = None) -> Group:
+        """The group of one of its members.
+
+        Args:
+            name: Consumer group.
+            client_id: The member.
+            generation: What it knows of, ``NO_GENERATION`` if nothing; None to leave that out.
+
+        Raises:
+            StaleGeneration: It is no member, or became one after that generation: it was
+                removed in between, and others have its queues.
+        """
+        group = self._groups.get(name)
+        joined = None if group is None else group.joined.get(client_id)
+        if group is None or joined is None:
+            raise StaleGeneration(f"{client_id} is no member of consumer group {name!r} here")
+        if generation is not None and NO_GENERATION < generation < joined:
+            raise StaleGeneration(
+                f"{client_id} was removed from consumer group {name!r} after generation "
+                f"{generation}, and came back in {joined}"
+            )
+        return group
+
+    def memberships(self, client_id: str) -> list[Membership]:
+        """What a client is told of its consumer groups."""
+        client = self._clients.get(client_id)
+        return [
+            Membership(data.group, group.joined[client_id], group.generation)
+            for data in (client.heartbeat.consumers if client is not None else ())
+            if (group := self._groups.get(data.group)) is not None
+        ]
+
+    def find(self, name: str) -> Group | None:
+        """One group, or None if no member of it is connected to this broker."""
+        return self._groups.get(name)
+
+    def model_of(self, name: str) -> str:
+        """Message model of a group's first member, "" if it has none."""
+        group = self._groups.get(name)
+        first = None if group is None else next(iter(group.members.values()), None)
+        return "" if first is None else first.message_model
+
+    def names(self) -> list[str]:
+        """Groups with members, in no order."""
+        return list(self._groups)
+
+    def peers(self, name: str) -> list[bytes]:
+        """Routing ids of the connected members of a consumer group."""
+        group = self._groups.get(name)
+        members = () if group is None else group.members
+        clients = [self._clients[client_id] for client_id in members]
+        return [client.peer for client in clients if client.lost_at_ms is None]
+
+    def clients(self, producer_group: str = "") -> list[GroupClient]:
+        """All clients, or the members of a producer group, by client id."""
+        return [
+            self._clients[client_id]
+            for client_id in sorted(self._clients)
+            if not producer_group
+            or producer_group in self._clients[client_id].heartbeat.producer_groups
+        ]
+
+    @property
+    def producer_counts(self) -> dict[tuple[str, ...], int]:
+        """Members of producer groups, by language and version of their clients."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for client in self._clients.values():
+            beat = client.heartbeat
+            found[beat.language.lower(), beat.version] += len(beat.producer_groups)
+        return found
+
+    def warnings(self, client_id: str) -> list[str]:
+        """What a client should know of its groups, a sentence each."""
+        client = self._clients.get(client_id)
+        found = []
+        for data in () if client is None else client.heartbeat.consumers:
+            difference = self._groups[data.group].check.difference(client_id)
+            if difference:
+                found.append(_difference_text(data.group, client_id, difference))
+        return found
+
+    def producers(self, group: str) -> list[bytes]:
+        """Routing ids of the connected members of a producer group."""
+        return [
+            client.peer
+            for client in self._clients.values()
+            if client.lost_at_ms is None and group in client.heartbeat.producer_groups
+        ]
+
+    def on_heartbeat(self, peer: bytes, heartbeat: HeartbeatRequest, now_ms: int) -> None:
+        """A client says that it is there, and what it belongs to.
+
+        Args:
+            peer: Routing id of its connection.
+            heartbeat: Checked by ``check_heartbeat``.
+            now_ms: Monotonic clock.
+
+        Raises:
+            SystemBusy: There are too many clients.
+        """
+        client_id = heartbeat.client_id
+        # What it is seldom changes, what it did always: that is kept beside.
+        own = {(c.group, s.topic) for c in heartbeat.consumers for s in c.subscriptions}
+        stats = [one for one in heartbeat.stats if (one.group, one.topic) in own]
+        heartbeat = msgspec.structs.replace(heartbeat, stats=[])
+        known = self._clients.get(client_id)
+        if known is None:
+            if len(self._clients) >= self._most_clients:
+                raise SystemBusy(
+                    f"{self._most_clients} clients are registered, no more may (max_clients)",
+                    retry_after_ms=self._busy_retry_after_ms,
+                )
+            self._clients[client_id] = GroupClient(peer, heartbeat, now_ms, stats=stats)
+            _log.info("client %s is there", client_id)
+        else:
+            if known.peer != peer:
+                self._forget_peer(known.peer, client_id)
+                # Notices may have missed it while it had no connection, or another one.
+                self._returned[client_id] = None
+            self._lost.pop(client_id, None)
+            known.peer, known.last_seen_ms, known.lost_at_ms = peer, now_ms, None
+            known.stats = stats
+        self._clients_of_peer.setdefault(peer, set()).add(client_id)
+        if known is not None and known.heartbeat == heartbeat:
+            return
+        self._enter_groups(client_id, heartbeat, known.heartbeat if known else None)
+        self._clients[client_id].heartbeat = heartbeat
+
+    def on_unregister(self, client_id: str) -> bool:
+        """A client leaves; returns False if nobody knew it."""
+        return self._remove(client_id, "left")
+
+    def on_disconnect(self, peer: bytes, now_ms: int) -> None:
+        """A connection broke; its clients stay members for the time of grace."""
+        for client_id in self._clients_of_peer.pop(peer, ()):
+            self._clients[client_id].lost_at_ms = now_ms
+            self._lost[client_id] = None
+
+    def tick(self, now_ms: int) -> None:
+        """Removes those whose time of grace is over, or who were silent for too long."""
+        # The lost stand in the order in which they were lost.
+        while self._lost:
+            client_id = next(iter(self._lost))
+            lost_at_ms = self._clients[client_id].lost_at_ms
+            assert lost_at_ms is not None
+            if now_ms < lost_at_ms + self._grace_ms:
+                break
+            self._remove(client_id, "lost its connection")
+        if now_ms < self._next_expiry_ms:
+            return
+        self._next_expiry_ms = now_ms + self._expiry_ms // 12
+        silent = [
+            client_id
+            for client_id, client in self._clients.items()
+            if now_ms - client.last_seen_ms >= self._expiry_ms
+        ]
+        for client_id in silent:
+            self._remove(client_id, "was silent for too long")
+
+    def take_notices(self) -> list[Notice]:
+        """Whom to tell of what changed since the last call: all members that are connected."""
+        if not self._changed and not self._returned:
+            return []  # nearly always: this is asked at the end of each turn of the loop
+        owed: dict[tuple[str, str], None] = {}
+        for name in self._changed:
+            group = self._groups.get(name)
+            if group is not None:
+                owed.update(dict.fromkeys((client_id, name) for client_id in group.members))
+        for client_id in self._returned:
+            if client_id in self._clients:
+                consumers = self._clients[client_id].heartbeat.consumers
+                owed.update(dict.fromkeys((client_id, data.group) for data in consumers))
+        self._changed.clear()
+        self._returned.clear()
+        return [
+            Notice(self._clients[client_id].peer, name, self._groups[name].generation)
+            for client_id, name in owed
+            if self._clients[client_id].lost_at_ms is None
+        ]
+
+    def _enter_groups(
+        self, client_id: str, heartbeat: HeartbeatRequest, before: HeartbeatRequest | None
+    ) -> None:
+        wanted = {data.group: data for data in heartbeat.consumers}
+        for data in () if before is None else before.consumers:
+            if data.group not in wanted:
+                self._leave_group(client_id, data.group)
+        for name, data in wanted.items():
+            group = self._groups.setdefault(name, Group(0, {}, {}))
+            is_new = client_id not in group.members
+            group.members[client_id] = data
+            group.check.note(client_id, data)
+            difference = group.check.difference(client_id)
+            if difference:
+                _log.warning("%s", _difference_text(name, client_id, difference))
+            if is_new:
+                self._note_change(name, group)
+                group.joined[client_id] = group.generation
+
+    def _leave_group(self, client_id: str, name: str) -> None:
+        group = self._groups[name]
+        del group.members[client_id]
+        del group.joined[client_id]
+        group.check.drop(client_id)
+        if group.members:
+            self._note_change(name, group)
+        else:
+            del self._groups[name]
+
+    def _note_change(self, name: str, group: Group) -> None:
+        self._generation += 1
+        group.generation = self._generation
+        self._changed[name] = None
+
+    def _remove(self, client_id: str, why: str) -> bool:
+        client = self._clients.pop(client_id, None)
+        if client is None:
+            return False
+        _log.info("client %s %s", client_id, why)
+        self._lost.pop(client_id, None)
+        self._forget_peer(client.peer, client_id)
+        for data in client.heartbeat.consumers:
+            self._leave_group(client_id, data.group)
+        return True
+
+    def _forget_peer(self, peer: bytes, client_id: str) -> None:
+        client_ids = self._clients_of_peer.get(peer)
+        if client_ids is not None:
+            client_ids.discard(client_id)
+            if not client_ids:
+                del self._clients_of_peer[peer]
+
+
+def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
+    """Checks what a client says of itself, before anything of it is believed.
+
+    Raises:
+        InvalidArgument: A name, model or expression that makes no sense, with its place.
+        UnsupportedCommand: An expression language that this broker does not know.
+    """
+    if not 0 < len(heartbeat.client_id) <= MAX_CLIENT_ID_LENGTH:
+        raise InvalidArgument(f"a client id has 1 to {MAX_CLIENT_ID_LENGTH} characters")
+    for name in heartbeat.producer_groups:
+        check_client_group(name)
+    for data in heartbeat.consumers:
+        check_client_group(data.group)
+        if data.message_model not in tuple(MessageModel):
+            raise InvalidArgument(
+                f"group {data.group!r}: message model {data.message_model!r} is none of "
+                f"{', '.join(MessageModel)}"
+            )
+        if data.consume_from_where not in tuple(ConsumeFromWhere):
+            raise InvalidArgument(
+                f"group {data.group!r}: consume_from_where {data.consume_from_where!r} is none "
+                f"of {', '.join(ConsumeFromWhere)}"
+            )
+        for subscription in data.subscriptions:
+            check_topic(subscription.topic)
+            if subscription.expression_type == ExpressionType.PYTHON:
+                check_filter_id(subscription.expression)
+            else:
+                pull_filter(subscription.expression, subscription.expression_type)
+    if len({data.group for data in heartbeat.consumers}) != len(heartbeat.consumers):
+        raise InvalidArgument("a heartbeat names a consumer group twice")
+
+
+def _difference_text(name: str, client_id: str, difference: str) -> str:
+    return (
+        f"consumer group {name}: member {client_id} subscribes differently from the group and "
+        f"will miss messages: {difference}"
+    )
+
+
+GROUPS_SETTLE_MS: Final = 1_500
+"""After an election no group is divided anew for so long: its members come one after the other."""

@@ -1,0 +1,1 @@
+"""Batches of the store that a subscription wants. Pure."""

@@ -1,0 +1,78 @@
+"""The end of a turn of the event loop: what is written together, in which order, and what follows.
+
+Requests of a turn only stage what they want written. At its end everything is put into the store
+at once; nobody is answered before the store has it, and the commit point says that it is safe.
+"""
+
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.features.delays.feature import DelaysFeature
+from mqmesh.roles.broker.features.groups.membership import MembershipFeature
+from mqmesh.roles.broker.features.pulling.feature import PullingFeature
+from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
+from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature
+from mqmesh.roles.broker.writing.send_admission import SendAdmission
+from mqmesh.roles.broker.writing.writes import Writes
+
+
+class WriteTurn:
+    """The program of a master at the end of each turn of the loop.
+
+    Args:
+        core: The core of the broker.
+        writes: Staged batches.
+        admission: Decides which sends have waited for too long.
+        transactions: Decisions about half messages become batches.
+        pulling: Pulls that wait for messages, or for another turn.
+        membership: Notices to members of groups that have changed.
+        delays: The schedule service.
+        replication: Followers.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        writes: Writes,
+        admission: SendAdmission,
+        transactions: TransactionsFeature,
+        pulling: PullingFeature,
+        membership: MembershipFeature,
+        delays: DelaysFeature,
+        replication: ReplicationFeature,
+    ) -> None:
+        self._clock = core.clock
+        self._writes = writes
+        self._admission = admission
+        self._transactions = transactions
+        self._pulling = pulling
+        self._membership = membership
+        self._delays = delays
+        self._replication = replication
+
+    def end(self, turn: BrokerTurn) -> bool:
+        """Writes and answers what the requests of a turn wanted.
+
+        Returns:
+            True if the next turn has to come at once.
+        """
+        # 1. Decide: decisions about half messages become batches of this turn.
+        self._transactions.finish()
+        # 2. Put, acknowledge, wake pulls: one write for everything that was staged.
+        if self._writes.stage.sends:
+            self._admission.frames_taken(turn.readable_ms)
+        self._writes.write()
+        # 3. Answer pulls that waited for this turn, as many as a turn may.
+        pulls_left = self._pulling.begin_turn()
+        # 4. Notify members of groups, and the schedule service.
+        self._membership.send_notices()
+        self._delays.notify_service()
+        # 5. Replicate: followers get what the turn has stored.
+        log_left = self._replication.feed()
+        self._admission.tick_ended(self._clock.monotonic_ms(), turn.readable_ms, turn.drained_ms)
+        return pulls_left or log_left
+
+    def durable(self) -> None:
+        """Answers what waited for the disk: the log was synced further."""
+        self._writes.answer_confirmed()
+        self._delays.notify_service()
+        self._replication.note_durable()

@@ -1,0 +1,355 @@
+"""Writes what a turn has staged, once, and answers when the store has it and it is safe.
+
+Nothing is answered before the commit point says that it is safe, or the time for that is over.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from mqmesh.batch.record_batch import read_header, read_meta
+from mqmesh.errors import MQMeshError, StorageError, StoreClosed, SystemBusy
+from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.commit_point import QueueKey
+from mqmesh.roles.broker.core import Core, store_stopped
+from mqmesh.roles.broker.features.pulling.feature import PullingFeature
+from mqmesh.roles.broker.features.topics.state import Topic, TopicTable
+from mqmesh.roles.broker.staging import (
+    OpenSend,
+    Outcomes,
+    SendStage,
+    fill_in,
+    fill_in_refusal,
+    fill_in_status,
+)
+from mqmesh.roles.broker.writing.send_admission import SendAdmission
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+
+
+class StoredListener(Protocol):
+    """A feature that follows what is stored in a system topic."""
+
+    def on_taken(self) -> None:
+        """Take note that batches which were staged are put now, or refused."""
+
+    def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
+        """Take note of a batch that the store has; monotonic clock."""
+
+    def on_visible(self) -> None:
+        """Take note that more of the topic may be seen than before."""
+
+
+class Writes:
+    """The writes of a turn of the event loop: staged by features, put into the store at once.
+
+    Args:
+        core: The core of the broker.
+        topics: Topics.
+        pulling: Wakes pulls that wait for what was stored.
+        admission: Decides which sends have waited for too long.
+        listeners: Features that follow what is stored in a system topic, by topic.
+
+    Attributes:
+        stage: Batches and sends of this turn.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        pulling: PullingFeature,
+        admission: SendAdmission,
+        listeners: Mapping[str, StoredListener],
+    ) -> None:
+        self.stage = SendStage()
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._commit_point = core.commit_point
+        self._replies = core.replies
+        self._stats = core.stats
+        self._state = core.state
+        self._core = core
+        self._topics = topics
+        self._pulling = pulling
+        self._listeners = listeners
+        self._admission = admission
+
+    def add(
+        self,
+        request: Request,
+        batches: Sequence[BatchToPut],
+        outcomes: list[BatchOutcome | None],
+        size: int,
+    ) -> None:
+        """Stages the batches of a SEND_MESSAGE; writes at once when much is staged.
+
+        Args:
+            request: To be answered when the batches are stored and safe.
+            batches: To be stored, in order: one for each None of ``outcomes``.
+            outcomes: One for each batch of the request; None where the store decides.
+            size: Of the request's body, in bytes.
+        """
+        stage = self.stage
+        stage.batches += batches
+        stage.sends.append(OpenSend(request, outcomes))
+        stage.staged_bytes += size
+        if stage.staged_bytes >= self._settings.now.max_staged_bytes:
+            self.write()
+
+    def put(self, batches: Sequence[BatchToPut], on_stored: Outcomes) -> None:
+        """Stages batches of the broker's own: all or none of them are stored.
+
+        They are not refused for a topic's permission. The store may refuse them (full, too slow),
+        and a stopping broker never calls back for them: who must have them written tries again. In
+        a group that elects its master they are stored once they are confirmed, however long that
+        takes; a master that is deposed refuses them.
+
+        Args:
+            batches: At least one; a missing topic is created.
+            on_stored: Called on the event loop, later, with an outcome for each batch.
+
+        Raises:
+            SystemBusy: A topic is missing, and there are more than a broker may have at all.
+        """
+        for batch in batches:
+            self.ensure_topic(batch.topic, batch.queue_id + 1)
+        outcomes: list[BatchOutcome | None] = [None] * len(batches)
+        self.stage.batches += batches
+        self.stage.sends.append(OpenSend(None, outcomes, on_stored=on_stored))
+        self.stage.staged_bytes += sum(batch.header.total_size for batch in batches)
+
+    def put_encoded(self, batches: Sequence[bytes], on_stored: Outcomes) -> None:
+        """Stages whole, right batches; see ``put``."""
+        self.put([batch_to_put(data) for data in batches], on_stored)
+
+    def ensure_topic(self, name: str, queues: int = 1) -> Topic:
+        """Return a topic of the broker's own; create it if it is missing.
+
+        It is created beyond ``max_topics``, too.
+
+        What was acknowledged may need it. The caller bounds how many topics anybody can have made.
+
+        Args:
+            name: System topics are allowed.
+            queues: To write and to read, when it is new.
+
+        Raises:
+            SystemBusy: There are more topics than a broker may have at all.
+        """
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics.set(TopicConfig(name, queues, queues), self._clock.wall_ms())
+        return topic
+
+    def write(self) -> None:
+        """Writes what is staged, and answers or lets wait; the end of each tick."""
+        if self._state.is_urgent:
+            self._core.write_state()  # what is sent may need it, so that it has to stand in front
+        if not self.stage.sends:
+            return
+        batches, sends = self._take_staged()
+        late = self._admission.count_refused(len(sends), self._clock.monotonic_ms())
+        if late:
+            batches, sends = self._refuse_late(batches, sends, late)
+        try:
+            results = self._store.put(batches, self._clock.wall_ms()) if batches else []
+        except StorageError as error:
+            self._stats.total.put_refused += len(batches)
+            refused = store_stopped(error) if isinstance(error, StoreClosed) else error
+            fill_in_refusal(sends, _outcome_of(refused))
+            for send in sends:
+                self._answer(send)
+            return
+        fill_in(sends, batches, results)
+        safe_offset = self._commit_point.offset()
+        arrived = self._account(batches, results, self._commit_point.shown_offset())
+        for send in sends:
+            if send.end_offset > safe_offset:
+                self._wait(send)
+            else:
+                self._answer_safe(send)
+        for key in arrived:
+            self._pulling.wake(*key)
+
+    def _take_staged(self) -> tuple[list[BatchToPut], list[OpenSend]]:
+        for listener in self._listeners.values():
+            listener.on_taken()
+        return self.stage.take()
+
+    def _refuse_late(
+        self, batches: list[BatchToPut], sends: list[OpenSend], count: int
+    ) -> tuple[list[BatchToPut], list[OpenSend]]:
+        """Refuses the oldest sends; returns what is left.
+
+        Order does not suffer: a producer waits for its answer before it sends to the queue again.
+        """
+        config = self._settings.now
+        late, left = sends[:count], sends[count:]
+        refused = sum(send.outcomes.count(None) for send in late)
+        self._stats.total.busy_refusals += count
+        self._stats.total.put_refused += refused
+        error = SystemBusy(
+            f"the log is too slow for all sends: some waited for {self._admission.longest_wait_ms} "
+            f"ms (wait_time_mills_in_send_queue = {config.wait_time_mills_in_send_queue})",
+            retry_after_ms=config.busy_retry_after_ms,
+        )
+        fill_in_refusal(late, _outcome_of(error))
+        for send in late:
+            self._answer(send)
+        return batches[refused:], left
+
+    def answer_confirmed(self) -> None:
+        """More of the log is safe: answers the sends that waited for it, and wakes pulls."""
+        for send in self._commit_point.confirmed(self._clock.monotonic_ms()):
+            self._answer_safe(send)
+        for key in self._commit_point.arrivals():
+            listener = self._listeners.get(key[0])
+            if listener is not None:
+                listener.on_visible()
+            if key in self._pulling.holds.queues:
+                self._pulling.wake(*key)
+
+    def answer_expired(self, now_ms: int) -> None:
+        """Answers sends that waited for too long; they say who is late.
+
+        None in a group that elects its master: the next election may take back what is not
+        confirmed, so no answer could say that it is stored. Those sends wait until they are
+        confirmed, or until another replica leads, and their producers no longer than their own
+        timeouts.
+        """
+        point = self._commit_point
+        if self._core.leadership is not None:
+            return
+        for send, late in point.expired(now_ms):
+            if late is not None:
+                self._stats.note_unsafe(late.status)
+                remark = f"{late.name} took over {point.timeout_ms} ms ({late.setting})"
+                self._replies.note_refusal(ResponseCode[late.status.name], remark)
+                fill_in_status(send, late.status)
+            self._answer(send)
+
+    def refuse_all(self, error: MQMeshError) -> None:
+        """This broker leads no more: sends that have no answer yet get none but this error.
+
+        What is written of them may be lost, or may be there: who repeats them at the next master
+        does not store them twice.
+        """
+        _, staged = self._take_staged()
+        fill_in_refusal(staged, _outcome_of(error))
+        waiting = self._commit_point.take_all()
+        for send in waiting:
+            # What the broker sent itself is not done, as whoever asked for it hears.
+            send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
+        for send in (*staged, *waiting):
+            if send.request is None:
+                self._answer(send)
+            elif not send.request.command.flags & ONEWAY:
+                self._replies.fail(send.request, error)
+
+    def refuse_waiting(self, error: MQMeshError) -> None:
+        """Fails sends that wait; who repeats them does not store them twice.
+
+        What the broker sent itself waits on: it is reported as done, or not at all.
+        """
+        for send in self._commit_point.take_all():
+            if send.request is None:
+                self._wait(send)
+            else:
+                self._replies.fail(send.request, error)
+
+    def _account(
+        self,
+        batches: list[BatchToPut],
+        results: list[PutResult],
+        shown_offset: int,
+    ) -> dict[QueueKey, None]:
+        """Counts what was stored; returns the queues that somebody waits at and can see it."""
+        arrived: dict[QueueKey, None] = {}
+        total = self._stats.total
+        waited_for = self._pulling.holds.queues
+        for batch, result in zip(batches, results, strict=True):
+            if result.status is not PutStatus.PUT_OK:
+                if result.status is PutStatus.DUPLICATE:
+                    total.put_duplicates += 1
+                else:
+                    total.put_refused += 1
+                continue
+            name, queue_id, header = batch.topic, batch.queue_id, batch.header
+            count, size = header.message_count, header.total_size
+            total.put_batches += 1
+            total.put_messages += count
+            total.put_bytes += size
+            topic = self._topics.get(name)
+            if topic is not None:
+                topic.put_messages += count
+                topic.put_bytes += size
+                topic.sizes.observe(size / count, count)
+                topic.last_update[queue_id] = result.store_timestamp
+            listener = self._listeners.get(name)
+            if listener is not None:
+                listener.on_stored(batch, result, self._clock.monotonic_ms())
+            if result.end_offset > shown_offset:
+                self._commit_point.note_arrival((name, queue_id), result.end_offset)
+            elif waited_for and (name, queue_id) in waited_for:
+                arrived[name, queue_id] = None
+        return arrived
+
+    def _wait(self, send: OpenSend) -> None:
+        if send.request is not None:
+            if send.request.command.flags & ONEWAY:
+                return
+            send.request = send.request.without_frame()
+        self._commit_point.wait(send, send.end_offset, self._clock.monotonic_ms())
+
+    def _answer_safe(self, send: OpenSend) -> None:
+        """Answers a send that is safe, or that nobody is there to make safer."""
+        status = self._commit_point.status_of(send.end_offset)
+        if status and send.request is not None:
+            self._stats.note_unsafe(status)
+            fill_in_status(send, status)
+        self._answer(send)
+
+    def _answer(self, send: OpenSend) -> None:
+        request = send.request
+        outcomes = [outcome for outcome in send.outcomes if outcome is not None]
+        if request is not None and request.command.flags & ONEWAY:
+            self._note_refusals(outcomes)  # nobody else is told
+            return
+        assert len(outcomes) == len(send.outcomes)
+        if request is None:
+            assert send.on_stored is not None
+            send.on_stored(outcomes)
+            return
+        header, remarks = encode_outcomes(outcomes)
+        if remarks:
+            self._note_refusals(outcomes)
+        self._replies.reply(request, Reply(header, (remarks,) if remarks else ()))
+
+    def _note_refusals(self, outcomes: list[BatchOutcome]) -> None:
+        for outcome in outcomes:
+            if outcome.code:
+                self._replies.note_refusal(outcome.code, outcome.remark)
+
+    def refusal_of(self, error: MQMeshError) -> BatchOutcome:
+        """What becomes of a batch that is not stored; counted."""
+        self._stats.total.put_refused += 1
+        return _outcome_of(error)
+
+
+def _outcome_of(error: MQMeshError) -> BatchOutcome:
+    return BatchOutcome(
+        vars(error).get("code") or code_of(error),
+        int(SendStatus.SEND_OK),
+        getattr(error, "retry_after_ms", 0),
+        remark=str(error)[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
+    )
+
+
+def batch_to_put(data: bytes) -> BatchToPut:
+    """Return what the store needs to know of a whole, right batch."""
+    header = read_header(data)
+    meta = read_meta(data, header)
+    return BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes)
