@@ -13,9 +13,11 @@ from mqmesh.errors import (
     MQMeshError,
     QueueFull,
     RequestTimeout,
+    TransportError,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
 from mqmesh.protocol.command import ONEWAY, Command, encode_frame
+from mqmesh.transport.descriptors import shortage
 from mqmesh.transport.interface import Loop, OnDone, Timer
 
 MAX_REQUESTS_WAITING: Final = 100_000
@@ -199,16 +201,18 @@ class RequestTable:
             self._plan_sweep(min(waiting.deadline_ms for waiting in self._waiting.values()))
 
 
-def no_connection(endpoint: str, reason: str = "") -> EndpointUnreachable:
+def no_connection(server: str, reason: str = "") -> TransportError:
     """Returns the error of a request that waited for a connection in vain.
 
     Args:
-        endpoint: Of the server.
+        server: Its endpoint, or another name of it.
         reason: Why there is none, if that is known.
+
+    Returns:
+        TooManyOpenFiles where this process has no descriptor for it, else EndpointUnreachable.
     """
-    return EndpointUnreachable(
-        f"no connection to {endpoint} in time{': ' if reason else ''}{reason}"
-    )
+    text = f"no connection to {server} in time{': ' if reason else ''}{reason}"
+    return shortage(f"a connection to {server}") or EndpointUnreachable(text)
 
 
 def broken(endpoint: str) -> EndpointUnreachable:

@@ -10,7 +10,6 @@ import msgspec
 
 from mqmesh.errors import (
     ClientClosed,
-    EndpointUnreachable,
     InvalidArgument,
     MQMeshError,
     NoRoute,
@@ -30,6 +29,7 @@ from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import SendReplyRequest, SendReplyResponse
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.outbox import Effects, Letter, RequestOutbox
+from mqmesh.transport.requests import no_connection
 
 TRY_MS: Final = 3_000
 """Time for one try to hand a reply to a broker, which waits for up to 2 s for the client."""
@@ -172,7 +172,7 @@ class Replies:
         """There is no connection to a broker: what waits for it looks for another one."""
         effects = Effects()
         for one in self._waiting.pop(broker_name, ()):
-            one.why = EndpointUnreachable(f"there is no connection to broker {broker_name}")
+            one.why = no_connection(f"broker {broker_name}")
             placed = self.place(one)
             if placed is not None:
                 effects.later += placed.later

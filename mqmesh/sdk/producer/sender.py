@@ -9,7 +9,6 @@ from typing import Final, Protocol
 from mqmesh.errors import (
     BrokerError,
     ClientClosed,
-    EndpointUnreachable,
     InvalidArgument,
     MessageIllegal,
     MQMeshError,
@@ -47,6 +46,7 @@ from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.transport.requests import no_connection
 
 _OK: Final = int(ResponseCode.SUCCESS)
 SEND_LATENCY_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0, 200.0, 500.0)
@@ -154,8 +154,8 @@ class Sends:
     def without(self, broker_name: str) -> None:
         """There is no connection to a broker: what is late ends, what may leave it leaves it."""
         now_ms = self._engine.loop.clock.monotonic_ms()
-        error = self._engine.brokers.failures.get(broker_name) or EndpointUnreachable(
-            f"there was no connection to broker {broker_name} in time"
+        error = self._engine.brokers.failures.get(broker_name) or no_connection(
+            f"broker {broker_name}"
         )
         for batch in self._lanes.take_late(broker_name, now_ms):
             self._finish(batch, None, batch.cause or error)

@@ -26,6 +26,7 @@ from mqmesh.protocol.transactions import (
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
+from mqmesh.transport.requests import no_connection
 
 MAX_RUNS: Final = 4_096
 MAX_MESSAGES: Final = 65_536
@@ -126,7 +127,7 @@ class Ends:
 
     def without(self, broker_name: str) -> None:
         """There is no connection to a broker: what is late ends."""
-        gone = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
+        gone = no_connection(f"broker {broker_name}")
         now_ms = self._clock.monotonic_ms()
         late: list[_Item] = []
         with self._lock:

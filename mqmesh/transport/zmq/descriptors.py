@@ -1,17 +1,12 @@
 """Descriptors of files and sockets, and what is raised when the process has none left."""
 
-import errno
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import zmq
 
-from mqmesh.errors import TooManyOpenFiles
-
-_NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE})
+from mqmesh.transport.descriptors import NONE_LEFT, too_many_open_files
 
 
 @contextmanager
@@ -27,14 +22,9 @@ def descriptors_for(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, zmq.ZMQError) as error:
-        if error.errno not in _NONE_LEFT:
+        if error.errno not in NONE_LEFT:
             raise
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        whose = "this process" if error.errno == errno.EMFILE else "the system"
-        raise TooManyOpenFiles(
-            f"{what} cannot be opened: {whose} has no file descriptor left; a process may have "
-            f"{most} (ulimit -n, LimitNOFILE of systemd), and each client takes some 20"
-        ) from error
+        raise too_many_open_files(what, error.errno) from error
 
 
 def check_descriptors(count: int, what: str) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable
+from mqmesh.errors import AuthenticationFailed, ConfigError, TransportError
 from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.requests import no_connection
 
@@ -73,7 +73,7 @@ class HandshakeWatch:
                 self._is_there, self.anew = False, True
         return None
 
-    def no_connection(self) -> EndpointUnreachable:
+    def no_connection(self) -> TransportError:
         """Returns the error for a client that waited for a connection in vain."""
         reason = ""
         if self._failures and self._ring is None:

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import (
-    EndpointUnreachable,
     MQMeshError,
     NotMaster,
     RemoteProtocolError,
@@ -27,6 +26,7 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
 from mqmesh.transport.interface import Condition
+from mqmesh.transport.requests import no_connection
 
 MAX_ENTRIES: Final = 64
 """Of a request: each may cost the broker the decoding of a batch."""
@@ -150,7 +150,7 @@ class SendBacks:
         """There is no connection to a broker: what is not worth waiting ends."""
         if self._may_come(broker_name):
             return None
-        error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
+        error = no_connection(f"broker {broker_name}")
         return self._end(broker_name, error)
 
     def _end(self, broker_name: str, error: MQMeshError) -> Effects | None:
