@@ -31,6 +31,8 @@ HEADERS: Final[dict[RequestCode, type[msgspec.Struct]]] = {
 a folder where the caller says: their headers are garbage here."""
 MOST_BODY_BYTES: Final = 2_000
 MOST_DEPTH: Final = 3
+TREE_SHARE: Final = 0.03
+"""Of the values of a header, those that are of any type; less in its depth."""
 OPAQUE_BIT: Final = 1 << 62
 """In the opaque of what is sent here; a sender may use the others for frames of its own."""
 
@@ -64,6 +66,7 @@ class HostileFrames:
             "damaged batch": self._damaged_batch,
         }
         self._names = list(self.kinds)
+        self._tree_share = TREE_SHARE
 
     def command(self) -> tuple[str, bytes]:
         """The next command.
@@ -169,6 +172,8 @@ class HostileFrames:
 
     def _plausible(self) -> bytes:
         code, kind = self._chance.choice(self._headers)
+        # A header with several lists would hardly ever be whole if each had damaged ones.
+        self._tree_share = self._chance.choice((0.0, TREE_SHARE))
         header = msgspec.msgpack.encode(self._value(kind, 0))
         return self._frame(code, header, self._bytes(MOST_BODY_BYTES))
 
@@ -267,7 +272,7 @@ class HostileFrames:
     def _value(self, kind: msgspec.inspect.Type, depth: int) -> Any:
         """A value of a type, mostly within its bounds."""
         chance = self._chance
-        if chance.random() < 0.03 / (depth + 1):  # else nothing large would be understood
+        if chance.random() < self._tree_share / (depth + 1):
             return self._tree(depth)
         match kind:
             case msgspec.inspect.IntType(ge=least, le=most):
