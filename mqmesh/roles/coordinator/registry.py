@@ -251,7 +251,7 @@ class Watches:
     def __init__(self, most: int) -> None:
         self._most = most
         self._keys: dict[bytes, frozenset[str]] = {}
-        self._peers: dict[str, set[bytes]] = {}
+        self._peers: dict[str, dict[bytes, None]] = {}
         self._touched: dict[bytes, dict[str, None]] = {}
         self.count = 0
 
@@ -272,7 +272,7 @@ class Watches:
         self.count = count
         self._touched[peer] = dict.fromkeys(sorted(wanted))
         for key in wanted:
-            self._peers.setdefault(key, set()).add(peer)
+            self._peers.setdefault(key, {})[peer] = None
 
     def forget(self, peer: bytes) -> None:
         """A connection is gone, or wants to be told of nothing."""
@@ -281,7 +281,7 @@ class Watches:
         self._touched.pop(peer, None)
         for key in keys:
             peers = self._peers[key]
-            peers.discard(peer)
+            peers.pop(peer, None)
             if not peers:
                 del self._peers[key]
 

@@ -151,6 +151,17 @@ def test_who_watches_is_told_the_keys_that_changed_once():
     assert one.watches.take_news() == {PEER: ["a"]}
 
 
+def test_news_go_out_in_the_order_in_which_connections_began_to_watch():
+    """Not in that of a set of their ids, which is another one in each process."""
+    one = registry(max_watches=20)
+    peers = [b"peer %d" % number for number in range(20)]
+    for peer in peers:
+        one.watches.watch(peer, ["a"])
+    one.watches.take_news()
+    change(one, 0, key="a")
+    assert list(one.watches.take_news()) == peers
+
+
 def test_who_is_gone_is_told_nothing_and_takes_no_room():
     one = registry()
     one.watches.watch(PEER, ["a"])
