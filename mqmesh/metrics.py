@@ -1,10 +1,10 @@
-"""Figures: what a process counts and measures, each declared once, with name, kind, unit and help.
+"""Metrics: what a process counts and measures, each declared once, with name, kind, unit and help.
 
-A declaration stands beside the part whose state it reads, as a row of a tuple; a ``FigureBoard``
+A declaration stands beside the part whose state it reads, as a row of a tuple; a ``MetricBoard``
 reads all rows of a process when somebody asks. So counting costs a part an addition to a number
-of its own, and a figure that nobody reads costs nothing.
+of its own, and a metric that nobody reads costs nothing.
 
-    FIGURES: Final[tuple[Measured[Desk], ...]] = (
+    METRICS: Final[tuple[Measured[Desk], ...]] = (
         counter("snapshots_made_total", "snapshots that became whole", lambda desk: desk.made),
     )
 """
@@ -23,7 +23,7 @@ _O = TypeVar("_O")
 _T = TypeVar("_T")
 
 MAX_LABEL_SETS: Final = 1_000
-"""Sets of labels that one figure tells apart, unless a board says otherwise; what is beyond them
+"""Sets of labels that one metric tells apart, unless a board says otherwise; what is beyond them
 is added up as ``OTHER``."""
 LABEL_SETS_PER_PAGE: Final = 1_000
 """A page of a reading ends when so many were looked at, each at up to 2 µs."""
@@ -34,11 +34,11 @@ LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_00
 SIZE_BOUNDS_BYTES: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 """RocketMQ's buckets of message sizes."""
 FOLDED: Final = "folded_label_sets"
-"""Name of the figure that every board has: label sets that went into ``OTHER``."""
+"""Name of the metric that every board has: label sets that went into ``OTHER``."""
 
 
-class FigureKind(enum.StrEnum):
-    """What may be done with a figure."""
+class MetricKind(enum.StrEnum):
+    """What may be done with a metric."""
 
     COUNTER = "counter"
     """Only grows while the process lives."""
@@ -50,8 +50,8 @@ class FigureKind(enum.StrEnum):
     """A state or an identity; nothing to count with."""
 
 
-class Figure(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What one figure is.
+class Metric(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What one metric is.
 
     Attributes:
         name: Unique in its process, lower case with underscores.
@@ -59,15 +59,15 @@ class Figure(msgspec.Struct, array_like=True, frozen=True, gc=False):
         unit: ``bytes``, ``ms``, ``percent``, ``messages``, …; empty where nothing has to be said.
         help: One line.
         labels: Names of its labels; none for most.
-        metric: Its name in RocketMQ 5, empty for what RocketMQ has not.
+        rocketmq_name: Its name in RocketMQ 5, empty for what RocketMQ has not.
     """
 
     name: str
-    kind: FigureKind
+    kind: MetricKind
     unit: str
     help: str
     labels: tuple[str, ...] = ()
-    metric: str = ""
+    rocketmq_name: str = ""
 
 
 class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -110,13 +110,13 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return 0.0
 
 
-FigureValue = int | float | bool | str | Distribution
+MetricValue = int | float | bool | str | Distribution
 """A number where there is something to count or measure, else a text."""
 LabelValues = tuple[str, ...]
 
 
-class FigureSample(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One value of a figure.
+class MetricSample(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One value of a metric.
 
     Attributes:
         labels: Values of its labels, in their order.
@@ -124,19 +124,19 @@ class FigureSample(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     labels: LabelValues
-    value: FigureValue
+    value: MetricValue
 
 
-class FigureReading(msgspec.Struct, array_like=True, frozen=True):
-    """A figure with its values at one moment.
+class MetricReading(msgspec.Struct, array_like=True, frozen=True):
+    """A metric with its values at one moment.
 
     Attributes:
-        figure: Which one.
-        samples: One for a figure without labels, else one for each set of them.
+        metric: Which one.
+        samples: One for a metric without labels, else one for each set of them.
     """
 
-    figure: Figure
-    samples: list[FigureSample]
+    metric: Metric
+    samples: list[MetricSample]
 
 
 class Histogram:
@@ -170,7 +170,7 @@ class Histogram:
 
 
 class Labelled(Generic[_T]):
-    """The values of a figure with labels that has very many: they are read little by little, and
+    """The values of a metric with labels that has very many: they are read little by little, and
     of those beyond the limit nothing is made but their sum.
 
     Args:
@@ -189,7 +189,7 @@ class Labelled(Generic[_T]):
         self._labels = labels
         self._value = value
 
-    def parts(self, most: int) -> Iterator[tuple[int, list[FigureSample]]]:
+    def parts(self, most: int) -> Iterator[tuple[int, list[MetricSample]]]:
         """Samples of so many owners, then one for the others if there are more.
 
         Args:
@@ -201,33 +201,33 @@ class Labelled(Generic[_T]):
         owners = iter(self._owners)
         told = islice(owners, most)
         while samples := [
-            FigureSample(self._labels(one), _read(self._value(one)))
+            MetricSample(self._labels(one), _read(self._value(one)))
             for one in islice(told, LABEL_SETS_PER_PAGE)
         ]:
             yield len(samples), samples
         labels: LabelValues = ()
-        sums: list[FigureValue] = []
+        sums: list[MetricValue] = []
         while others := list(islice(owners, LABEL_SETS_PER_PAGE)):
             labels = labels or (OTHER,) * len(self._labels(others[0]))
             sums.append(_sum([self._value(one) for one in others]))
             yield len(others), []
         if sums:
-            yield 0, [FigureSample(labels, _added_up(sums))]
+            yield 0, [MetricSample(labels, _added_up(sums))]
 
 
-Measurement = FigureValue | Mapping[LabelValues, FigureValue] | Labelled[Any]
-"""A value, or values by label values for a figure that has labels."""
+Measurement = MetricValue | Mapping[LabelValues, MetricValue] | Labelled[Any]
+"""A value, or values by label values for a metric that has labels."""
 
 
 class Measured(msgspec.Struct, Generic[_O], frozen=True):
-    """A declared figure.
+    """A declared metric.
 
     Attributes:
-        figure: What it is.
+        metric: What it is.
         read: Its value, from the part that knows.
     """
 
-    figure: Figure
+    metric: Metric
     read: Callable[[_O], Measurement]
 
 
@@ -238,10 +238,10 @@ def counter(
     *,
     unit: str = "",
     labels: tuple[str, ...] = (),
-    metric: str = "",
+    rocketmq_name: str = "",
 ) -> Measured[_O]:
-    """Declares a figure that only grows; see ``Figure``."""
-    return Measured(Figure(name, FigureKind.COUNTER, unit, help, labels, metric), read)
+    """Declares a metric that only grows; see ``Metric``."""
+    return Measured(Metric(name, MetricKind.COUNTER, unit, help, labels, rocketmq_name), read)
 
 
 def gauge(
@@ -251,10 +251,10 @@ def gauge(
     *,
     unit: str = "",
     labels: tuple[str, ...] = (),
-    metric: str = "",
+    rocketmq_name: str = "",
 ) -> Measured[_O]:
-    """Declares a figure that goes up and down; see ``Figure``."""
-    return Measured(Figure(name, FigureKind.GAUGE, unit, help, labels, metric), read)
+    """Declares a metric that goes up and down; see ``Metric``."""
+    return Measured(Metric(name, MetricKind.GAUGE, unit, help, labels, rocketmq_name), read)
 
 
 def histogram(
@@ -264,63 +264,63 @@ def histogram(
     *,
     unit: str,
     labels: tuple[str, ...] = (),
-    metric: str = "",
+    rocketmq_name: str = "",
 ) -> Measured[_O]:
-    """Declares a figure of ``Distribution`` values; see ``Figure``."""
-    return Measured(Figure(name, FigureKind.HISTOGRAM, unit, help, labels, metric), read)
+    """Declares a metric of ``Distribution`` values; see ``Metric``."""
+    return Measured(Metric(name, MetricKind.HISTOGRAM, unit, help, labels, rocketmq_name), read)
 
 
 def text(name: str, help: str, read: Callable[[_O], str]) -> Measured[_O]:
-    """Declares a state or an identity; see ``Figure``."""
-    return Measured(Figure(name, FigureKind.TEXT, "", help), read)
+    """Declares a state or an identity; see ``Metric``."""
+    return Measured(Metric(name, MetricKind.TEXT, "", help), read)
 
 
-class FigureBoard:
-    """All figures of a process.
+class MetricBoard:
+    """All metrics of a process.
 
     Args:
-        most: Sets of labels that one figure may have in a reading.
+        most: Sets of labels that one metric may have in a reading.
     """
 
     def __init__(self, most: int = MAX_LABEL_SETS) -> None:
         self._most = most
         self._names = {FOLDED}
-        self._readers: list[Callable[[], list[tuple[Figure, Measurement]]]] = []
+        self._readers: list[Callable[[], list[tuple[Metric, Measurement]]]] = []
 
     def add(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
         """Reads these too from now on.
 
         Args:
-            declared: Figures.
+            declared: Metrics.
             look: Called once a reading; what it returns is what they are read from.
         """
         rows = tuple(declared)
         for row in rows:
-            assert row.figure.name not in self._names, f"two figures are {row.figure.name}"
-            self._names.add(row.figure.name)
+            assert row.metric.name not in self._names, f"two metrics are {row.metric.name}"
+            self._names.add(row.metric.name)
 
-        def read() -> list[tuple[Figure, Measurement]]:
+        def read() -> list[tuple[Metric, Measurement]]:
             owner = look()
-            return [(row.figure, row.read(owner)) for row in rows]
+            return [(row.metric, row.read(owner)) for row in rows]
 
         self._readers.append(read)
 
-    def read(self) -> list[FigureReading]:
-        """All figures with their values now, in the order in which they were added."""
+    def read(self) -> list[MetricReading]:
+        """All metrics with their values now, in the order in which they were added."""
         return list(Readings(one for page, _ in self.pages() for one in page))
 
-    def pages(self) -> Iterator[tuple[list[FigureReading], bool]]:
+    def pages(self) -> Iterator[tuple[list[MetricReading], bool]]:
         """The same in pages, none of which takes long; values are those of when it is made.
 
         Returns:
-            Figures, and whether more follow. One with very many sets of labels goes on in the next
+            Metrics, and whether more follow. One with very many sets of labels goes on in the next
             page.
         """
-        page: list[FigureReading] = []
+        page: list[MetricReading] = []
         looked = folded = 0
         for read in self._readers:
-            for figure, measured in read():
-                samples: list[FigureSample] = []
+            for metric, measured in read():
+                samples: list[MetricSample] = []
                 seen = 0
                 for count, part in _parts(measured, self._most):
                     samples += part
@@ -328,33 +328,33 @@ class FigureBoard:
                     looked += count
                     if looked >= LABEL_SETS_PER_PAGE:
                         if samples:
-                            page.append(FigureReading(figure, samples))
+                            page.append(MetricReading(metric, samples))
                         yield page, True
                         page, samples, looked = [], [], 0
                 folded += max(seen - self._most, 0)
-                page.append(FigureReading(figure, samples))
+                page.append(MetricReading(metric, samples))
         told = "sets of labels that this reading adds up as (other)"
         page.append(
-            FigureReading(Figure(FOLDED, FigureKind.GAUGE, "", told), [FigureSample((), folded)])
+            MetricReading(Metric(FOLDED, MetricKind.GAUGE, "", told), [MetricSample((), folded)])
         )
         yield page, False
 
 
 class Readings:
-    """Figures of a process as they were told, by name.
+    """Metrics of a process as they were told, by name.
 
     Args:
         readings: As they came; one that went on in another page comes several times.
     """
 
-    def __init__(self, readings: Iterable[FigureReading]) -> None:
-        self._readings: dict[str, FigureReading] = {}
+    def __init__(self, readings: Iterable[MetricReading]) -> None:
+        self._readings: dict[str, MetricReading] = {}
         for one in readings:
-            known = self._readings.get(one.figure.name)
+            known = self._readings.get(one.metric.name)
             samples = [*known.samples, *one.samples] if known else one.samples
-            self._readings[one.figure.name] = FigureReading(one.figure, samples)
+            self._readings[one.metric.name] = MetricReading(one.metric, samples)
 
-    def __iter__(self) -> Iterator[FigureReading]:
+    def __iter__(self) -> Iterator[MetricReading]:
         return iter(self._readings.values())
 
     def __len__(self) -> int:
@@ -363,40 +363,40 @@ class Readings:
     def __contains__(self, name: object) -> bool:
         return name in self._readings
 
-    def __getitem__(self, name: str) -> FigureValue:
-        """The value of a figure that has no labels.
+    def __getitem__(self, name: str) -> MetricValue:
+        """The value of a metric that has no labels.
 
         Raises:
             KeyError: There is none of that name, or it has labels.
         """
         reading = self._readings[name]
-        if reading.figure.labels:
-            raise KeyError(f"{name} has labels: {', '.join(reading.figure.labels)}")
+        if reading.metric.labels:
+            raise KeyError(f"{name} has labels: {', '.join(reading.metric.labels)}")
         return reading.samples[0].value
 
     def number(self, name: str, *labels: str, default: float | None = None) -> float:
         """A number.
 
         Args:
-            name: Of a figure.
+            name: Of a metric.
             labels: Values of its labels, in their order.
-            default: In place of a figure that is not there; processes of other roles, stores and
+            default: In place of a metric that is not there; processes of other roles, stores and
                 versions have others. None to raise.
 
         Returns:
             Its value; 0 if nothing with these labels has been counted yet.
 
         Raises:
-            KeyError: There is no such figure, or it has more labels, or fewer.
+            KeyError: There is no such metric, or it has more labels, or fewer.
             TypeError: It is a text, or a distribution.
         """
         reading = self._readings.get(name)
         if reading is None:
             if default is not None:
                 return default
-            raise KeyError(f"there is no figure {name!r}")
-        if len(labels) != len(reading.figure.labels):
-            wanted = ", ".join(reading.figure.labels) or "none"
+            raise KeyError(f"there is no metric {name!r}")
+        if len(labels) != len(reading.metric.labels):
+            wanted = ", ".join(reading.metric.labels) or "none"
             raise KeyError(f"{name} has other labels than {labels}; it has {wanted}")
         for sample in reading.samples:
             if sample.labels == labels:
@@ -406,7 +406,7 @@ class Readings:
         return 0
 
 
-def _read(value: int | float | Histogram) -> FigureValue:
+def _read(value: int | float | Histogram) -> MetricValue:
     return value.read() if isinstance(value, Histogram) else value
 
 
@@ -417,25 +417,25 @@ def _sum(values: list[int | float | Histogram]) -> int | float | Distribution:
     return sum(value for value in values if not isinstance(value, Histogram))
 
 
-def _parts(measured: Measurement, most: int) -> Iterator[tuple[int, list[FigureSample]]]:
+def _parts(measured: Measurement, most: int) -> Iterator[tuple[int, list[MetricSample]]]:
     if isinstance(measured, Labelled):
         yield from measured.parts(most)
     elif isinstance(measured, Mapping):
         yield len(measured), _samples(measured, most)
     else:
-        yield 0, [FigureSample((), measured)]
+        yield 0, [MetricSample((), measured)]
 
 
-def _samples(measured: Mapping[LabelValues, FigureValue], most: int) -> list[FigureSample]:
-    samples = [FigureSample(*item) for item in islice(measured.items(), most)]
+def _samples(measured: Mapping[LabelValues, MetricValue], most: int) -> list[MetricSample]:
+    samples = [MetricSample(*item) for item in islice(measured.items(), most)]
     rest = list(islice(measured.items(), most, None))
     if rest:
         labels = (OTHER,) * len(rest[0][0])
-        samples.append(FigureSample(labels, _added_up([value for _, value in rest])))
+        samples.append(MetricSample(labels, _added_up([value for _, value in rest])))
     return samples
 
 
-def _added_up(values: list[FigureValue]) -> FigureValue:
+def _added_up(values: list[MetricValue]) -> MetricValue:
     parts = [value for value in values if isinstance(value, Distribution)]
     if parts:
         return reduce(Distribution.__add__, parts)

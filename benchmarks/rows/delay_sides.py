@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from mqmesh.figures import Readings
 from mqmesh.message import Message
+from mqmesh.metrics import Readings
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions

@@ -4,7 +4,7 @@ import random
 import time
 from typing import Final
 
-from mqmesh.figures import Readings
+from mqmesh.metrics import Readings
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.units import MIB

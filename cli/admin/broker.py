@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from mqmesh.figures import Distribution, FigureReading, FigureValue
+from mqmesh.metrics import Distribution, MetricReading, MetricValue
 from mqmesh.protocol.admin import MAX_QUEUE_ENTRIES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
@@ -34,7 +34,7 @@ _CLIENTS: Final = (
 @namesrv_option
 @json_option
 def show(name: str, namesrv: str, as_json: bool) -> int:
-    """Show the broker NAME: where it is, how it is, and its figures.
+    """Show the broker NAME: where it is, how it is, and its metrics.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
             known = ", ".join(sorted(groups)) or "none"
             tell_error(f"no broker group {name!r}; there are {known}")
             return ExitCode.FAILED
-        figures = admin.runtime_info(name)[name]
+        metrics = admin.runtime_info(name)[name]
     group = groups[name]
     infos = {
         broker_id: ping_role(namesrv, address.tcp)
@@ -65,7 +65,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
         for broker_id, info in infos.items()
     ]
     if as_json:
-        print_json({"broker_name": name, "members": members, "figures": figures_as_json(figures)})
+        print_json({"broker_name": name, "members": members, "metrics": metrics_as_json(metrics)})
         return ExitCode.OK
     for one in members:
         say(
@@ -73,8 +73,8 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
             f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
         )
     print_table(
-        ("FIGURE", "OF", "VALUE", "UNIT"),
-        figure_rows(figures),
+        ("METRIC", "OF", "VALUE", "UNIT"),
+        metric_rows(metrics),
         optional=("UNIT",),
     )
     return ExitCode.OK
@@ -250,40 +250,40 @@ def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:
         )
 
 
-def figures_as_json(readings: Iterable[FigureReading]) -> dict[str, Any]:
-    """Figures by name: what each is, and its ``value``, or ``values`` with their labels."""
+def metrics_as_json(readings: Iterable[MetricReading]) -> dict[str, Any]:
+    """Metrics by name: what each is, and its ``value``, or ``values`` with their labels."""
     shown: dict[str, Any] = {}
-    for figure, samples in ((one.figure, one.samples) for one in readings):
-        told: dict[str, Any] = {"kind": figure.kind, "unit": figure.unit, "help": figure.help}
-        if figure.metric:
-            told["metric"] = figure.metric
+    for metric, samples in ((one.metric, one.samples) for one in readings):
+        told: dict[str, Any] = {"kind": metric.kind, "unit": metric.unit, "help": metric.help}
+        if metric.rocketmq_name:
+            told["rocketmq_name"] = metric.rocketmq_name
         values = [_plain(one.value) for one in samples]
-        if figure.labels:
-            labels = [dict(zip(figure.labels, one.labels, strict=True)) for one in samples]
+        if metric.labels:
+            labels = [dict(zip(metric.labels, one.labels, strict=True)) for one in samples]
             pairs = zip(labels, values, strict=True)
             told["values"] = [{"labels": label, "value": value} for label, value in pairs]
         else:
             (told["value"],) = values
-        shown[figure.name] = told
+        shown[metric.name] = told
     return shown
 
 
-def figure_rows(readings: Iterable[FigureReading]) -> list[tuple[str, str, str, str]]:
-    """Figures for a table: name, labels, value and unit; sorted by name."""
+def metric_rows(readings: Iterable[MetricReading]) -> list[tuple[str, str, str, str]]:
+    """Metrics for a table: name, labels, value and unit; sorted by name."""
     return [
-        (reading.figure.name, " ".join(one.labels), _shown(one.value), reading.figure.unit)
-        for reading in sorted(readings, key=lambda one: one.figure.name)
+        (reading.metric.name, " ".join(one.labels), _shown(one.value), reading.metric.unit)
+        for reading in sorted(readings, key=lambda one: one.metric.name)
         for one in reading.samples
     ]
 
 
-def _plain(value: FigureValue) -> Any:
+def _plain(value: MetricValue) -> Any:
     if not isinstance(value, Distribution):
         return value
     return {"bounds": value.bounds, "counts": value.counts, "total": value.total}
 
 
-def _shown(value: FigureValue) -> str:
+def _shown(value: MetricValue) -> str:
     if isinstance(value, Distribution):
         middle, high = value.quantile(0.5), value.quantile(0.99)
         return f"{value.count}, half within {middle:g}, 99 % within {high:g}"

@@ -118,7 +118,7 @@ _LOADS: Final = {
     "disk_used_percent": "store_disk_used_percent",
     "oldest_timestamp": "store_oldest_timestamp",
 }
-"""What `--more` tells, and the figures it is taken from."""
+"""What `--more` tells, and the metrics it is taken from."""
 
 
 def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
             readings = admin.role_info(endpoint)
     except MQMeshError:
         return {}
-    return {key: readings.number(figure, default=0) for key, figure in _LOADS.items()}
+    return {key: readings.number(metric, default=0) for key, metric in _LOADS.items()}
 
 
 def _print_more(rows: Iterable[dict[str, Any]]) -> None:
@@ -213,7 +213,7 @@ _REPORTED: Final = (
     "get_bytes_total", "store_disk_bytes", "store_disk_used_percent", "store_segments",
     "store_oldest_timestamp", "topics", "subscription_groups", "consumer_offsets", "uptime_ms",
 )  # fmt: skip
-"""Figures of a report."""
+"""Metrics of a report."""
 
 
 def _report_on(namesrv: str, name: str) -> dict[str, Any]:
@@ -227,8 +227,8 @@ def _report_on(namesrv: str, name: str) -> dict[str, Any]:
     except (MQMeshError, KeyError):
         return row
     versions = Counter(f"{one.language} {one.version}".strip() for one in clients)
-    figures = {one: readings.number(one, default=0) for one in _REPORTED}
-    return row | {"version": version, "clients": dict(sorted(versions.items())), **figures}
+    metrics = {one: readings.number(one, default=0) for one in _REPORTED}
+    return row | {"version": version, "clients": dict(sorted(versions.items())), **metrics}
 
 
 def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:

@@ -6,7 +6,7 @@ from mqmesh.protocol.replication import HaSettings, HaStatus
 from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
 
 from ..render import print_json, print_table, say, timestamp
-from .broker import figures_as_json
+from .broker import metrics_as_json
 
 
 def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
@@ -131,7 +131,7 @@ def _as_map(report: ReplicaReport) -> dict[str, object]:
         told["followers"] = [
             {name: getattr(one, name) for name in one.__struct_fields__} for one in status.replicas
         ]
-        told["figures"] = figures_as_json(report.figures)
+        told["metrics"] = metrics_as_json(report.metrics)
     return told
 
 

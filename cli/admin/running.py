@@ -7,7 +7,7 @@ import msgspec
 
 from mqmesh.errors import ClientNotOnline, NoPermission, UnsupportedCommand
 from mqmesh.message import retry_topic
-from mqmesh.protocol.asking import NEVER, RunningInfo
+from mqmesh.protocol.client_rpc import NEVER, RunningInfo
 from mqmesh.protocol.membership import TopicConsumption
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.members import MemberClient

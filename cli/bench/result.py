@@ -111,8 +111,8 @@ RATE_HEAD = ("CLIENT", "MESSAGES", "FAILED", "SECONDS", "MESSAGES/S", "MIB/S", "
 def latency_rows(result: BenchResult) -> list[tuple[str, ...]]:
     """Rows of a table: what was timed, and its percentiles in milliseconds."""
     return [
-        (name, *(f"{value:.3f}" for value in figures.values()))
-        for name, figures in result.latency_ms.items()
+        (name, *(f"{value:.3f}" for value in metrics.values()))
+        for name, metrics in result.latency_ms.items()
     ]
 
 

@@ -144,7 +144,7 @@ class BenchRun:
         return self.report
 
 
-class Maker:
+class MessageSource:
     """Makes the messages of a task."""
 
     def __init__(self, task: BenchTask) -> None:
@@ -173,7 +173,7 @@ class Maker:
 
 def send(task: BenchTask, orders: Orders) -> ClientReport:
     """Sends as fast as it goes, or at a rate; every outcome is looked at."""
-    maker = Maker(task)
+    maker = MessageSource(task)
     # At a low rate outcomes are to be seen at once.
     full = max(min(CHUNK_MESSAGES, int(task.rate / 10)), 1) if task.rate else CHUNK_MESSAGES
     with _producer(task) as producer:
@@ -258,7 +258,7 @@ class Window:
 
 def send_each(task: BenchTask, orders: Orders) -> ClientReport:
     """One synchronous send after the other, each timed; its body carries the time."""
-    maker = Maker(task)
+    maker = MessageSource(task)
     with _producer(task) as producer:
         producer.fetch_publish_queues(task.topic, timeout_ms=TOPIC_TIMEOUT_MS)
         for number in range(WARM_UP_SENDS):

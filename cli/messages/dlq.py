@@ -22,7 +22,7 @@ from mqmesh.sdk.admin.dead_letters import (
     DeadLetter,
     DeadLetterClient,
     DeadLetterFilter,
-    GroupLetters,
+    GroupDeadLetters,
     OnProgress,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -361,7 +361,7 @@ def _filter(
     )
 
 
-def _show_groups(groups: dict[str, GroupLetters], as_json: bool) -> None:
+def _show_groups(groups: dict[str, GroupDeadLetters], as_json: bool) -> None:
     if as_json:
         print_json(
             [

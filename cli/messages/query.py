@@ -11,7 +11,7 @@ import msgspec
 from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
 from mqmesh.message import StoredMessage
-from mqmesh.protocol.asking import HandedResult
+from mqmesh.protocol.client_rpc import HandedResult
 from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.members import MemberClient

@@ -33,11 +33,11 @@ from mqmesh.roles.supervisor.run_file import (
     supervisor_pid,
 )
 from mqmesh.roles.supervisor.supervisor import Supervisor
-from mqmesh.roles.supervisor.supervisor_figures import read_figures
+from mqmesh.roles.supervisor.supervisor_metrics import read_metrics
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, client_transport
 
-from ..admin.broker import figures_as_json
+from ..admin.broker import metrics_as_json
 from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
@@ -201,7 +201,7 @@ def status(
                 "namesrv": record.namesrv if record else "",
                 "uptime_ms": uptime_ms,
                 "roles": rows,
-                "figures": figures_as_json(read_figures(record, now_ms)) if record else {},
+                "metrics": metrics_as_json(read_metrics(record, now_ms)) if record else {},
             }
         )
     elif not pid:

@@ -97,7 +97,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             wait until there is one.
         coordinator: Keeps the records of broker groups that elect their master; run where there is
             one (``ha.mode`` ``auto``) that uses an embedded coordinator on this port.
-        exporter: Figures for Prometheus, where it is enabled; it asks the processes of this file.
+        exporter: Metrics for Prometheus, where it is enabled; it asks the processes of this file.
         monitor: Alarms, where it is enabled; it watches the processes of this file, and keeps what
             it has seen below ``data_dir`` unless it says another ``state_file``.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they

@@ -17,7 +17,11 @@ COLUMNS = ("SINCE", "SEVERITY", "ALARM", "WHAT IS WRONG")
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Look once; exit code 1 if there are alarms, 0 if not.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="ClusterObservation once; exit code 1 if there are alarms, 0 if not.",
+)
 @process_options
 @namesrv_option
 @json_option

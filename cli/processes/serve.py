@@ -329,7 +329,7 @@ def coordinator(process: ProcessOptions) -> int:
 @namesrv_option
 @click.pass_context
 def exporter(context: click.Context, process: ProcessOptions, namesrv: str) -> int:
-    """Run an exporter, from which Prometheus gets the figures of a cluster.
+    """Run an exporter, from which Prometheus gets the metrics of a cluster.
 
     It asks name servers and brokers when Prometheus asks it, at http://127.0.0.1:5557/metrics.
 

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.figures import FigureReading
+from mqmesh.metrics import MetricReading
 from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.route import Name, TopicConfig
 from mqmesh.units import MAX_OFFSET
@@ -120,13 +120,13 @@ class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A page of what a process counts and measures; ``docs/operations.md`` lists it.
 
     Attributes:
-        figures: Each with its values; those of one process may come in several answers.
+        metrics: Each with its values; those of one process may come in several answers.
         listing: Of this reading; if it is not the one that was asked for, that one is forgotten,
             and this page is the first of a new one.
         next_place: What to ask for next; -1 at the end.
     """
 
-    figures: Annotated[list[FigureReading], msgspec.Meta(max_length=1_024)]
+    metrics: Annotated[list[MetricReading], msgspec.Meta(max_length=1_024)]
     listing: int = 0
     next_place: int = -1
 

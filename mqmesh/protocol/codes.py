@@ -69,7 +69,7 @@ class RequestCode(enum.IntEnum):
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     CLONE_GROUP_OFFSET = 314
 
-    # Broker: one consumer, for administrators; see ``protocol/asking.py``.
+    # Broker: one consumer, for administrators; see ``protocol/client_rpc.py``.
     GET_CONSUMER_RUNNING_INFO = 307
     CONSUME_MESSAGE_DIRECTLY = 309
     ASK_CLIENT = 1_090

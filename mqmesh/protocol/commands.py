@@ -14,7 +14,7 @@ import msgspec
 
 from mqmesh.protocol import (
     admin,
-    asking,
+    client_rpc,
     coordination,
     filters,
     groups,
@@ -315,11 +315,11 @@ _ROWS: Final = (
          groups.ConsumerOffsetReset, oneway=True),
     # One consumer, for administrators.
     _row(C.GET_CONSUMER_RUNNING_INFO, BROKER, ADMIN, "", "group",
-         asking.RunningInfoRequest, asking.RunningInfo),
+         client_rpc.RunningInfoRequest, client_rpc.RunningInfo),
     _row(C.CONSUME_MESSAGE_DIRECTLY, BROKER, ADMIN, LOOKED_UP, "group",
-         asking.HandToRequest, asking.HandedOver),
-    _row(C.ASK_CLIENT, CLIENT, INTERNAL, "", "", asking.AskClient, oneway=True),
-    _row(C.ANSWER_OF_CLIENT, BROKER, NONE, "", "", asking.ClientAnswer, oneway=True),
+         client_rpc.HandToRequest, client_rpc.HandedOver),
+    _row(C.ASK_CLIENT, CLIENT, INTERNAL, "", "", client_rpc.AskClient, oneway=True),
+    _row(C.ANSWER_OF_CLIENT, BROKER, NONE, "", "", client_rpc.ClientAnswer, oneway=True),
     # Topics and the broker, for administrators.
     _row(C.UPDATE_AND_CREATE_TOPIC, BROKER, ADMIN, "config.topic", "",
          admin.UpdateTopicRequest, route.TopicConfig),

@@ -96,7 +96,7 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
 
 
 class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to OPEN_REPLICATION; with ``COPY`` the body is an encoded ``LogBeginning``.
+    """Answer to OPEN_REPLICATION; with ``COPY`` the body is an encoded ``LogStart``.
 
     Attributes:
         mode: ``ReplicationMode``.

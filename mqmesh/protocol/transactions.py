@@ -55,7 +55,7 @@ class HalfState(enum.IntEnum):
     PENDING = 0
     """Nobody has decided yet."""
     PARKED = 1
-    """Asked about as often as allowed, in vain; nobody is asked any more."""
+    """CheckedMessages about as often as allowed, in vain; nobody is asked any more."""
 
 
 class End(msgspec.Struct, frozen=True, gc=False):

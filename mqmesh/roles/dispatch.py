@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NoPermission
-from mqmesh.figures import (
+from mqmesh.metrics import (
     LATENCY_BOUNDS_MS,
     Distribution,
     Histogram,
@@ -318,7 +318,7 @@ def _latency_by_command(
     }
 
 
-FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
+METRICS: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
     counter(
         "command_requests_total",
         "requests that were served",
@@ -344,7 +344,7 @@ FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         _latency_by_command,
         unit="ms",
         labels=("request_code", "is_long_polling", "response_code"),
-        metric="rocketmq_rpc_latency_milliseconds",
+        rocketmq_name="rocketmq_rpc_latency_milliseconds",
     ),
     gauge(
         "command_longest_ms",

@@ -1,11 +1,11 @@
-"""Figures of an index: those that its process tells, and its broker by what that said last."""
+"""Metrics of an index: those that its process tells, and its broker by what that said last."""
 
 from typing import Final
 
-from mqmesh.figures import Measured, counter, gauge
+from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.protocol.queries import IndexProgress
 
-INDEX_FIGURES: Final[tuple[Measured[IndexProgress], ...]] = (
+INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
     gauge(
         "index_missing_bytes",
         "bytes of the log that a query would not search",

@@ -23,7 +23,7 @@ Keep = Callable[[dict[str, str], OnKept], None]
 _log = logging.getLogger(__name__)
 
 
-class SettingsDesk:
+class SettingsService:
     """Changes settings, one change after the other: on disk first, in force then, answered last.
 
     Args:

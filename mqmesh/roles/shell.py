@@ -1,4 +1,4 @@
-"""What every role's server has: its command server with PING, its timers, figures, and an end."""
+"""What every role's server has: its command server with PING, its timers, metrics, and an end."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -6,11 +6,11 @@ from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
 from mqmesh.errors import UnsupportedCommand
-from mqmesh.figures import (
+from mqmesh.metrics import (
     MAX_LABEL_SETS,
-    FigureBoard,
-    FigureReading,
     Measured,
+    MetricBoard,
+    MetricReading,
     counter,
     gauge,
     text,
@@ -40,9 +40,9 @@ def _no_access_list(request: Request, asked: object) -> Reply:
 
 
 class _Reading:
-    """Figures that somebody asks for in pages, and how many he has."""
+    """Metrics that somebody asks for in pages, and how many he has."""
 
-    def __init__(self, pages: Iterator[tuple[list[FigureReading], bool]]) -> None:
+    def __init__(self, pages: Iterator[tuple[list[MetricReading], bool]]) -> None:
         self.pages = pages
         self.place = 0
 
@@ -61,7 +61,7 @@ class RoleShell:
         name: Of the instance.
         transport: Of the process.
         clock: Source of time, the transport's by default.
-        max_label_sets: Sets of labels that one figure tells apart.
+        max_label_sets: Sets of labels that one metric tells apart.
 
     Attributes:
         state: ``starting``, ``recovering``, ``running``, ``stopping``.
@@ -100,13 +100,13 @@ class RoleShell:
             self._audit_log = AuditLog(path, f"{word} {name}", self._clock, self._address_of)
             self.dispatch.audit = self._audit_log.note
         self.on_access_change: Callable[[], None] | None = None
-        self._board = FigureBoard(max_label_sets)
+        self._board = MetricBoard(max_label_sets)
         self._readings = Listings[_Reading]()
-        self.tell(_PROCESS_FIGURES, lambda: self)
-        self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
+        self.tell(_PROCESS_METRICS, lambda: self)
+        self.tell(dispatching.METRICS, lambda: self.dispatch.counts)
         if guard is not None:
-            self.tell(guarding.FIGURES, lambda: guard)
-            self.tell(quotas.FIGURES, lambda: guard.quotas)
+            self.tell(guarding.METRICS, lambda: guard)
+            self.tell(quotas.METRICS, lambda: guard.quotas)
 
     @property
     def uptime_ms(self) -> int:
@@ -153,14 +153,14 @@ class RoleShell:
             self.dispatch.keep(self.access.handlers)
             self.every(LOOK_MS, self._review)
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
-        self.tell(_CONNECTION_FIGURES, self._opened)
+        self.tell(_CONNECTION_METRICS, self._opened)
         return self.server
 
     def tell(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
-        """Tells these figures too, to whoever asks.
+        """Tells these metrics too, to whoever asks.
 
         Args:
-            declared: Figures.
+            declared: Metrics.
             look: Called once for each answer; what it returns is what they are read from.
         """
         self._board.add(declared, look)
@@ -224,12 +224,12 @@ class RoleShell:
         listing, told = asked.listing, self._readings.take(asked.listing)
         if told is None or told.place != asked.place:
             listing, told = 0, _Reading(self._board.pages())
-        figures, more = next(told.pages)
+        metrics, more = next(told.pages)
         told.place += 1
         if not more:
-            return RuntimeInfo(figures, listing)
+            return RuntimeInfo(metrics, listing)
         listing = self._readings.keep(listing, told)
-        return RuntimeInfo(figures, listing, told.place)
+        return RuntimeInfo(metrics, listing, told.place)
 
     def _review(self) -> None:
         assert self.access is not None
@@ -252,7 +252,7 @@ def _cpu_ms() -> int:
     return round((took.user + took.system) * 1_000)
 
 
-_PROCESS_FIGURES: Final[tuple[Measured[RoleShell], ...]] = (
+_PROCESS_METRICS: Final[tuple[Measured[RoleShell], ...]] = (
     text("state", "starting, recovering, running, stopping", lambda shell: shell.state),
     gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms, unit="ms"),
     gauge("pid", "process id", lambda shell: os.getpid()),
@@ -272,7 +272,7 @@ _PROCESS_FIGURES: Final[tuple[Measured[RoleShell], ...]] = (
     ),
 )
 
-_CONNECTION_FIGURES: Final[tuple[Measured[Server], ...]] = (
+_CONNECTION_METRICS: Final[tuple[Measured[Server], ...]] = (
     gauge("connections", "peers that are connected", lambda server: server.peer_count),
     counter("requests_total", "requests that came", lambda server: server.requests),
     counter(

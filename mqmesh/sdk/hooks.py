@@ -14,9 +14,9 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.failure_text import error_to_log
-from mqmesh.figures import Measured, counter
 from mqmesh.message import Message, MessageQueue, StoredMessage, describe, format_message_id
 from mqmesh.message_checks import check_not_reserved, check_properties
+from mqmesh.metrics import Measured, counter
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision
 
@@ -337,6 +337,6 @@ def make_hook_calls(
     return HookCalls([*hooks, *own], group) if hooks or own else None
 
 
-HOOK_FIGURES: Final[tuple[Measured[HookCalls], ...]] = (
+HOOK_METRICS: Final[tuple[Measured[HookCalls], ...]] = (
     counter("hook_failures_total", "errors that hooks raised", lambda calls: calls.failures),
 )

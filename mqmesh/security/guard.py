@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.errors import NoPermission, TopicNotFound
-from mqmesh.figures import Measured, counter
 from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.metrics import Measured, counter
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, Right
 from mqmesh.protocol.groups import only_looks
@@ -220,7 +220,7 @@ def _require(verdict: Judgement, name: str, action: str, kind: str, what: str) -
         )
 
 
-FIGURES: Final[tuple[Measured[Guard], ...]] = (
+METRICS: Final[tuple[Measured[Guard], ...]] = (
     counter(
         "refused_connections_total",
         "connections whose keys the access list does not know",

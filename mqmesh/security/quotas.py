@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import LabelValues, Measured, counter
+from mqmesh.metrics import LabelValues, Measured, counter
 from mqmesh.security.access_list import User
 from mqmesh.token_bucket import TokenBucket
 
@@ -150,7 +150,7 @@ def _of_flows(quotas: Quotas, name: str) -> dict[LabelValues, int]:
     }
 
 
-FIGURES: Final[tuple[Measured[Quotas], ...]] = (
+METRICS: Final[tuple[Measured[Quotas], ...]] = (
     counter(
         "quota_messages_total",
         "messages of users with a quota",

@@ -194,7 +194,7 @@ class LogChunk(msgspec.Struct, frozen=True, gc=False):
     data: Buffer
 
 
-class QueueBeginning(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class QueueStart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a queue begins that has no message in the log any more.
 
     Attributes:
@@ -211,7 +211,7 @@ class QueueBeginning(msgspec.Struct, array_like=True, frozen=True, gc=False):
 MOST_QUEUE_BEGINNINGS: Final = 2_000_000
 
 
-class LogBeginning(msgspec.Struct, array_like=True, frozen=True):
+class LogStart(msgspec.Struct, array_like=True, frozen=True):
     """What a copy of a log begins with. Array positions are on the wire and never change.
 
     All that is derived from a log comes with its records, but for three things: whose log it is,
@@ -231,7 +231,7 @@ class LogBeginning(msgspec.Struct, array_like=True, frozen=True):
     segment_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)]
     log_start: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
     epochs: Annotated[list[EpochStart], msgspec.Meta(max_length=10_000)]
-    queues: Annotated[list[QueueBeginning], msgspec.Meta(max_length=MOST_QUEUE_BEGINNINGS)]
+    queues: Annotated[list[QueueStart], msgspec.Meta(max_length=MOST_QUEUE_BEGINNINGS)]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -629,7 +629,7 @@ class ReplicableLog(Protocol):
     def identity(self) -> LogIdentity:
         """Whose log it is, and which part of it there is."""
 
-    def beginning(self) -> LogBeginning:
+    def beginning(self) -> LogStart:
         """What a new copy of the log begins with; the records follow by ``append_raw``.
 
         Hold ``log_start`` by ``keep_from`` until the copy has come further.

@@ -18,7 +18,7 @@ from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log.marker import MarkerKind, encode_marker
+from mqmesh.storage.log.control_record import ControlKind, encode_control_record
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch
 
@@ -249,9 +249,9 @@ def test_a_record_of_a_later_version_is_left_alone(files: StoreFiles) -> None:
 
 def test_a_marker_of_a_later_program_is_left_alone(files: StoreFiles) -> None:
     crashed, offsets = synced_but_not_dispatched(files)
-    kind = MarkerKind.EPOCH
+    kind = ControlKind.EPOCH
     marker = bytearray(
-        encode_marker(
+        encode_control_record(
             kind,
             commitlog_offset=offsets[5],
             epoch=1,

@@ -12,7 +12,7 @@ from mqmesh.batch.record_batch import HEADER_SIZE, read_header
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.index.dispatcher_reader import LogReader
-from mqmesh.storage.log.marker import MarkerKind, encode_marker
+from mqmesh.storage.log.control_record import ControlKind, encode_control_record
 from mqmesh.storage.log.scan import LogScanner
 from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import read_store_key
@@ -58,8 +58,8 @@ def batch(
 def marker(known: Known, at: int, kind: int, data: bytes = b"", *, epoch: int = 0) -> bytes:
     """A forged marker for a place in the log."""
     made = bytearray(
-        encode_marker(
-            MarkerKind.EPOCH,
+        encode_control_record(
+            ControlKind.EPOCH,
             commitlog_offset=at,
             epoch=known.epoch + epoch,
             store_id=known.store_id,
@@ -85,10 +85,10 @@ def forgeries(known: Known, start: int) -> bytes:
         lambda at: batch(known, at, check=old[40:48]),
         lambda at: old,
         lambda at: batch(known, at, version=2),
-        lambda at: marker(known, at, MarkerKind.EPOCH, epoch=1000),
-        lambda at: marker(known, at, MarkerKind.TOPIC_DELETED, b"topic"),
+        lambda at: marker(known, at, ControlKind.EPOCH, epoch=1000),
+        lambda at: marker(known, at, ControlKind.TOPIC_DELETED, b"topic"),
         lambda at: marker(known, at, 99),
-        lambda at: marker(known, at, MarkerKind.END),
+        lambda at: marker(known, at, ControlKind.END),
         lambda at: batch(known, at),
     ]
     for make in makers:

@@ -16,11 +16,11 @@ from harness.store_files import PATIENCE_SECONDS, StoreFiles, deliverable, put_b
 from mqmesh.errors import RemoteProtocolError, StoreLocked
 from mqmesh.storage.commitlog.log_copy import (
     begin_copy,
-    decode_beginning,
-    encode_beginning,
+    decode_log_start,
+    encode_log_start,
 )
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import LogBeginning
+from mqmesh.storage.interface import LogStart
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
 
@@ -70,9 +70,9 @@ def replicated_state(store: CommitLogStore) -> object:
     return queues, {key: window for key, window in windows.items() if window}, epochs
 
 
-def beginning_of(store: CommitLogStore) -> LogBeginning:
+def beginning_of(store: CommitLogStore) -> LogStart:
     """By the wire."""
-    return decode_beginning(encode_beginning(store.beginning()))
+    return decode_log_start(encode_log_start(store.beginning()))
 
 
 def test_a_copy_of_a_log_that_begins_late_has_all_that_its_leader_has(leader, follower_files):
@@ -146,4 +146,4 @@ def test_a_half_made_copy_is_no_store_of_another_log(leader, follower_files):
 @pytest.mark.parametrize("data", [b"", b"\x90", b"\xff", msgspec.msgpack.encode([b"x", 1])])
 def test_what_is_no_beginning_is_refused(data):
     with pytest.raises(RemoteProtocolError):
-        decode_beginning(data)
+        decode_log_start(data)

@@ -14,7 +14,7 @@ from mqmesh.storage.commitlog import checkpointer
 from mqmesh.storage.commitlog.checkpoint import CheckpointFile
 from mqmesh.storage.commitlog.checkpointer import MOST_SYNCED_AT_CLOSE
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.log.marker import MarkerKind, decode_marker
+from mqmesh.storage.log.control_record import ControlKind, decode_control_record
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE
 
 PAGE = 4096
@@ -211,7 +211,7 @@ def test_the_first_record_behind_a_power_cut_tells_of_the_new_epoch(files: Store
     recovered = after.open()
     assert recovered.stats().max_commitlog_offset == place
     put_bodies(recovered, ["new"])
-    marker = decode_marker(after.read(place, 48))
-    assert (marker.kind, marker.epoch) == (MarkerKind.EPOCH, store.epoch() + 1)
+    marker = decode_control_record(after.read(place, 48))
+    assert (marker.kind, marker.epoch) == (ControlKind.EPOCH, store.epoch() + 1)
     assert deliverable(recovered) == {0: "kept", 1: "new"}
     after.close()

@@ -18,7 +18,7 @@ from mqmesh.storage.commitlog.cut_files import KEPT_MS, remove_old_cuts
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, LogChunk, PutStatus
 from mqmesh.storage.log.commitlog import CommitLog
-from mqmesh.storage.log.marker import MarkerKind, decode_marker
+from mqmesh.storage.log.control_record import ControlKind, decode_control_record
 from mqmesh.storage.log.tail_cut import TailCut
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.testing.store_contract import NOW, make_batch
@@ -173,8 +173,8 @@ def test_a_leader_notes_its_epoch_before_its_first_record_and_a_follower_with_it
     put_bodies(pair.leader, ["one"])
     place = end_of(pair.leader)
     pair.leader.begin_epoch(7, b"replica 2")
-    marker = decode_marker(pair.leader_files.read(place, 57))
-    assert (marker.kind, marker.epoch, marker.data) == (MarkerKind.EPOCH, 7, b"replica 2")
+    marker = decode_control_record(pair.leader_files.read(place, 57))
+    assert (marker.kind, marker.epoch, marker.data) == (ControlKind.EPOCH, 7, b"replica 2")
     assert pair.leader.epochs() == [EpochStart(1, 0), EpochStart(7, place)]
     for low in (1, 7):
         with pytest.raises(StorageError, match="cannot follow epoch 7"):

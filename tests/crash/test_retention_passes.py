@@ -15,7 +15,7 @@ from mqmesh.errors import DiskFull, OffsetOutOfRange
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.disk_space import Space
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log.beginning import read_log_beginning
+from mqmesh.storage.log.log_start import read_log_start
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import CommitLogOffset
@@ -105,7 +105,7 @@ def test_what_retention_removed_is_not_lost(kept: Kept) -> None:
     kept.put(6)
     kept.make_durable()
     assert len(kept.segments()) >= 3
-    begins = read_log_beginning(kept.files.directory / "log-beginning")
+    begins = read_log_start(kept.files.directory / "log-beginning")
     assert begins == kept.store.stats().min_commitlog_offset > 0
     kept.reopen()
     assert kept.store.stats().damaged == []

@@ -61,11 +61,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         report: The checker's.
-        figures: What was measured, by name.
+        metrics: What was measured, by name.
     """
 
     report: Report
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
@@ -97,12 +97,12 @@ def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
             scene.wait_progress()
             silences.append(time.monotonic() - began)
             scene.outages.append(Outage("a killed broker", silences[-1] * 1_000, BACK_MS))
-        figures = {
+        metrics = {
             "kills": len(scene.kills_ms),
             "clients killed": scene.clients_killed,
             "longest silence in s": max(silences),
         }
-        return Outcome(scene.finish(), figures)
+        return Outcome(scene.finish(), metrics)
 
 
 def _replace(scene: Scene, kind: str) -> None:
@@ -266,20 +266,20 @@ def run_one(
         os.environ[CREDENTIALS_VARIABLE] = str(secured_folder(folder) / f"{CLIENT}.toml")
     try:
         outcome = SCENARIOS[name](folder, seed, rounds)
-        good, text, figures = outcome.report.good, outcome.report.text(), outcome.figures
+        good, text, metrics = outcome.report.good, outcome.report.text(), outcome.metrics
     except (AssertionError, RuntimeError, MQMeshError) as error:
-        good, text, figures = False, f"{type(error).__name__}: {error}", {}
+        good, text, metrics = False, f"{type(error).__name__}: {error}", {}
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     took_s = time.monotonic() - began
-    measured = "; ".join(f"{key} {value:.3g}" for key, value in figures.items())
+    measured = "; ".join(f"{key} {value:.3g}" for key, value in metrics.items())
     say(f"{'ok    ' if good else 'FAILED'} {name} --seed {seed}: {measured}, {took_s:.0f} s")
     say("       " + text.replace("\n", "\n       "))
     if out is not None:
         line = {"scenario": name, "seed": seed, "rounds": rounds, "good": good, "text": text}
         with out.open("ab") as file:
-            file.write(msgspec.json.encode({**line, **figures}) + b"\n")
+            file.write(msgspec.json.encode({**line, **metrics}) + b"\n")
     if good:
         shutil.rmtree(folder, ignore_errors=True)
     else:

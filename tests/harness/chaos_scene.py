@@ -31,7 +31,7 @@ from harness.workload import (
     read_deliveries,
 )
 from mqmesh.errors import MQMeshError, NoRoute
-from mqmesh.figures import Readings
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
@@ -201,7 +201,7 @@ class Scene:
         self._looks = Looks(cluster.broker_endpoint, keys_in(folder))
         with AdminClient(cluster.namesrv_addr) as admin:
             wait_until("the broker to be known", partial(_has_topic, admin))
-            self._before = self._resources(_figures(admin))
+            self._before = self._resources(_metrics(admin))
         self._looks.start()
 
     # ---- Load ------------------------------------------------------------------------
@@ -304,8 +304,8 @@ class Scene:
         stored = read_log(self._cluster.namesrv_addr)
         with QueryClient(self._cluster.namesrv_addr, timeout_ms=QUERY_TIMEOUT_MS) as query:
             lookups = look_up(query, TOPIC, stored, self.chance, LOOKUPS)
-            figures = _figures(query)
-        after = self._resources(figures)
+            metrics = _metrics(query)
+        after = self._resources(metrics)
         history = History(
             attempts=[
                 attempt
@@ -323,10 +323,10 @@ class Scene:
             offset_window_ms=OFFSETS_SAVED_MS + OFFSETS_SLACK_MS,
             lookups=lookups,
             returns=[
-                came_back(self._before, after, int(figures.number("store_max_commitlog_offset")))
+                came_back(self._before, after, int(metrics.number("store_max_commitlog_offset")))
             ],
             outages=self.outages,
-            degradations=recovery_degradations(figures, self._log()),
+            degradations=recovery_degradations(metrics, self._log()),
         )
         return check(history)
 
@@ -347,8 +347,8 @@ class Scene:
     ) -> None:
         self.close()
 
-    def _resources(self, figures: Readings) -> Resources:
-        return resources_of(BROKER, int(figures.number("pid")), self._folder)
+    def _resources(self, metrics: Readings) -> Resources:
+        return resources_of(BROKER, int(metrics.number("pid")), self._folder)
 
     def _log(self) -> str:
         """What the broker has logged in all its lives."""
@@ -453,7 +453,7 @@ def _has_topic(admin: AdminClient) -> bool:
     return True
 
 
-def _figures(admin: AdminClient) -> Readings:
+def _metrics(admin: AdminClient) -> Readings:
     return admin.runtime_info()[BROKER]
 
 

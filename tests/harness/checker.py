@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True):
         return [verdict.invariant for verdict in self.verdicts if verdict.violations]
 
     def text(self) -> str:
-        """A line of figures, and lines for what is broken."""
+        """A line of metrics, and lines for what is broken."""
         lines = [", ".join(f"{count} {name}" for name, count in self.counts.items())]
         for verdict in self.verdicts:
             if verdict.violations:

@@ -6,7 +6,7 @@ from typing import Final
 
 from harness.history import History, Place
 
-_FIGURES: Final = ("rss_bytes", "descriptors", "threads", "disk_bytes")
+_METRICS: Final = ("rss_bytes", "descriptors", "threads", "disk_bytes")
 
 
 def lookups_equal_a_scan(history: History) -> Iterable[str]:
@@ -31,13 +31,13 @@ def lookups_equal_a_scan(history: History) -> Iterable[str]:
 
 
 def resources_return(history: History) -> Iterable[str]:
-    """C10: figures that did not come back."""
+    """C10: metrics that did not come back."""
     for one in history.returns:
-        for figure in _FIGURES:
-            before, after = getattr(one.before, figure), getattr(one.after, figure)
-            most = before + getattr(one.growth, figure)
+        for metric in _METRICS:
+            before, after = getattr(one.before, metric), getattr(one.after, metric)
+            most = before + getattr(one.growth, metric)
             if after > most:
-                yield f"{one.after.name}: {figure} went from {before} to {after}, over {most}"
+                yield f"{one.after.name}: {metric} went from {before} to {after}, over {most}"
 
 
 def served_again(history: History) -> Iterable[str]:

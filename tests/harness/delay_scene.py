@@ -195,7 +195,7 @@ def _make_topic(admin: AdminClient) -> bool:
 
 def _is_over(admin: AdminClient) -> bool:
     try:
-        figures = admin.runtime_info()[BROKER]
+        metrics = admin.runtime_info()[BROKER]
     except (MQMeshError, KeyError):
         return False
-    return figures["schedule_service"] == "on" and figures["schedule_pending"] == 0
+    return metrics["schedule_service"] == "on" and metrics["schedule_pending"] == 0

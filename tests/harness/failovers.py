@@ -54,8 +54,8 @@ import sys
 from mqmesh.sdk.admin.admin import AdminClient
 with AdminClient(sys.argv[1]) as admin:
     while True:
-        figures = {one.figure.name: one.samples for one in admin.role_info(sys.argv[1])}
-        print(figures["ha_confirmed_lag_bytes"][0].value, flush=True)
+        metrics = {one.metric.name: one.samples for one in admin.role_info(sys.argv[1])}
+        print(metrics["ha_confirmed_lag_bytes"][0].value, flush=True)
         if not sys.stdin.readline():
             break
 """

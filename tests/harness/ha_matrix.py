@@ -535,13 +535,13 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
     if _takes_unsynced(cell):  # all of them said what they have, and the best one was to lead
         cut = [path for each in folders for path in each.rglob("cut/**/*") if path.is_file()]
         wrong += [f"it had more than who leads: {path}" for path in cut]
-    figures = (
+    metrics = (
         f"{len(load.acked)} acked, {len(lost)} lost, {len(load.errors)} errors, longest send "
         f"{gap_s:.1f} s, sends {again_s:.1f} s and three in sync {back_s:.1f} s after its end"
     )
     if cell.fault == POWER and lost:
-        figures += f", the first lost {harm.began_s - load.acked_s[lost[0]]:.2f} s before it"
-    return wrong, figures
+        metrics += f", the first lost {harm.began_s - load.acked_s[lost[0]]:.2f} s before it"
+    return wrong, metrics
 
 
 def _takes_unsynced(cell: Cell) -> bool:
@@ -620,10 +620,10 @@ def _inside(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="mq-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        wrong, figures = run_cell(cell, options.seed, folder)
+        wrong, metrics = run_cell(cell, options.seed, folder)
     except (AssertionError, RuntimeError, MQMeshError) as error:
-        wrong, figures = [f"{type(error).__name__}: {error}"], ""
-    say(f"{'FAILED' if wrong else 'ok    '} {options.cell} --seed {options.seed}: {figures}")
+        wrong, metrics = [f"{type(error).__name__}: {error}"], ""
+    say(f"{'FAILED' if wrong else 'ok    '} {options.cell} --seed {options.seed}: {metrics}")
     for line in wrong:
         say(f"       {line}")
     if wrong:

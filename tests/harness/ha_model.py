@@ -36,7 +36,7 @@ from mqmesh.roles.broker.ha.election import (
     Election,
     FenceAnswer,
 )
-from mqmesh.roles.broker.ha.in_sync import REREAD_MS, Candidature, InSyncSet
+from mqmesh.roles.broker.ha.in_sync import REREAD_MS, CandidateState, InSyncSet
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, first_state
 
 IDS = (1, 2, 3)
@@ -284,7 +284,7 @@ class World:
         assert one.lead is not None
         for other in IDS:
             at = -LAG_MAX_MS - 1 if other == late else 0
-            one.lead.followers[other] = Candidature(at, len(one.log), at)
+            one.lead.followers[other] = CandidateState(at, len(one.log), at)
         self._carry_out(number, one.lead.tick(0), of_election=False)
 
     def do_vote(self, number: int, other: int) -> None:

@@ -193,7 +193,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Of the process.
-        rss_bytes, descriptors, threads, disk_bytes: Figures; 0 where they do not apply.
+        rss_bytes, descriptors, threads, disk_bytes: Metrics; 0 where they do not apply.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Return(msgspec.Struct, frozen=True):
     Attributes:
         before: While all was well.
         after: When the harm is over.
-        growth: By how much each figure may have grown all the same.
+        growth: By how much each metric may have grown all the same.
     """
 
     before: Resources
@@ -267,7 +267,7 @@ class History(msgspec.Struct):
         late_ms: So much after its time it must have come; 0 for no bound.
         delayed_repeats: So many delayed messages may be stored again, under the same ids.
         lookups: Queries, asked when the log did not grow any more.
-        returns: Figures before and after.
+        returns: Metrics before and after.
         outages: Times without service.
         degradations: What was refused, cut or set aside.
     """

@@ -21,7 +21,12 @@ from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.storage.interface import BatchToPut, PutResult, StoreConfig
 from mqmesh.storage.lmdb.env import DATA_FILE
-from mqmesh.storage.log.marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, decode_marker
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_MAGIC,
+    CONTROL_RECORD_SIZE,
+    ControlKind,
+    decode_control_record,
+)
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW
 from mqmesh.units import KIB, MAX_TIMESTAMP_MS, MIB, TimestampMs
@@ -310,13 +315,13 @@ def _records(path: Path, visible: int) -> Iterator[list[StoredMessage] | str]:
     """Messages of each batch of a segment; of a deletion, the topic."""
     data = path.read_bytes()
     position = 0
-    while position + MARKER_SIZE <= len(data) and int(path.name) + position < visible:
-        if data[position : position + 4] == MARKER_MAGIC:
-            marker = decode_marker(data, position)
+    while position + CONTROL_RECORD_SIZE <= len(data) and int(path.name) + position < visible:
+        if data[position : position + 4] == CONTROL_RECORD_MAGIC:
+            marker = decode_control_record(data, position)
             position += marker.total_size
-            if marker.kind is MarkerKind.END:
+            if marker.kind is ControlKind.END:
                 return
-            if marker.kind is MarkerKind.TOPIC_DELETED:
+            if marker.kind is ControlKind.TOPIC_DELETED:
                 yield marker.data.decode()
             continue
         header = check_stored(data, position)

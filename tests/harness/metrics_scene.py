@@ -1,4 +1,4 @@
-"""A cluster in which everything happens that there is a figure for, and its exporter."""
+"""A cluster in which everything happens that there is a metric for, and its exporter."""
 
 import itertools
 import threading

@@ -11,7 +11,7 @@ from typing import Final
 
 from harness.history import Degradation, Delivery, Lookup, Place, Resources, Return
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.figures import Readings
+from mqmesh.metrics import Readings
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import KIB, MIB
 
@@ -106,24 +106,24 @@ def look_up(
     return found
 
 
-def recovery_degradations(figures: Readings, log: str) -> list[Degradation]:
+def recovery_degradations(metrics: Readings, log: str) -> list[Degradation]:
     """What a broker cut off or set aside when it was started, and whether it said so.
 
     Args:
-        figures: Its figures now.
+        metrics: Its metrics now.
         log: Its log.
     """
     return [
         Degradation("truncation of a torn tail", int(cut > 0), None, log.count(CUT_LINE), cut)
-        for cut in [int(figures.number("store_cut_bytes"))]
+        for cut in [int(metrics.number("store_cut_bytes"))]
     ] + [
         Degradation("quarantine", damaged, None, log.count(DAMAGE_LINE), damaged)
-        for damaged in [int(figures.number("store_damaged"))]
+        for damaged in [int(metrics.number("store_damaged"))]
     ]
 
 
 def refusal_degradation(
-    code: str, happened: int, error_codes: int, figures: Readings, log: str
+    code: str, happened: int, error_codes: int, metrics: Readings, log: str
 ) -> Degradation:
     """What a broker refused with a response code, and whether it said so.
 
@@ -131,11 +131,11 @@ def refusal_degradation(
         code: Name of the response code.
         happened: How often, by the asker's count.
         error_codes: How many of these were answered with that code.
-        figures: The broker's figures now.
+        metrics: The broker's metrics now.
         log: Its log.
     """
     lines = len(re.findall(rf"refused with {code}: ", log))
-    counted = int(figures.number("refusals_total", code.lower()))
+    counted = int(metrics.number("refusals_total", code.lower()))
     return Degradation(f"refusal with {code}", happened, error_codes, lines, counted)
 
 

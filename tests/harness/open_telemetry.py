@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 
-class Telling:
+class IntrospectionService:
     """What was told since a test began."""
 
     def __init__(self, exporter: InMemorySpanExporter, reader: InMemoryMetricReader) -> None:
@@ -61,11 +61,11 @@ class Telling:
 
 
 @contextmanager
-def telling() -> Iterator[Telling]:
+def telling() -> Iterator[IntrospectionService]:
     """Forgets the spans of before, and gives those of from now on."""
     exporter, reader = _set_up()
     exporter.clear()
-    yield Telling(exporter, reader)
+    yield IntrospectionService(exporter, reader)
 
 
 @cache

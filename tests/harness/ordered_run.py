@@ -1,6 +1,6 @@
 """Ordered consumption, and groups whose members come and go, in real processes under load.
 
-As a program (``scripts/ordered``) it runs the long forms and prints figures; tests run short
+As a program (``scripts/ordered``) it runs the long forms and prints metrics; tests run short
 ones.
 """
 
@@ -51,7 +51,7 @@ MEMBERS: Final = (2, 6)
 IN_FLIGHT: Final = 20_000
 
 
-class Figures(msgspec.Struct):
+class Metrics(msgspec.Struct):
     """What a run showed.
 
     Attributes:
@@ -226,7 +226,7 @@ def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
             yield row["tailnum"] if row["tailnum"] != "NA" else ""
 
 
-def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Figures:
+def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Metrics:
     """Three consumers in order; one is killed and one added in the middle.
 
     Args:
@@ -234,7 +234,7 @@ def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> 
         keys: Sharding key of each message, in the order they are sent.
         failing: Share of calls that fail.
     """
-    figures = Figures([], messages=len(keys), keys=len(set(keys) - {""}))
+    metrics = Metrics([], messages=len(keys), keys=len(set(keys) - {""}))
     with (
         ProcessCluster(
             folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
@@ -246,15 +246,15 @@ def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> 
             group.join(wait=True)
         load = Load(cluster.namesrv_addr, keys)
         load.start()
-        for seen in _progress(group, load, len(keys), figures):
-            if seen >= len(keys) // 4 and not figures.kills:
+        for seen in _progress(group, load, len(keys), metrics):
+            if seen >= len(keys) // 4 and not metrics.kills:
                 group.kill(group.members[0])
-                figures.kills += 1
-            if seen >= len(keys) // 2 and figures.kills and not figures.joins:
+                metrics.kills += 1
+            if seen >= len(keys) // 2 and metrics.kills and not metrics.joins:
                 group.join()
-                figures.joins += 1
-    _judge(group, figures, keys, orderly=True)
-    return figures
+                metrics.joins += 1
+    _judge(group, metrics, keys, orderly=True)
+    return metrics
 
 
 def run_churn(
@@ -268,7 +268,7 @@ def run_churn(
     brokers: int = 1,
     failover_s: float = 0.0,
     seed: int = 1,
-) -> Figures:
+) -> Metrics:
     """Members come and go under load, and masters where the brokers are replicas.
 
     Args:
@@ -285,7 +285,7 @@ def run_churn(
     """
     chance = random.Random(seed)
     keys = [f"key-{chance.randrange(500)}" for _ in range(int(seconds * rate))]
-    figures = Figures([], messages=len(keys), keys=len(set(keys)))
+    metrics = Metrics([], messages=len(keys), keys=len(set(keys)))
     with ExitStack() as stack:
         elected: ElectedGroup | None = None
         if failover_s:
@@ -303,10 +303,10 @@ def run_churn(
         load.start()
         due = time.monotonic()
         ends, failover_due = due + seconds, due + failover_s
-        for _ in _progress(group, load, len(keys), figures):
+        for _ in _progress(group, load, len(keys), metrics):
             now = time.monotonic()
             if elected is not None and failover_due < now < ends and fail_over(elected):
-                figures.failovers += 1
+                metrics.failovers += 1
                 failover_due = now + failover_s
             if now < due or now > ends:
                 continue
@@ -314,15 +314,15 @@ def run_churn(
             count = len(group.members)
             if count <= MEMBERS[0] or (count < MEMBERS[1] and chance.random() < 0.5):
                 group.join()
-                figures.joins += 1
+                metrics.joins += 1
             elif chance.random() < kill_share:
                 group.kill(chance.choice(group.members))
-                figures.kills += 1
+                metrics.kills += 1
             else:
                 group.leave(chance.choice(group.members))
-                figures.leaves += 1
-    _judge(group, figures, keys, orderly=orderly)
-    return figures
+                metrics.leaves += 1
+    _judge(group, metrics, keys, orderly=orderly)
+    return metrics
 
 
 def _make_topic(namesrv_addr: str) -> None:
@@ -330,7 +330,7 @@ def _make_topic(namesrv_addr: str) -> None:
         admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
 
 
-def _progress(group: Group, load: Load, count: int, figures: Figures) -> Iterator[int]:
+def _progress(group: Group, load: Load, count: int, metrics: Metrics) -> Iterator[int]:
     """Looks until all messages were consumed; yields how many were so far."""
     pause = threading.Event()
     began = moved = time.monotonic()
@@ -340,33 +340,33 @@ def _progress(group: Group, load: Load, count: int, figures: Figures) -> Iterato
         group.log.read()
         now = time.monotonic()
         if len(group.log.numbers) > seen:
-            figures.longest_pause_s = max(figures.longest_pause_s, now - moved)
+            metrics.longest_pause_s = max(metrics.longest_pause_s, now - moved)
             seen, moved = len(group.log.numbers), now
-        figures.seconds = now - began
+        metrics.seconds = now - began
         if load.failure is not None:
-            figures.faults.append(f"sending failed: {load.failure}")
+            metrics.faults.append(f"sending failed: {load.failure}")
             return
         if now - moved > PATIENCE_S:
-            figures.faults.append(f"{count - seen} messages do not come")
+            metrics.faults.append(f"{count - seen} messages do not come")
             return
         yield seen
 
 
-def _judge(group: Group, figures: Figures, keys: Sequence[str], *, orderly: bool) -> None:
+def _judge(group: Group, metrics: Metrics, keys: Sequence[str], *, orderly: bool) -> None:
     group.log.read()
     calls = group.log.calls
-    figures.repeats = len(calls) - len(group.log.numbers)
-    figures.faults += find_shared(calls)
+    metrics.repeats = len(calls) - len(group.log.numbers)
+    metrics.faults += find_shared(calls)
     rests = handovers_s(calls)
     if rests:
-        figures.handover_s = rests[len(rests) // 2]
-        figures.longest_handover_s = rests[-1]
+        metrics.handover_s = rests[len(rests) // 2]
+        metrics.longest_handover_s = rests[-1]
     if orderly:
-        figures.faults += find_skips(calls) + find_overlaps(calls) + find_disorder(calls, keys)
+        metrics.faults += find_skips(calls) + find_overlaps(calls) + find_disorder(calls, keys)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what was asked for and prints figures; returns 1 if something was wrong."""
+    """Runs what was asked for and prints metrics; returns 1 if something was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/ordered", description=__doc__)
     parser.add_argument("what", choices=["flights", "churn"])
     parser.add_argument("--seconds", type=float, default=120.0, help="of churn")
@@ -385,9 +385,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder:
         if options.what == "flights":
-            figures = run_flights(Path(folder), list(flight_keys()))
+            metrics = run_flights(Path(folder), list(flight_keys()))
         else:
-            figures = run_churn(
+            metrics = run_churn(
                 Path(folder),
                 seconds=options.seconds,
                 events_a_minute=options.events,
@@ -398,8 +398,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failover_s=options.failover_s,
                 seed=options.seed,
             )
-    sys.stdout.write(f"{options.what}: {figures.text()}\n")
-    return 1 if figures.faults else 0
+    sys.stdout.write(f"{options.what}: {metrics.text()}\n")
+    return 1 if metrics.faults else 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mqmesh.roles.broker.core import Core, ReplyChannel
 from mqmesh.roles.broker.environment import commit_point_of, follower_table_of
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.dispatch import Dispatch, Serve
 from mqmesh.roles.live_settings import LiveSettings

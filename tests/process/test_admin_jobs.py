@@ -135,7 +135,7 @@ JOBS = {
         "group billing on broker-b", lambda found: len(found[0]["brokers"]) == 2
     ),
     "brokerStatus": Job(
-        "uptime_ms", lambda found: found[0]["figures"]["broker_name"]["value"] == "broker-a"
+        "uptime_ms", lambda found: found[0]["metrics"]["broker_name"]["value"] == "broker-a"
     ),
     "brokerConsumeStats": Job(
         "behind",

@@ -164,7 +164,7 @@ class Scene:
             schedule.result()
         producer = Producer("scene", namesrv_addr=self.addr)
         self.producer = self._closing.enter_context(producer)
-        until(lambda: self.figure("ha_followers") == 1)
+        until(lambda: self.metric("ha_followers") == 1)
         self.watch = self._closing.enter_context(closing(Watch(self.addr)))
 
     def _run(self, role: str, settings: dict[str, str], program=PROGRAM, before=(), name=""):
@@ -215,7 +215,7 @@ class Scene:
         }
         self.schedule = self._run("schedule", settings)
 
-    def figure(self, name: str, endpoint: str = "", *labels: str) -> float:
+    def metric(self, name: str, endpoint: str = "", *labels: str) -> float:
         return self.admin.role_info(endpoint or self.master.endpoint).number(name, *labels)
 
     def lag(self, group: str) -> int:
@@ -229,7 +229,7 @@ class Scene:
             missing = int(DISK_BYTES * share) - (DISK_BYTES - disk.f_bavail * disk.f_frsize)
             with (self._disk / "ballast").open("ab") as ballast:
                 ballast.write(bytes(max(missing, 0)))
-            return self.figure("store_disk_used_percent") > share * 100 - 1
+            return self.metric("store_disk_used_percent") > share * 100 - 1
 
         until(is_full)
 
@@ -238,7 +238,7 @@ class Scene:
 
     def empty(self) -> None:
         self.make_room()
-        until(lambda: self.figure("store_disk_used_percent") < 50)
+        until(lambda: self.metric("store_disk_used_percent") < 50)
 
     def pull(self, group: str) -> PullConsumer:
         first = {"consume_from_where": "FIRST_OFFSET", "auto_commit": False}
@@ -290,13 +290,13 @@ def test_a_disk_fills_up_until_messages_go_unread_and_sends_and_deliveries_are_r
         consumer.commit(dict.fromkeys(consumer.assignment(), 0))
     watch.look()
     scene.fill(0.88)
-    until(lambda: scene.figure("forced_lost_messages_total") > 0)
+    until(lambda: scene.metric("forced_lost_messages_total") > 0)
     watch.fires("messages-lost-unread", **NODE)
 
     now_ms = time.time_ns() // 1_000_000
     scene.producer.send(Message(topic, b"late", deliver_at_ms=now_ms + 60_000))
     scene.fill(0.95)
-    until(lambda: scene.figure("store_disk_full") == 1)
+    until(lambda: scene.metric("store_disk_full") == 1)
     watch.fires("disk-full", **NODE)
     watch.ends("messages-lost-unread", **NODE)
 
@@ -310,13 +310,13 @@ def test_a_disk_fills_up_until_messages_go_unread_and_sends_and_deliveries_are_r
         watch.fires("busy", go_on=send_often, **NODE)
     scene.hosts.set("r0", clock_ms=70_000)
     service = scene.schedule.endpoint
-    until(lambda: scene.figure("late_ms", service) > 5_000)
+    until(lambda: scene.metric("late_ms", service) > 5_000)
     with closing(Watch(scene.addr, other_addr=[service])) as schedules:
         schedules.fires("delays-late")
         scene.empty()
         watch.ends("disk-full", **NODE)
         watch.ends("busy", **NODE)
-        until(lambda: scene.figure("late_ms", service) == 0)
+        until(lambda: scene.metric("late_ms", service) == 0)
         schedules.ends("delays-late")
 
 
@@ -430,7 +430,7 @@ class Undecided(TransactionListener):
 def test_transactions_that_nobody_decides(scene):
     with TransactionProducer("pay", Undecided(), namesrv_addr=scene.addr) as producer:
         sent = producer.send_message_in_transaction(Message("payments", b"?"))
-        until(lambda: scene.figure("half_messages_parked") == 1)
+        until(lambda: scene.metric("half_messages_parked") == 1)
     scene.watch.fires("half-messages-parked", **NODE)
     with TransactionAdmin(scene.addr) as admin:
         admin.end_half_message(sent.message_id, Decision.ROLLBACK)
@@ -452,7 +452,7 @@ def test_a_transaction_that_waits_for_long(scene):
 def test_delayed_messages_that_no_service_delivers(scene):
     in_a_year_ms = time.time_ns() // 1_000_000 + 365 * 86_400_000
     scene.producer.send(Message("later", b"-", deliver_at_ms=in_a_year_ms))
-    until(lambda: scene.figure("schedule_pending") == 1)
+    until(lambda: scene.metric("schedule_pending") == 1)
     scene.schedule.kill()
     scene.watch.fires("no-schedule-service", **NODE)
     scene.start_schedule()
@@ -462,15 +462,15 @@ def test_delayed_messages_that_no_service_delivers(scene):
 
 def test_an_index_that_hangs(scene):
     scene.producer.send(Message("looked-up", b"-", keys=["1"]))
-    pid = int(until(lambda: scene.figure("index_pid")))
+    pid = int(until(lambda: scene.metric("index_pid")))
     os.kill(pid, signal.SIGSTOP)
     try:
         scene.producer.send(Message("looked-up", b"-", keys=["2"]))
-        until(lambda: scene.figure("index_lag_ms") > 1_000)
+        until(lambda: scene.metric("index_lag_ms") > 1_000)
         scene.watch.fires("index-behind", **NODE)
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: scene.figure("index_lag_ms") == 0)
+    until(lambda: scene.metric("index_lag_ms") == 0)
     scene.watch.ends("index-behind", **NODE)
 
 
@@ -487,18 +487,18 @@ def test_a_process_that_hangs_and_a_follower_that_is_gone(scene, tmp_path):
         watch.ends("process-down", **hung)
 
     watch, replica = scene.watch, {"node_id": "broker-a", "replica": "1"}
-    until(lambda: scene.figure("ha_followers") == 1)
+    until(lambda: scene.metric("ha_followers") == 1)
     scene.follower.kill()
-    until(lambda: scene.figure("ha_followers") == 0)
+    until(lambda: scene.metric("ha_followers") == 0)
     sent = scene.producer.send(Message("unsafe", os.urandom(200_000)))
     assert sent.status is SendStatus.SLAVE_NOT_AVAILABLE
     watch.fires("process-down", **hung)
     watch.fires("unsafe-answers", send_status="slave_not_available", **NODE)
     watch.fires("replica-behind", **replica)
-    until(lambda: scene.figure("ha_replica_silent_ms", "", "1") > 4_000)
+    until(lambda: scene.metric("ha_replica_silent_ms", "", "1") > 4_000)
     watch.fires("replica-silent", **replica)
     scene.start_follower()
-    until(lambda: scene.figure("ha_replica_lag_bytes", "", "1") == 0)
+    until(lambda: scene.metric("ha_replica_lag_bytes", "", "1") == 0)
     watch.ends("process-down", **hung)
     watch.ends("replica-behind", **replica)
     watch.ends("replica-silent", **replica)
@@ -521,7 +521,7 @@ def test_a_broker_whose_disk_refuses_to_sync_ends(scene):
 
 def test_a_bug_that_a_process_survives(scene):
     scene.bug.touch()
-    until(lambda: scene.figure("callback_failures_total", scene.addr) > 0)
+    until(lambda: scene.metric("callback_failures_total", scene.addr) > 0)
     scene.watch.fires("bug-survived", node_type="namesrv", node_id=scene.addr)
     scene.bug.unlink()
     scene.watch.look("bug-survived", {})  # knows of all of them
@@ -589,7 +589,7 @@ def test_replicas_without_a_coordinator_and_one_that_its_new_master_never_heard(
     }
     group = ElectedGroup(short_tmp_path, count=2, **settings)
 
-    def figure(replica_id: int, name: str, *labels: str) -> float:
+    def metric(replica_id: int, name: str, *labels: str) -> float:
         told = group.admin.role_info(group.replicas[replica_id].endpoint)
         return told.number(name, *labels)
 
@@ -599,21 +599,21 @@ def test_replicas_without_a_coordinator_and_one_that_its_new_master_never_heard(
             gone = group.master()
             node = {"node_id": f"broker-a-r{gone}"}
             group.coordinator.kill()
-            until(lambda: figure(gone, "ha_coordinator_up") == 0)
+            until(lambda: metric(gone, "ha_coordinator_up") == 0)
             watch.fires("no-failover", **node)
             group.start_coordinator()
             # A session of 2 s may be lost once more, on a machine that is busy.
-            until(lambda: figure(gone, "ha_coordinator_up") and not watch.look("no-failover", node))
+            until(lambda: metric(gone, "ha_coordinator_up") and not watch.look("no-failover", node))
 
             leads = 3 - gone
             until(lambda: group.in_sync() == [1, 2])
             group.replicas[gone].stop()
             until(lambda: group.master() == leads)
-            until(lambda: figure(leads, "ha_replica_silent_ms", str(gone)) > 2_000)
+            until(lambda: metric(leads, "ha_replica_silent_ms", str(gone)) > 2_000)
             replica = {"node_id": f"broker-a-r{leads}", "replica": str(gone)}
             watch.fires("replica-silent", **replica)
             group.start(gone)
-            until(lambda: figure(leads, "ha_replica_silent_ms", str(gone)) < 1_000)
+            until(lambda: metric(leads, "ha_replica_silent_ms", str(gone)) < 1_000)
             watch.ends("replica-silent", **replica)
     finally:
         group.close()

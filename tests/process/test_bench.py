@@ -1,4 +1,4 @@
-"""A tiny benchmark with real processes: figures come out, and nothing stays behind."""
+"""A tiny benchmark with real processes: metrics come out, and nothing stays behind."""
 
 import json
 import os

@@ -28,8 +28,8 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.figures import OTHER, Readings
 from mqmesh.message import Message
+from mqmesh.metrics import OTHER, Readings
 from mqmesh.protocol.admin import (
     RoleInfo,
     RuntimeInfo,
@@ -166,14 +166,14 @@ class Site:
     def ask(self, code, header, kind=None, client=None):
         return self.wire.ask(client or self.client, code, header, kind)
 
-    def figures(self):
+    def metrics(self):
         request = RuntimeInfoRequest()
         info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo)
-        return Readings(info.figures)
+        return Readings(info.metrics)
 
     def held(self, count):
         """Wait until so many pulls are held."""
-        self.wire.until(lambda: self.figures()["held_pulls"] == count)
+        self.wire.until(lambda: self.metrics()["held_pulls"] == count)
 
     def join(self, client_id, group="g", client=None):
         data = ConsumerData(group, "CLUSTERING", "LAST_OFFSET", [Subscription("t")])
@@ -228,7 +228,7 @@ def test_so_many_topics_are_told_apart_as_is_said(make_site):
     site = make_site(max_label_sets=2)
     for number in range(5):
         site.send(site.batch(topic=f"t{number}", bodies=(b"x",) * (number + 1)))
-    (told,) = (one for one in site.figures() if one.figure.name == "topic_put_messages_total")
+    (told,) = (one for one in site.metrics() if one.metric.name == "topic_put_messages_total")
     assert [one.value for one in told.samples][:2] == [1, 2]
     assert (told.samples[2].labels[0], told.samples[2].value) == (OTHER, 3 + 4 + 5)
 
@@ -324,8 +324,8 @@ def test_with_sync_flush_an_answer_means_that_the_disk_has_it(make_site):
     site = make_site(storage={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     waiting = site.begin_pull(suspend_timeout_ms=15_000) if site.send(site.batch()) else None
     assert site.pulled(waiting)[1] == [b"body"]
-    figures = site.figures()
-    assert figures["store_durable_offset"] == figures["store_max_commitlog_offset"]
+    metrics = site.metrics()
+    assert metrics["store_durable_offset"] == metrics["store_max_commitlog_offset"]
     held = site.begin_pull(queue_offset=1, suspend_timeout_ms=15_000)
     (outcome,) = site.send(site.batch(bodies=(b"two",)))
     assert (outcome.code, outcome.status) == (0, 0)
@@ -441,7 +441,7 @@ def test_the_name_server_knows_topics_as_soon_as_they_are_there(make_site, names
     address = found.brokers[0].addresses[0]
     assert f"tcp://{address.tcp}" == site.endpoint
     assert os.path.exists(address.ipc)
-    assert site.figures()["namesrvs_registered"] == 1
+    assert site.metrics()["namesrvs_registered"] == 1
     site.broker.stop()
     assert wire.until(lambda: route() is None) < 1
 
@@ -551,9 +551,9 @@ def test_malformed_frames_leave_other_clients_unaffected(site, wire):
                 assert decode_frame(hostile.recv()).code != 0 or sent > 0
     hostile.close()
     assert sent > 300
-    figures = site.figures()
-    assert figures["callback_failures_total"] == 0
-    assert figures["malformed_frames_total"] > 0
+    metrics = site.metrics()
+    assert metrics["callback_failures_total"] == 0
+    assert metrics["malformed_frames_total"] > 0
     _, bodies = site.pull(max_bytes=MIB)
     assert len(bodies) == sent // 20
 
@@ -571,7 +571,7 @@ def test_random_bytes_and_oversized_frames_on_the_port_leave_other_clients_unaff
     hostile.send(bytes(MAX_FRAME_BYTES + 1))
     assert site.send(site.batch())[0].code == 0
     hostile.close()
-    assert site.figures()["callback_failures_total"] == 0
+    assert site.metrics()["callback_failures_total"] == 0
 
 
 def test_one_producer_of_oversized_batches_does_not_stop_the_others(site):

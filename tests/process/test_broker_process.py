@@ -11,8 +11,8 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
-from mqmesh.figures import Readings
 from mqmesh.message import Message
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import (
     RoleInfo,
     RuntimeInfo,
@@ -88,7 +88,7 @@ class Client:
     def put_batches(self):
         request = RuntimeInfoRequest()
         info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, kind=RuntimeInfo)
-        return Readings(info.figures)["store_put_batches"]
+        return Readings(info.metrics)["store_put_batches"]
 
 
 @pytest.fixture

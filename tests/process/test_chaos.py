@@ -37,20 +37,20 @@ def harm(short_tmp_path):
 
 @pytest.mark.timeout(120)
 def test_a_broker_that_is_killed_again_and_again_loses_nothing_with_async_flush(harm):
-    assert harm(kill_broker_async, 1).figures["kills"] >= ROUNDS
+    assert harm(kill_broker_async, 1).metrics["kills"] >= ROUNDS
 
 
 @pytest.mark.timeout(120)
 def test_a_broker_that_is_killed_again_and_again_loses_nothing_with_sync_flush(harm):
-    assert harm(kill_broker_sync, 2).figures["kills"] >= ROUNDS
+    assert harm(kill_broker_sync, 2).metrics["kills"] >= ROUNDS
 
 
 def test_clients_go_on_without_name_servers_and_new_ones_are_served_after_their_return(harm):
-    assert harm(kill_name_servers, 3).figures["new clients served after s"] < 30.0
+    assert harm(kill_name_servers, 3).metrics["new clients served after s"] < 30.0
 
 
 def test_the_queues_of_a_killed_consumer_are_taken_by_the_others_and_nothing_is_lost(harm):
-    assert harm(kill_consumer, 4).figures["queues taken after s"] < 10.0
+    assert harm(kill_consumer, 4).metrics["queues taken after s"] < 10.0
 
 
 def test_what_killed_producers_sent_is_there_once_or_not_at_all(harm):
@@ -59,12 +59,12 @@ def test_what_killed_producers_sent_is_there_once_or_not_at_all(harm):
 
 @pytest.mark.timeout(120)
 def test_transactions_end_once_whoever_dies_at_whichever_step(harm):
-    assert sum(harm(kill_in_transactions, 9).figures.values()) >= ROUNDS
+    assert sum(harm(kill_in_transactions, 9).metrics.values()) >= ROUNDS
 
 
 @pytest.mark.timeout(120)
 def test_delayed_messages_come_once_whoever_dies(harm):
-    assert sum(harm(kill_in_delays, 7).figures.values()) >= ROUNDS
+    assert sum(harm(kill_in_delays, 7).metrics.values()) >= ROUNDS
 
 
 def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):

@@ -30,7 +30,7 @@ from mqmesh.testing.processes import ProcessCluster
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("c")
-    settings = {"filter_server_enable": "true"}  # which has figures of its own
+    settings = {"filter_server_enable": "true"}  # which has metrics of its own
     brokers = ("broker-a", "broker-b")
     with ProcessCluster(folder, brokers=brokers, broker_settings=settings) as cluster:
         yield cluster
@@ -377,13 +377,13 @@ def test_without_a_cluster_a_command_says_so_soon(arguments):
     assert [line for line in command.err if line.startswith("error: ")] == command.err[-1:]
 
 
-def test_every_figure_of_a_broker_is_documented(cluster, project_root):
+def test_every_metric_of_a_broker_is_documented(cluster, project_root):
     document = (project_root / "docs" / "operations.md").read_text()
-    section = document.partition("## Figures of a broker")[2].partition("\n## ")[0]
+    section = document.partition("## Metrics of a broker")[2].partition("\n## ")[0]
     with AdminClient(cluster.namesrv_addr) as admin:
-        figures = {one.figure.name for one in admin.runtime_info()["broker-a"]}
+        metrics = {one.metric.name for one in admin.runtime_info()["broker-a"]}
     rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
-    assert {one for row in rows for one in re.findall(r"`([a-z_]+)`", row)} == figures
+    assert {one for row in rows for one in re.findall(r"`([a-z_]+)`", row)} == metrics
 
 
 def test_an_interrupt_while_modules_are_loaded_shows_no_traceback(tmp_path):

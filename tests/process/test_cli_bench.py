@@ -1,4 +1,4 @@
-"""`mqmesh bench` on a running cluster: figures come out, and nothing stays behind."""
+"""`mqmesh bench` on a running cluster: metrics come out, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_latency_times_acknowledgements_and_deliveries(cluster, admin):
     assert result["total"]["messages"] == 100
     assert result["missing"] == 0
     for what in ("send", "delivery"):
-        figures = result["latency_ms"][what]
-        assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
+        metrics = result["latency_ms"][what]
+        assert 0 < metrics["p50"] <= metrics["p99"] <= metrics["max"]
 
 
 def test_a_duration_ends_it_and_people_get_a_table(cluster, admin):

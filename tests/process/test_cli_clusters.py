@@ -74,7 +74,7 @@ def test_a_cluster_that_up_did_not_start_is_listed(run, cluster, capsys):
     assert "broker-b" in capsys.readouterr().out
 
 
-def test_a_name_server_tells_its_figures(cluster):
+def test_a_name_server_tells_its_metrics(cluster):
     with AdminClient(cluster.namesrv_addr) as admin:
         told = admin.role_info(cluster.namesrv_addr.split(",")[0])
         carried = len(admin.topics())
@@ -86,10 +86,10 @@ def test_a_broker_is_shown(run, cluster, capsys):
     code, (found,), _ = run("broker", "show", "broker-b")
     assert code == 0
     assert found["members"][0]["pid"] == cluster.brokers["broker-b"].pid
-    figures = found["figures"]
-    assert figures["schedule_service"]["value"] == "on"
-    assert figures["index_lag_bytes"]["metric"] == "rocketmq_storage_dispatch_behind_bytes"
-    asked = {one["labels"]["request_code"] for one in figures["command_requests_total"]["values"]}
+    metrics = found["metrics"]
+    assert metrics["schedule_service"]["value"] == "on"
+    assert metrics["index_lag_bytes"]["metric"] == "rocketmq_storage_dispatch_behind_bytes"
+    asked = {one["labels"]["request_code"] for one in metrics["command_requests_total"]["values"]}
     assert "open_schedule" in asked
     assert main.main(["broker", "show", "broker-b"]) == 0
     assert "schedule_service" in capsys.readouterr().out

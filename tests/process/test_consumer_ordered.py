@@ -252,30 +252,30 @@ def test_all_of_it_in_coroutines(cluster, names):
 @pytest.mark.timeout(180)
 def test_all_flights_in_the_order_of_their_aircraft(short_tmp_path, project_root):
     keys = list(flight_keys(project_root / "examples" / "data" / "flights.csv.zst"))
-    figures = run_flights(short_tmp_path, keys)
-    assert figures.faults == []
-    assert (figures.messages, figures.keys) == (336_776, 4_043)
-    assert (figures.kills, figures.joins) == (1, 1)
+    metrics = run_flights(short_tmp_path, keys)
+    assert metrics.faults == []
+    assert (metrics.messages, metrics.keys) == (336_776, 4_043)
+    assert (metrics.kills, metrics.joins) == (1, 1)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("orderly", [True, False], ids=["in-order", "concurrently"])
 def test_members_come_and_go_under_load(short_tmp_path, orderly):
-    figures = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly, brokers=2)
-    assert figures.faults == []
-    assert figures.joins >= 2
-    assert figures.leaves >= 1
+    metrics = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly, brokers=2)
+    assert metrics.faults == []
+    assert metrics.joins >= 2
+    assert metrics.leaves >= 1
     # The promise is 0.1 % of the 240,000 messages of the long form. Without order one hiccup of a
     # busy machine repeats what a member did in it, which is more than that of this short form.
-    assert figures.repeats <= (figures.messages if orderly else 240_000) * 0.001
+    assert metrics.repeats <= (metrics.messages if orderly else 240_000) * 0.001
 
 
 @pytest.mark.timeout(180)
 def test_order_outlives_failovers(short_tmp_path):
     """H6: one owner of a queue at a time, nothing skipped, each key in order."""
-    figures = run_churn(short_tmp_path, seconds=8, rate=500, events_a_minute=10, failover_s=4)
-    assert figures.faults == []
-    assert figures.failovers >= 1
+    metrics = run_churn(short_tmp_path, seconds=8, rate=500, events_a_minute=10, failover_s=4)
+    assert metrics.faults == []
+    assert metrics.failovers >= 1
 
 
 @pytest.mark.timeout(120)

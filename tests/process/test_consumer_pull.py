@@ -73,12 +73,12 @@ def test_subscribing_and_polling_gives_every_message_once_and_in_order(cluster, 
     with consumer_of(cluster, topic) as consumer:
         consumer.subscribe(topic)
         found = poll_until(consumer, 10)
-        until(lambda: consumer.figures().number("cached_messages", topic) == 90)
-        assert consumer.figures().number("cached_bytes", topic) > 0
+        until(lambda: consumer.metrics().number("cached_messages", topic) == 90)
+        assert consumer.metrics().number("cached_bytes", topic) > 0
         found += poll_until(consumer, 90)
         assert consumer.poll(0) == []
         assert consumer.assignment() == consumer.queues(topic)
-        told = consumer.figures()
+        told = consumer.metrics()
         assert told.number("pulled_messages_total") == 100
         assert told.number("cached_messages", topic) == told.number("unpulled_messages", topic) == 0
         assert told.number("assigned_queues") == len(consumer.assignment())
@@ -295,8 +295,8 @@ def test_closing_just_before_a_poll_waits_is_not_missed(cluster, topic):
 
 def stale_commits(cluster):
     with AdminClient(cluster.namesrv_addr) as admin:
-        (figures,) = admin.runtime_info().values()
-    return figures.number("refusals_total", "stale_generation")
+        (metrics,) = admin.runtime_info().values()
+    return metrics.number("refusals_total", "stale_generation")
 
 
 def test_where_reading_began_is_not_committed_behind_the_last_commit(cluster, topic, monkeypatch):

@@ -253,11 +253,11 @@ def test_failed_messages_come_again_and_their_neighbours_do_not_wait(cluster, na
         assert watch.seconds < 0.9
         got.wait_for(bodies(50))
         assert consumer.failures == 2
-        told = consumer.figures()
+        told = consumer.metrics()
         assert told.number("pulled_messages_total") == 52
         assert told.number("listener_calls_total") == 52
         assert told.number("listener_failures_total") == 2
-        until(lambda: consumer.figures().number("cached_messages", topic) == 0)
+        until(lambda: consumer.metrics().number("cached_messages", topic) == 0)
     assert tries[b"5"] == tries[b"6"] == 2
 
 

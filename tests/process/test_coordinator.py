@@ -112,7 +112,7 @@ def test_a_damaged_file_refuses_to_start(tmp_path):
     assert path.read_bytes() == data
 
 
-def test_it_tells_its_figures(site, coordinator):
+def test_it_tells_its_metrics(site, coordinator):
     one = site.open()
     session = ask(site, one.begin_session, 60_000, presence())
     ask(site, one.change, GROUP, 0, state(), session)
@@ -120,8 +120,8 @@ def test_it_tells_its_figures(site, coordinator):
     Seen(site, one)
     with AdminClient() as admin:
         info = admin.ping(f"tcp://{coordinator.endpoint}")
-        figures = admin.role_info(f"tcp://{coordinator.endpoint}")
+        metrics = admin.role_info(f"tcp://{coordinator.endpoint}")
     assert (info.role, info.state) == ("coordinator", "running")
-    told = {name: figures.number(name) for name in ("records", "sessions", "watches")}
+    told = {name: metrics.number(name) for name in ("records", "sessions", "watches")}
     assert told == {"records": 1, "sessions": 1, "watches": 1}
-    assert (figures.number("changes_total"), figures.number("conflicts_total")) == (1, 1)
+    assert (metrics.number("changes_total"), metrics.number("conflicts_total")) == (1, 1)

@@ -11,8 +11,8 @@ import zmq
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.record_batch import encode_batch
-from mqmesh.figures import Readings
 from mqmesh.message import Message
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_frame, encode_header
@@ -119,7 +119,7 @@ def test_clients_that_never_read_hold_up_no_producer(wire, broker, crowd):
         info = wire.ask(
             client, RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoRequest(), RuntimeInfo
         )
-        return Readings(info.figures)["requests_total"]
+        return Readings(info.metrics)["requests_total"]
 
     wanted = requests() + CROWD * PULLS
     crowd()

@@ -61,7 +61,7 @@ def poll_until(consumer, condition):
     return found
 
 
-def figures(cluster):
+def metrics(cluster):
     with AdminClient(cluster.namesrv_addr) as admin:
         return admin.runtime_info()["broker-a"]
 
@@ -107,8 +107,8 @@ def test_messages_come_when_they_are_due_and_cancelled_ones_never(cluster, produ
         pytest.raises(BrokerError, match="does not wait here"),
     ):
         client.cancel("0" * 32)
-    assert figures(cluster)["schedule_cancelled_total"] == 2
-    until(lambda: figures(cluster)["schedule_pending"] == 0)
+    assert metrics(cluster)["schedule_cancelled_total"] == 2
+    until(lambda: metrics(cluster)["schedule_pending"] == 0)
 
 
 def test_nothing_is_lost_however_often_broker_and_service_are_killed(cluster, producer, consumer):
@@ -143,12 +143,12 @@ def test_nothing_is_lost_however_often_broker_and_service_are_killed(cluster, pr
 
 def test_a_clean_restart_goes_on_with_the_timetable(cluster, producer):
     waits = producer.send(Message("t", b"waits").delayed_by(3_600_000))
-    until(lambda: figures(cluster)["schedule_pending"] == 1)
+    until(lambda: metrics(cluster)["schedule_pending"] == 1)
     cluster.schedules["broker-a"].stop()
     cluster.brokers["broker-a"].stop()
     cluster.start_broker()
     cluster.start_schedule()
-    until(lambda: figures(cluster)["schedule_pending"] == 1)
+    until(lambda: metrics(cluster)["schedule_pending"] == 1)
     producer.cancel_delayed(waits)
     log = (cluster.folder / "schedule-broker-a.log").read_text()
     assert "WARNING" not in log
@@ -201,7 +201,7 @@ def test_what_is_due_after_the_retention_survives_it(tmp_path):
                 return not first.exists()
 
             until(first_is_gone)
-            info = figures(cluster)
+            info = metrics(cluster)
             assert int(info["schedule_rolled_total"]) >= 2
             producer.cancel_delayed(dropped)
             with PullConsumer(

@@ -11,7 +11,7 @@ from harness.failovers import GROUP, ElectedGroup, Load, run_failovers, wait_ack
 from harness.patience import until
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.figures import Readings
+from mqmesh.metrics import Readings
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.roles.exporter.names import numbers
 from mqmesh.sdk.admin.group_admin import GroupAdmin
@@ -27,7 +27,7 @@ def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: 
     assert result.errors == []
     assert (result.lost, result.twice) == ([], [])
     assert len(result.acked) >= 140
-    master = Readings(next(one for one in reports if one.broker_id == 0).figures)
+    master = Readings(next(one for one in reports if one.broker_id == 0).metrics)
     assert 0 < master.number("ha_failover_ms") < 30_000
     assert master.number("ha_set_changes_total") >= 1, "who was killed left the set"
     assert dict(numbers(master, "ha_elections_total"))["failover",] >= 1
@@ -47,7 +47,7 @@ def test_all_replicas_are_upgraded_one_after_the_other_and_nobody_notices(short_
     finally:
         group.close()
     (told,) = [
-        dict(numbers(one.figures, "ha_elections_total")) for one in reports if not one.broker_id
+        dict(numbers(one.metrics, "ha_elections_total")) for one in reports if not one.broker_id
     ]
     assert told == {("founding",): 0, ("failover",): 0, ("handed_over",): 1, ("unclean",): 0}
     assert (result.errors, result.lost, result.twice) == ([], [], [])

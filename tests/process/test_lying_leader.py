@@ -19,8 +19,8 @@ from mqmesh.coordination.interface import (
     Presence,
 )
 from mqmesh.errors import MQMeshError
-from mqmesh.figures import Readings
 from mqmesh.log_identity import MAX_EPOCH, EpochStart
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -45,8 +45,8 @@ from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.server import CoordinatorServer
-from mqmesh.storage.commitlog.log_copy import encode_beginning
-from mqmesh.storage.interface import LogChunk, QueueBeginning
+from mqmesh.storage.commitlog.log_copy import encode_log_start
+from mqmesh.storage.interface import LogChunk, QueueStart
 from mqmesh.units import MAX_OFFSET, MIB, CommitLogOffset
 
 GROUP = "broker-a"
@@ -119,7 +119,7 @@ class Leader:
         mode, offset = how_to_go_on(self.store.identity(), asked.log)
         self._sent = CommitLogOffset(offset)
         header = encode_header(OpenReplicationResponse(int(mode), offset, self.epoch))
-        body = encode_beginning(self.store.beginning()) if mode is ReplicationMode.COPY else b""
+        body = encode_log_start(self.store.beginning()) if mode is ReplicationMode.COPY else b""
         return Reply(header, (body,))
 
     def _on_ack(self, request: Request) -> None:
@@ -198,10 +198,10 @@ class Scene:
         return self.wire.ask(self._asker, RequestCode.GET_HA_STATUS, HaStatusRequest(), HaStatus)
 
     def counted(self, *names: str) -> int:
-        """The sum of figures of the follower."""
+        """The sum of metrics of the follower."""
         code = RequestCode.GET_BROKER_RUNTIME_INFO
         info = self.wire.ask(self._asker, code, RuntimeInfoRequest(), RuntimeInfo)
-        return sum(Readings(info.figures).number(name) for name in names)
+        return sum(Readings(info.metrics).number(name) for name in names)
 
     @property
     def refused(self) -> int:
@@ -371,11 +371,11 @@ def opened(
 def copied(one: Leader, **other) -> Reply:
     """A copy that would begin where the log ends; what is there now would go."""
     beginning = msgspec.structs.replace(one.store.beginning(), log_start=one.end, **other)
-    return opened(one, COPY, beginning.log_start, body=encode_beginning(beginning))
+    return opened(one, COPY, beginning.log_start, body=encode_log_start(beginning))
 
 
-def queues(*names: str) -> list[QueueBeginning]:
-    return [QueueBeginning(name, 0, 1) for name in names]
+def queues(*names: str) -> list[QueueStart]:
+    return [QueueStart(name, 0, 1) for name in names]
 
 
 ANSWERS: dict[str, Callable[[Leader], Reply]] = {
@@ -399,10 +399,10 @@ ANSWERS: dict[str, Callable[[Leader], Reply]] = {
         one, COPY, 0, body=random.Random(4).randbytes(1_000)
     ),
     "half a copy": lambda one: opened(
-        one, COPY, 0, body=encode_beginning(one.store.beginning())[:-1]
+        one, COPY, 0, body=encode_log_start(one.store.beginning())[:-1]
     ),
     "a copy of what is confirmed": lambda one: opened(
-        one, COPY, 0, body=encode_beginning(one.store.beginning())
+        one, COPY, 0, body=encode_log_start(one.store.beginning())
     ),
     "a copy of another store": lambda one: copied(one, store_id=7),
     "a copy with another key": lambda one: copied(one, key=bytes(32)),
@@ -435,7 +435,7 @@ def test_an_answer_that_is_far_too_large_takes_no_memory(scene, caplog):
     scene.begin_epoch()
     scene.catch_up()
     one = scene.leader
-    start = encode_beginning(one.store.beginning()).removesuffix(b"\x90")  # no queues
+    start = encode_log_start(one.store.beginning()).removesuffix(b"\x90")  # no queues
     queue, most = msgspec.msgpack.encode(queues("t")[0]), MAX_FRAME_BYTES // 8
     many = b"".join((start, b"\xdd", most.to_bytes(4), queue * most))
 

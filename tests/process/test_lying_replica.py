@@ -21,7 +21,7 @@ from mqmesh.protocol.replication import (
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.server import BrokerServer
-from mqmesh.storage.commitlog.log_copy import decode_beginning
+from mqmesh.storage.commitlog.log_copy import decode_log_start
 from mqmesh.storage.log.store_key import StoreKey
 
 MOST = 2**63 - 1
@@ -47,7 +47,7 @@ def opened(wire, client) -> OpenReplicationResponse:
         asked = OpenReplicationRequest("broker-a", 1, 7, REPLICATION_VERSION, log)
         return wire.ask(client, RequestCode.OPEN_REPLICATION, asked)
 
-    begin = decode_beginning(bytes(ask(LogIdentity(1, b"x", 0, 0, [])).body))
+    begin = decode_log_start(bytes(ask(LogIdentity(1, b"x", 0, 0, [])).body))
     log = LogIdentity(
         begin.store_id, StoreKey(begin.key).proof(), begin.log_start, begin.log_start, []
     )

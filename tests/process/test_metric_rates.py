@@ -1,7 +1,7 @@
 """Rates that the exporter tells, and Prometheus', are those that clients counted meanwhile.
 
 Clients note when they did what; what they counted between two moments is compared, not the pace
-that they meant to have. A figure was read at some time between request and answer, so that a slow
+that they meant to have. A metric was read at some time between request and answer, so that a slow
 machine makes the bounds wider, and no difference.
 """
 

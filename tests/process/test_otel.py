@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from harness.open_telemetry import Telling, telling
+from harness.open_telemetry import IntrospectionService, telling
 from harness.patience import until
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
 
 
 @pytest.fixture
-def told() -> Iterator[Telling]:
+def told() -> Iterator[IntrospectionService]:
     with telling() as told:
         yield told
 
@@ -51,7 +51,7 @@ def linked(span: ReadableSpan) -> list[int]:
     return [one.context.span_id for one in span.links]
 
 
-def one_span(told: Telling, name: str) -> ReadableSpan:
+def one_span(told: IntrospectionService, name: str) -> ReadableSpan:
     """The one span of a name, once it has ended."""
     until(lambda: told.spans(name))
     (span,) = told.spans(name)

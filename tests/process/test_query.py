@@ -20,8 +20,8 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.figures import Readings
 from mqmesh.message import Message, StoredMessage
+from mqmesh.metrics import Readings
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.sdk.producer.producer import Producer
@@ -87,7 +87,7 @@ def check_all(query: QueryClient, acknowledged: list[tuple[str, SendResult]]) ->
         assert same == found
 
 
-def figures(query: QueryClient) -> Readings:
+def metrics(query: QueryClient) -> Readings:
     return query.runtime_info()["broker-a"]
 
 
@@ -95,7 +95,7 @@ def index_pid(query: QueryClient, *, killed: int = 0) -> int:
     """Process id of the index process, once it answers; not the one that was killed."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        found = figures(query)
+        found = metrics(query)
         if found["index_state"] == "running" and found["index_pid"] not in (0, killed):
             return int(found.number("index_pid"))
         assert time.monotonic() < deadline, found
@@ -175,8 +175,8 @@ def test_killed_under_load_the_index_process_comes_back_and_misses_nothing(produ
         os.kill(pid, signal.SIGKILL)
         acknowledged += send_with_keys(producer, round_ * 100 + 50, 50)
     check_all(query, acknowledged)
-    assert figures(query)["index_starts_total"] == 4
-    assert figures(query)["index_discarded_total"] == 0
+    assert metrics(query)["index_starts_total"] == 4
+    assert metrics(query)["index_discarded_total"] == 0
 
 
 def test_a_killed_broker_takes_its_index_process_along(cluster, producer, query):
@@ -279,7 +279,7 @@ def test_a_broker_without_an_index_says_so(short_tmp_path, settings):
         producer.send(Message("orders", b"x", keys=("a",)))
         with pytest.raises(UnsupportedCommand, match=r"index\.enable"):
             query.by_key("orders", "a")
-        assert figures(query)["index_state"] == "off"
+        assert metrics(query)["index_state"] == "off"
 
 
 def test_the_command_line_shows_every_field(cluster, producer, query, capsys):

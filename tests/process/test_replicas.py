@@ -155,9 +155,9 @@ def test_a_follower_refuses_what_is_the_masters_and_promotion_beside_one(group: 
     status = group.status(1)
     assert (status.role, status.broker_id) == ("FOLLOWING", 1)
     assert status.leader == group.endpoints[0]
-    figures = group.admin.role_info(group.endpoints[1])
-    assert (figures["ha_role"], figures["ha_connected"]) == ("FOLLOWING", True)
-    assert figures["ha_copied_bytes_total"] > 0 == figures["ha_leader_lag_bytes"]
+    metrics = group.admin.role_info(group.endpoints[1])
+    assert (metrics["ha_role"], metrics["ha_connected"]) == ("FOLLOWING", True)
+    assert metrics["ha_copied_bytes_total"] > 0 == metrics["ha_leader_lag_bytes"]
     assert group.admin.role_info(group.endpoints[0])["ha_role"] == "MASTER"
     deletion = RequestCode.DELETE_TOPIC_IN_BROKER, encode_header(DeleteTopicRequest("t"))
     with AdminClient(group.namesrv.endpoint) as admin:

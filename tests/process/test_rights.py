@@ -101,15 +101,15 @@ class Wire:
 
     def requests(self, role) -> int:
         """What a role has taken so far, this question too."""
-        return self.figure(role, "requests_total")
+        return self.metric(role, "requests_total")
 
-    def figure(self, role, name) -> int:
-        """A figure of a role."""
+    def metric(self, role, name) -> int:
+        """A metric of a role."""
         code = int(RequestCode.GET_BROKER_RUNTIME_INFO)
         frame = encode_frame(code, code, header=encode_header(RuntimeInfoRequest()))
         told = self.ask_all(role, self.admin, [frame])[code]
-        figures = decode_header(RuntimeInfo, told.header).figures
-        (found,) = [one for one in figures if one.figure.name == name]
+        metrics = decode_header(RuntimeInfo, told.header).metrics
+        (found,) = [one for one in metrics if one.metric.name == name]
         return found.samples[0].value
 
 
@@ -124,7 +124,7 @@ def wire(tmp_path_factory):
 
 def index_lag(wire) -> int:
     """Bytes that the index does not know of yet."""
-    return wire.figure(ServedBy.BROKER, "index_lag_bytes")
+    return wire.metric(ServedBy.BROKER, "index_lag_bytes")
 
 
 @pytest.fixture(scope="module")

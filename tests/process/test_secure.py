@@ -123,7 +123,7 @@ def test_a_user_sends_what_it_may_until_it_is_disabled(cluster, run, tmp_path):
     assert (code, out) == (0, [f"user shop is added; its keys are in {keys}"])
     with Producer("shop", namesrv_addr=address, credentials=keys, msg_trace=1) as producer:
         producer.send(Message("orders", b"traced"))
-        until(lambda: producer.figures().number("trace_records_total", "sent") == 1)
+        until(lambda: producer.metrics().number("trace_records_total", "sent") == 1)
     with Producer("shop", namesrv_addr=address, credentials=keys) as producer:
         assert producer.send(Message("orders", b"x")).message_id
         with pytest.raises(NoPermission, match=r"user 'shop' may not PUB topic 'audit'"):

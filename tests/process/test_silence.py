@@ -13,8 +13,8 @@ from harness.observations import recovery_degradations, refusal_degradation
 
 from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
-from mqmesh.figures import Readings
 from mqmesh.message import Message
+from mqmesh.metrics import Readings
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
@@ -48,7 +48,7 @@ def log_of(cluster: ProcessCluster) -> str:
     return (cluster.folder / f"{BROKER}.log").read_text()
 
 
-def figures_of(cluster: ProcessCluster) -> Readings:
+def metrics_of(cluster: ProcessCluster) -> Readings:
     with AdminClient(cluster.namesrv_addr) as admin:
         return admin.runtime_info()[BROKER]
 
@@ -105,10 +105,10 @@ def test_each_refusal_is_an_error_code_a_log_line_and_a_counter(cluster, channel
         "lines about all refusals",
         lambda: all(f"with {one}:" in log_of(cluster) for one in refused),
     )
-    figures, log = figures_of(cluster), log_of(cluster)
+    metrics, log = metrics_of(cluster), log_of(cluster)
     judge(
         *(
-            refusal_degradation(name, len(codes), codes.count(ResponseCode[name]), figures, log)
+            refusal_degradation(name, len(codes), codes.count(ResponseCode[name]), metrics, log)
             for name, codes in refused.items()
         )
     )
@@ -119,7 +119,7 @@ def test_a_torn_tail_and_damage_are_told(cluster):
         admin.create_topic(TopicConfig("t", 1, 1))
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         offsets = [producer.send(Message("t", b"%d" % n)).commitlog_offset for n in range(10)]
-        end = int(figures_of(cluster).number("store_max_commitlog_offset"))
+        end = int(metrics_of(cluster).number("store_max_commitlog_offset"))
     cluster.brokers[BROKER].kill()
     store = cluster.folder / BROKER
     (segment,) = [one for one in sorted(store.rglob("commitlog/0*")) if one.stat().st_size][:1]
@@ -132,5 +132,5 @@ def test_a_torn_tail_and_damage_are_told(cluster):
         file.write(b"\xff\xff\xff\xff")
     cluster.start_broker()
     cluster.wait_known()
-    figures, log = figures_of(cluster), log_of(cluster)
-    judge(*recovery_degradations(figures, log))
+    metrics, log = metrics_of(cluster), log_of(cluster)
+    judge(*recovery_degradations(metrics, log))

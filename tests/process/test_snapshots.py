@@ -60,9 +60,9 @@ def test_a_restored_broker_goes_on_where_the_snapshot_ended(short_tmp_path):
         told = json.loads(made.out[0])
         send(cluster, COUNT, COUNT + 500)
         with AdminClient(cluster.namesrv_addr) as admin:
-            figures = admin.runtime_info()["broker-a"]
-        assert figures["snapshots_made_total"] == 1
-        assert told["end_offset"] < figures["store_max_commitlog_offset"]
+            metrics = admin.runtime_info()["broker-a"]
+        assert metrics["snapshots_made_total"] == 1
+        assert told["end_offset"] < metrics["store_max_commitlog_offset"]
     path = told["path"]
     report = verify_snapshot(
         Snapshot(short_tmp_path / "snapshots" / path.rpartition("/")[2]), print

@@ -40,7 +40,7 @@ def spans_of(cluster: ProcessCluster, message_id: str) -> list[TraceSpan]:
 
 def written(client: Traceable, count: int) -> None:
     """Waits until so many records are stored: with its end a client waits for a moment only."""
-    until(lambda: client.figures().number("trace_records_total", "sent") == count)
+    until(lambda: client.metrics().number("trace_records_total", "sent") == count)
 
 
 def shown(one: TraceSpan) -> tuple[str, str, str]:
@@ -186,7 +186,7 @@ def test_the_trace_is_not_traced(cluster):
         found: list[StoredMessage] = []
         while not any(one.body == b"a user's own" for one in found):
             found += reader.poll(1_000)
-    assert [one.figures().number("trace_records_total", "sent") for one in (producer, reader)] == [
+    assert [one.metrics().number("trace_records_total", "sent") for one in (producer, reader)] == [
         1,
         0,
     ]

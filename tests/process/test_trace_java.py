@@ -125,7 +125,7 @@ def test_java_reads_what_clients_write(codec, cluster):
         producer.send(Message("orders", b"x", tag="a\x01b\x02Pub", keys=["größe", "b\x02c"]))
         producer.send(Message("orders", b"x").delayed_by(1))
         producer.send_message_in_transaction(Message("orders", b"bare"))
-        until(lambda: producer.figures().number("trace_records_total", "sent") == 4)
+        until(lambda: producer.metrics().number("trace_records_total", "sent") == 4)
     with PullConsumer(
         "audit", namesrv_addr=address, consume_from_where=FIRST, msg_trace=1
     ) as puller:
@@ -133,7 +133,7 @@ def test_java_reads_what_clients_write(codec, cluster):
         while not puller.poll(1_000):
             pass
         puller.poll(0)
-        until(lambda: puller.figures().number("trace_records_total", "sent") >= 2)
+        until(lambda: puller.metrics().number("trace_records_total", "sent") >= 2)
     with PullConsumer("reader", namesrv_addr=address, consume_from_where=FIRST) as reader:
         reader.subscribe(TRACE_TOPIC)
         bodies: list[bytes] = []

@@ -17,8 +17,8 @@ from mqmesh.protocol.command import (
     encode_frame,
 )
 from mqmesh.transport.zmq import outbox as outbox_module
-from mqmesh.transport.zmq.accounts import MARK_BYTES
 from mqmesh.transport.zmq.connections import hang_up
+from mqmesh.transport.zmq.memory_accounting import MARK_BYTES
 from mqmesh.units import KIB, MIB
 
 ECHO, BIG = range(1, 3)

@@ -107,7 +107,7 @@ def test_a_cluster_comes_up_is_healed_and_goes_down(up):
     assert code == 0
     assert [role["restarts"] for role in status["roles"]] == [0, 0, 1, 0]
     assert [role["exits"] for role in status["roles"]] == [{}, {}, {"killed by SIGKILL": 1}, {}]
-    (ended,) = status["figures"]["child_exits_total"]["values"]
+    (ended,) = status["metrics"]["child_exits_total"]["values"]
     assert (ended["labels"]["name"], ended["value"]) == ("broker-a", 1)
     after = cluster.pids()
     assert after["broker-a"] != before["broker-a"]

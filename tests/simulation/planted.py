@@ -25,11 +25,11 @@ from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
-from mqmesh.roles.broker.group_state.queue_ownership import QueueClaims
+from mqmesh.roles.broker.group_state.queue_ownership import QueueOwnership
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.sdk.consumer import queue_leases
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue
-from mqmesh.sdk.consumer.listening.back_sender import BackSender
+from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue
 from mqmesh.storage.commitlog import checkpointer
 from mqmesh.storage.interface import BatchToPut, PutResult
 from mqmesh.storage.memory import MemoryStore
@@ -195,11 +195,11 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     ),
     "an offset that goes back": _method(CommittedOffsets, "commit", _goes_back),
     "a reset that skips": _method(ResetsFeature, "_change", _to_the_end),
-    "a lost retry": _method(BackSender, "send", _lost_retry),
+    "a lost retry": _method(SendBackQueue, "send", _lost_retry),
     "a double owner": _method(QueueLocks, "lock", _double_owner),
     "a forgotten half message": _method(Transactions, "tick", _never_asked),
     "an early delay": _early,
-    "a stale generation accepted": _method(QueueClaims, "commit", _nothing_is_stale),
+    "a stale generation accepted": _method(QueueOwnership, "commit", _nothing_is_stale),
     "a duplicate after a retry": _method(ProducerStates, "known", _nothing_is_known),
     "a torn tail taken for good": _store(TornTails),
     "a lock trusted longer than the broker keeps it": _method(

@@ -28,7 +28,7 @@ from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.lead import preference
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.group_member import GroupMember
-from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.storage.commitlog.store import CommitLogStore
@@ -74,7 +74,7 @@ def test_a_leader_that_goes_on_though_it_promised_to_another_is_found():
     bugs = (
         mock.patch.object(GroupMember, "_promise", promise),
         mock.patch.object(GroupMember, "step_down", return_value=None),
-        mock.patch.object(KeptPromises, "promise", return_value=None),
+        mock.patch.object(KeptVoteState, "promise", return_value=None),
     )
     assert first_violation(*bugs, hint=4) is not None
 

@@ -106,7 +106,7 @@ FIGURE_8: tuple[Step, ...] = (
     *(("crash", 1), ("stand", 2), ("fence", 2, 2), ("fence", 2, 3), ("wait_no_longer", 2)),
     ("carry_out", 0),  # and it is gone
 )
-"""Figure 8 of the Raft paper: what a leader inherits is with most, and is replaced all the same."""
+"""Metric 8 of the Raft paper: what a leader inherits is with most, and is replaced all the same."""
 
 
 def run_figure_8() -> World:

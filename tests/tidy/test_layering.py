@@ -98,7 +98,7 @@ INNER_ROOMS = {
         "transactions": {"client", "producer"},
         "consumer.fetching": {"client"},
         "consumer.listening": {"client", "consumer.fetching"},
-        "consumer.telling": {"client", "consumer.fetching", "consumer.listening"},
+        "consumer.introspection": {"client", "consumer.fetching", "consumer.listening"},
         # Whoever consumes has a producer for its message trace.
         "consumer": {
             "client",
@@ -106,7 +106,7 @@ INNER_ROOMS = {
             "producer",
             "consumer.fetching",
             "consumer.listening",
-            "consumer.telling",
+            "consumer.introspection",
         },
         "admin": {"client", "tracing", "consumer"},
         "connector": {"client", "admin", "consumer.fetching"},
@@ -209,7 +209,7 @@ MAKES_ITS_OWN = {
     "mqmesh.sdk.client.options": "asks for the name of this machine",
     "mqmesh.sdk.client.run": "asks whether this is the main thread, for signals",
     "mqmesh.sdk.consumer.listening.worker_threads": "threads of listeners; simulated: workers.py",
-    "mqmesh.sdk.consumer.telling.stacks": "tells where this process's threads stand",
+    "mqmesh.sdk.consumer.introspection.stacks": "tells where this process's threads stand",
     "mqmesh.sdk.transactions.listener_pool": "threads of listeners; simulated: workers.py",
 }
 """Files of the SDK that use threads without the transport, and why."""

@@ -1,4 +1,4 @@
-"""Figures: declared once, read when somebody asks, told with bounds."""
+"""Metrics: declared once, read when somebody asks, told with bounds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.figures import (
+from mqmesh.metrics import (
     FOLDED,
     LABEL_SETS_PER_PAGE,
     OTHER,
     Distribution,
-    Figure,
-    FigureBoard,
-    FigureKind,
-    FigureReading,
-    FigureSample,
     Histogram,
     Labelled,
+    Metric,
+    MetricBoard,
+    MetricKind,
+    MetricReading,
+    MetricSample,
     Readings,
     counter,
     gauge,
@@ -49,27 +49,27 @@ def desk() -> Desk:
 
 
 def test_what_is_declared_once_is_read_with_its_values_of_now(desk):
-    board = FigureBoard()
+    board = MetricBoard()
     board.add(
         (
             counter("made_total", "what was made", lambda desk: desk.made, unit="messages"),
             text("state", "how it is", lambda desk: "on"),
-            gauge("free", "room", lambda desk: 0.5, metric="rocketmq_free"),
+            gauge("free", "room", lambda desk: 0.5, rocketmq_name="rocketmq_free"),
         ),
         desk.look,
     )
     desk.made = 3
     first, state, free, folded = board.read()
-    figure = Figure("made_total", FigureKind.COUNTER, "messages", "what was made")
-    assert first == FigureReading(figure, [FigureSample((), 3)])
-    assert (state.figure.kind, state.samples) == (FigureKind.TEXT, [FigureSample((), "on")])
-    assert (free.figure.metric, free.samples[0].value) == ("rocketmq_free", 0.5)
-    assert (folded.figure.name, folded.samples[0].value) == (FOLDED, 0)
-    assert desk.looks == 1, "a part is looked at once for all of its figures"
+    metric = Metric("made_total", MetricKind.COUNTER, "messages", "what was made")
+    assert first == MetricReading(metric, [MetricSample((), 3)])
+    assert (state.metric.kind, state.samples) == (MetricKind.TEXT, [MetricSample((), "on")])
+    assert (free.metric.rocketmq_name, free.samples[0].value) == ("rocketmq_free", 0.5)
+    assert (folded.metric.name, folded.samples[0].value) == (FOLDED, 0)
+    assert desk.looks == 1, "a part is looked at once for all of its metrics"
 
 
 def test_labels_beyond_the_limit_are_added_up_and_counted(desk):
-    board = FigureBoard(most=2)
+    board = MetricBoard(most=2)
     board.add((counter("n", "", lambda desk: desk.by_topic, labels=("topic",)),), desk.look)
     desk.by_topic = {(name,): number for number, name in enumerate("abcd", 1)}
     told = Readings(board.read())
@@ -83,7 +83,7 @@ def test_distributions_beyond_the_limit_are_added_up_too():
     one.observe(1.0)
     two.observe(1.5)
     two.observe(9.0)
-    board = FigureBoard(most=0)
+    board = MetricBoard(most=0)
     both = {("a",): one, ("b",): two}
     board.add(
         (
@@ -98,7 +98,7 @@ def test_distributions_beyond_the_limit_are_added_up_too():
         lambda: both,
     )
     (sample,) = board.read()[0].samples
-    assert sample == FigureSample((OTHER,), Distribution((1.0, 2.0), (1, 1, 1), 11.5))
+    assert sample == MetricSample((OTHER,), Distribution((1.0, 2.0), (1, 1, 1), 11.5))
 
 
 @pytest.mark.parametrize("kind", ["number", "histogram"])
@@ -111,11 +111,11 @@ def test_what_has_very_many_owners_is_told_as_their_mapping_is(kind):
     value = (lambda at: meters[at]) if kind == "histogram" else (lambda at: at * 10)
     whole = {(f"n{at}",): meters[at].read() if kind == "histogram" else at * 10 for at in range(7)}
     for most in 3, 7, 9:
-        board = FigureBoard(most)
+        board = MetricBoard(most)
         lazy = Labelled(range(7), lambda at: (f"n{at}",), value)
         board.add([counter("lazy", "", lambda _, lazy=lazy: lazy, labels=("n",))], lambda: None)
         board.add([counter("whole", "", lambda _: whole, labels=("n",))], lambda: None)
-        found = {one.figure.name: one.samples for one in board.read()}
+        found = {one.metric.name: one.samples for one in board.read()}
         assert found["lazy"] == found["whole"]
         assert found["folded_label_sets"][0].value == 2 * max(7 - most, 0)
 
@@ -130,7 +130,7 @@ def test_a_reading_in_pages_says_the_same_and_no_page_looks_at_much():
     def lazy():
         return Labelled(iter(range(4_500)), lambda at: (f"n{at}",), value)
 
-    board = FigureBoard(most=1_200)
+    board = MetricBoard(most=1_200)
     board.add([counter("first", "", lambda _: lazy(), labels=("n",))], lambda: None)
     board.add([gauge("plain", "", lambda _: 7)], lambda: None)
     board.add([counter("second", "", lambda _: lazy(), labels=("n",))], lambda: None)
@@ -144,20 +144,20 @@ def test_a_reading_in_pages_says_the_same_and_no_page_looks_at_much():
         pages += page
         sizes.append(len(looked))
     assert list(Readings(pages)) == whole
-    assert len(pages) > len(whole)  # a figure goes on in the next page
+    assert len(pages) > len(whole)  # a metric goes on in the next page
     assert len(sizes) > 5
     assert max(sizes) < 2 * LABEL_SETS_PER_PAGE
     first, _, second, folded = whole
     assert first.samples == second.samples
-    assert first.samples[-1] == FigureSample((OTHER,), sum(range(1_200, 4_500)))
+    assert first.samples[-1] == MetricSample((OTHER,), sum(range(1_200, 4_500)))
     assert folded.samples[0].value == 2 * (4_500 - 1_200)
 
 
-def test_two_figures_of_a_process_cannot_have_one_name(desk):
-    board = FigureBoard()
+def test_two_metrics_of_a_process_cannot_have_one_name(desk):
+    board = MetricBoard()
     declared = (gauge("n", "", lambda desk: 1),)
     board.add(declared, desk.look)
-    with pytest.raises(AssertionError, match="two figures are n"):
+    with pytest.raises(AssertionError, match="two metrics are n"):
         board.add(declared, desk.look)
 
 
@@ -189,28 +189,28 @@ def test_a_quantile_is_the_bound_that_so_many_lie_within():
 
 def test_readings_come_over_the_wire_with_their_types():
     readings = [
-        FigureReading(Figure("a", FigureKind.GAUGE, "", ""), [FigureSample((), value)])
+        MetricReading(Metric("a", MetricKind.GAUGE, "", ""), [MetricSample((), value)])
         for value in (1, 0.5, True, "on", Distribution((1.0,), (2, 3), 4.5))
     ]
     data = msgspec.msgpack.encode(readings)
-    told = msgspec.msgpack.decode(data, type=list[FigureReading])
+    told = msgspec.msgpack.decode(data, type=list[MetricReading])
     assert told == readings
     kinds = [type(one.samples[0].value) for one in told]
     assert kinds == [int, float, bool, str, Distribution]
 
 
 def test_readings_are_asked_by_name():
-    labelled = Figure("refusals", FigureKind.COUNTER, "", "", ("code",))
+    labelled = Metric("refusals", MetricKind.COUNTER, "", "", ("code",))
     told = Readings(
         [
-            FigureReading(Figure("state", FigureKind.TEXT, "", ""), [FigureSample((), "on")]),
-            FigureReading(labelled, [FigureSample(("busy",), 2)]),
+            MetricReading(Metric("state", MetricKind.TEXT, "", ""), [MetricSample((), "on")]),
+            MetricReading(labelled, [MetricSample(("busy",), 2)]),
         ]
     )
     assert (len(told), "state" in told, "else" in told) == (2, True, False)
     assert told["state"] == "on"
     assert [told.number("refusals", code) for code in ("busy", "full")] == [2, 0]
-    with pytest.raises(KeyError, match="there is no figure 'else'"):
+    with pytest.raises(KeyError, match="there is no metric 'else'"):
         told.number("else")
     assert told.number("else", default=3) == 3
     for labels in (), ("busy", "full"):

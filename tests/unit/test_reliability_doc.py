@@ -83,6 +83,6 @@ def test_the_invariants_are_the_checkers(text):
     assert names == [verdict.invariant for verdict in check(History()).verdicts]
 
 
-def test_figures_are_those_of_the_code(text):
+def test_metrics_are_those_of_the_code(text):
     assert f"({StoreConfig().flush_interval_commitlog_ms} ms)" in text
     assert f"with {ROUNDS} kills" in text

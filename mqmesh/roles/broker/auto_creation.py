@@ -7,7 +7,7 @@ first, one piece for each thing, and filled again over a minute.
 from typing import Final
 
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import LabelValues, Measured, counter
+from mqmesh.metrics import LabelValues, Measured, counter
 from mqmesh.protocol.command import ANYBODY, Request
 
 MINUTE_MS: Final = 60_000
@@ -106,7 +106,7 @@ class AutoCreation:
         self.topics.note(client, now_ms)
         self.queues.note(client, now_ms, queues)
 
-    def figures(self, name: str) -> dict[LabelValues, int]:
+    def metrics(self, name: str) -> dict[LabelValues, int]:
         """``made`` or ``refused``, by kind."""
         kinds = {"topics": self.topics, "queues": self.queues, "groups": self.groups}
         return {(kind,): getattr(rate, name) for kind, rate in kinds.items()}
@@ -118,17 +118,17 @@ def client_of(request: Request) -> bytes:
     return request.peer if principal == ANYBODY else principal.name.encode()
 
 
-AUTO_CREATION_FIGURES: Final[tuple[Measured[AutoCreation], ...]] = (
+AUTO_CREATION_METRICS: Final[tuple[Measured[AutoCreation], ...]] = (
     counter(
         "auto_created_total",
         "topics, their queues, and groups that were made because a client used them",
-        lambda creation: creation.figures("made"),
+        lambda creation: creation.metrics("made"),
         labels=("kind",),
     ),
     counter(
         "auto_creation_refusals_total",
         "those that were not, because the client made too many in a minute",
-        lambda creation: creation.figures("refused"),
+        lambda creation: creation.metrics("refused"),
         labels=("kind",),
     ),
 )

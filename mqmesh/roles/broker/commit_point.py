@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import LATENCY_BOUNDS_MS, Histogram
+from mqmesh.metrics import LATENCY_BOUNDS_MS, Histogram
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.units import MAX_OFFSET
 
@@ -23,7 +23,7 @@ QueueKey = tuple[str, int]
 Waiter = TypeVar("Waiter")
 
 
-class Holder(msgspec.Struct, frozen=True):
+class AckParticipant(msgspec.Struct, frozen=True):
     """One who must have a put before it is safe.
 
     Attributes:
@@ -69,7 +69,7 @@ class CommitPoint(Generic[Waiter]):
 
     def __init__(
         self,
-        holders: Sequence[Holder] = (),
+        holders: Sequence[AckParticipant] = (),
         *,
         timeout_ms: int = 5_000,
         most_waits: int = 10_000,
@@ -97,7 +97,7 @@ class CommitPoint(Generic[Waiter]):
         """What ends at this commit-log offset or before may be acknowledged."""
         return _least(self._holders)
 
-    def shown_offset(self) -> int:
+    def high_watermark(self) -> int:
         """What ends at this commit-log offset or before may be seen."""
         offset = _least(self._limits)
         return offset if self._confirmed is None else min(offset, self._confirmed())
@@ -111,11 +111,11 @@ class CommitPoint(Generic[Waiter]):
 
     def is_safe(self, end_offset: int) -> bool:
         """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
-        return end_offset <= min(self.offset(), self.shown_offset())
+        return end_offset <= min(self.offset(), self.high_watermark())
 
     def visible(self, log_end: int) -> int:
         """How far a log may be shown that ends at a commit-log offset."""
-        return min(log_end, self.shown_offset())
+        return min(log_end, self.high_watermark())
 
     def check_room(self) -> None:
         """To be called before a put that may have to wait.
@@ -165,18 +165,18 @@ class CommitPoint(Generic[Waiter]):
     def arrivals(self) -> list[QueueKey]:
         """Queues in which more may be seen now than when this was called last."""
         found = list(self._arrivals)
-        offset = self.shown_offset()
+        offset = self.high_watermark()
         for key in found:
             if self._arrivals[key] <= offset:
                 del self._arrivals[key]
         return found
 
-    def expired(self, now_ms: int) -> list[tuple[Waiter, Holder | None]]:
+    def expired(self, now_ms: int) -> list[tuple[Waiter, AckParticipant | None]]:
         """Puts that waited for too long, each with who is late: None if it is safe by now.
 
         When several are late it is the one that is furthest behind.
         """
-        found: list[tuple[Waiter, Holder | None]] = []
+        found: list[tuple[Waiter, AckParticipant | None]] = []
         waits = self._waits
         while waits and waits[0].deadline_ms <= now_ms:
             wait = waits.popleft()
@@ -195,7 +195,7 @@ class CommitPoint(Generic[Waiter]):
         self.waits_ms.observe(now_ms - wait.deadline_ms + self.timeout_ms)
         return wait.waiter
 
-    def _last(self) -> Holder | None:
+    def _last(self) -> AckParticipant | None:
         there = [holder for holder in self._holders if holder.is_there()]
         return min(there, key=lambda holder: holder.position(), default=None)
 
@@ -204,7 +204,7 @@ class CommitPoint(Generic[Waiter]):
         return "nobody" if last is None else last.name
 
 
-def _least(holders: Sequence[Holder]) -> int:
+def _least(holders: Sequence[AckParticipant]) -> int:
     if not holders:
         return MAX_OFFSET
     return min((one.position() for one in holders if one.is_there()), default=MAX_OFFSET)

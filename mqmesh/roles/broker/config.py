@@ -9,10 +9,10 @@ from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from mqmesh.config import check_names
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
-from mqmesh.figures import MAX_LABEL_SETS
 from mqmesh.hosts import check_listen
 from mqmesh.logs import LogLevel
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
+from mqmesh.metrics import MAX_LABEL_SETS
 from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
@@ -198,7 +198,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             200 bytes of memory each.
         max_open_replies: Replies to requests that may be on their way to clients at a time, 1
             to 1,000,000; beyond it they are refused with SYSTEM_BUSY.
-        max_label_sets: Topics, or pairs of topic and consumer group, that a figure tells apart, 1
+        max_label_sets: Topics, or pairs of topic and consumer group, that a metric tells apart, 1
             to 100,000; the others are added up. Each costs whoever asks, an exporter in the first
             place.
     """

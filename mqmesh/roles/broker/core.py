@@ -21,7 +21,7 @@ from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.helper_thread import RunAside
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.roles.broker.staging import OpenSend
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats

@@ -12,7 +12,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import BrokerFeatures
-from mqmesh.roles.broker.commit_point import CommitPoint, Holder, Waiter
+from mqmesh.roles.broker.commit_point import AckParticipant, CommitPoint, Waiter
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core, ReplyChannel
 from mqmesh.roles.broker.followers.follower_table import FollowerTable
@@ -20,7 +20,7 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha_config import HaConfig
 from mqmesh.roles.broker.helper_thread import RunAside
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
@@ -152,20 +152,24 @@ def commit_point_of(
     """
     holders, timeouts = [], []
     if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-        holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
+        holders.append(
+            AckParticipant("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT)
+        )
         timeouts.append(config.sync_flush_timeout_ms)
     late = SendStatus.FLUSH_SLAVE_TIMEOUT
     if leadership is not None and leadership.policy.mode is AckReplicas.NONE:
         # Looked at behind the write: who was stopped in between answers nothing.
         position = lambda: MAX_OFFSET if leadership.may_answer() else 0  # noqa: E731
-        holders.append(Holder("the lease", position, late, "ha.lease_ttl_ms"))
+        holders.append(AckParticipant("the lease", position, late, "ha.lease_ttl_ms"))
     elif leadership is not None:
         holders.append(
-            Holder("the replicas in sync", leadership.acknowledged, late, limits_readers=False)
+            AckParticipant(
+                "the replicas in sync", leadership.acknowledged, late, limits_readers=False
+            )
         )
     elif config.ha.ack_replicas is not AckReplicas.NONE:
         holders.append(
-            Holder(
+            AckParticipant(
                 "a follower",
                 lambda: followers.position,
                 late,

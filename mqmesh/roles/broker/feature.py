@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from mqmesh.figures import Measured
+from mqmesh.metrics import Measured
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.dispatch import Handler
 

@@ -60,7 +60,7 @@ class MasterRole(BrokerRole):
         self._recover_transactions(features)
         if leadership is not None or given.config.ha.ack_replicas is not AckReplicas.NONE:
             # What a follower lacks may be lost with this machine, and nobody shall have seen it.
-            store.show_to(core.commit_point.shown_offset)
+            store.show_to(core.commit_point.high_watermark)
         self._handlers = features.commands()
         self._serve(features, self._handlers)
         if leadership is not None:

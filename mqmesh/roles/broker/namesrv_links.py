@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError, StaleEpoch
-from mqmesh.figures import Measured, gauge
 from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.metrics import Measured, gauge
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -272,7 +272,7 @@ def _ignore(outcome: Command | MQMeshError) -> None:
     """Whoever leaves does not wait for an answer's content."""
 
 
-REGISTRATION_FIGURES: Final[tuple[Measured[NamesrvLinks], ...]] = (
+REGISTRATION_METRICS: Final[tuple[Measured[NamesrvLinks], ...]] = (
     gauge(
         "namesrvs_registered",
         "name servers that know this broker",

@@ -1,10 +1,10 @@
-"""How a replica is, and what it counts, as figures."""
+"""How a replica is, and what it counts, as metrics."""
 
 from typing import Final
 
 import msgspec
 
-from mqmesh.figures import Measured, counter, gauge, text
+from mqmesh.metrics import Measured, counter, gauge, text
 from mqmesh.protocol.replication import HaStatus
 from mqmesh.roles.broker.stats import Stats
 
@@ -42,7 +42,7 @@ class ReplicaCounts(msgspec.Struct):
     stale_epochs: int = 0
 
 
-REPLICA_FIGURES: Final[tuple[Measured[HaStatus], ...]] = (
+REPLICA_METRICS: Final[tuple[Measured[HaStatus], ...]] = (
     text(
         "ha_role",
         "MASTER, STARTING_MASTER, FOLLOWING, CANDIDATE or OUTSIDE",
@@ -57,7 +57,7 @@ REPLICA_FIGURES: Final[tuple[Measured[HaStatus], ...]] = (
     ),
 )
 
-COUNT_FIGURES: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
+COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
     counter(
         "ha_copied_chunks_total",
         "pieces of a leader's log that were added",

@@ -63,7 +63,7 @@ class BrokerRole:
         self._open(handlers)
 
     def _open(self, handlers: Mapping[RequestCode, Handler]) -> None:
-        """Serves these commands, those of every role, and figures."""
+        """Serves these commands, those of every role, and metrics."""
         shell = self._given.shell
         shell.dispatch.open(
             {

@@ -26,17 +26,16 @@ from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES, BrokerFeatures
-from mqmesh.roles.broker.auto_creation import AUTO_CREATION_FIGURES
+from mqmesh.roles.broker.auto_creation import AUTO_CREATION_METRICS
 from mqmesh.roles.broker.config import CHANGEABLE, MASTER_ID, BrokerConfig
 from mqmesh.roles.broker.environment import Environment
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.follower.follower_role import FollowerRole
 from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.leadership import Leadership
-from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
 from mqmesh.roles.broker.ha.member.group_member import GroupMember
+from mqmesh.roles.broker.ha.member.ha_metrics import MEMBER_METRICS
 from mqmesh.roles.broker.ha.member.process import LogPosition, Replica, World
-from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
 from mqmesh.roles.broker.ha.replica_state import (
@@ -49,31 +48,32 @@ from mqmesh.roles.broker.ha.replica_state import (
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import PLACE as REPLICA_PLACE
 from mqmesh.roles.broker.ha.store_history import StoreHistory
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState, NoVoteState, VoteState
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.helper_thread import OnDone, as_mqmesh_error
 from mqmesh.roles.broker.index.index_process import begin_index, has_index
 from mqmesh.roles.broker.index.index_status import (
-    INDEX_PROCESS_FIGURES,
+    INDEX_PROCESS_METRICS,
     INDEX_STATE,
     IndexStatus,
 )
 from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent
 from mqmesh.roles.broker.master_role import MasterRole
-from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
-from mqmesh.roles.broker.replica_figures import (
-    COUNT_FIGURES,
-    REPLICA_FIGURES,
+from mqmesh.roles.broker.namesrv_links import REGISTRATION_METRICS
+from mqmesh.roles.broker.replica_metrics import (
+    COUNT_METRICS,
+    REPLICA_METRICS,
     ReplicaCounts,
 )
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.roles.broker.stats import SAMPLE_MS, Stats
-from mqmesh.roles.broker.store_figures import STORE_FIGURES
+from mqmesh.roles.broker.store_metrics import STORE_METRICS
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
-from mqmesh.roles.index_figures import INDEX_FIGURES
+from mqmesh.roles.index_metrics import INDEX_METRICS
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.process import StoppedEarly
-from mqmesh.roles.settings_desk import OnKept, SettingsDesk
+from mqmesh.roles.settings_service import OnKept, SettingsService
 from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import (
     StartedAs,
@@ -88,7 +88,7 @@ from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.file_place import file_place
 from mqmesh.storage.interface import (
     FlushDiskType,
-    LogBeginning,
+    LogStart,
     MessageStore,
     RecoveryProgress,
     RetainingStore,
@@ -149,13 +149,13 @@ class BrokerServer:
         self._shell = RoleShell(
             ServedBy.BROKER, "broker", config.broker_name, transport, clock, config.max_label_sets
         )
-        self._desk = SettingsDesk(
+        self._desk = SettingsService(
             self._settings, self._keep_overrides, self._on_settings, self._shell
         )
         self._store: MessageStore | None = None
         self._role: BrokerRole | None = None
         self._member: GroupMember | None = None
-        self._promises: Promises = NoPromises()
+        self._promises: VoteState = NoVoteState()
         self._index: IndexerLink | None = None
         self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
@@ -206,7 +206,7 @@ class BrokerServer:
             "" if ring is None else ring.own.public_key,
         )
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
-        self._tell_figures()
+        self._tell_metrics()
         connect = self._transport.connect
         self._index = begin_index(
             config, lambda at: connect(at), ring, self._clock, self._root, self._log_extent
@@ -345,7 +345,7 @@ class BrokerServer:
         if config.ha.mode is not HaMode.AUTO:
             return
         chance = self._transport.random.getrandbits
-        promises = KeptPromises(self._begin_replica_state(), self._save_replica_state, chance)
+        promises = KeptVoteState(self._begin_replica_state(), self._save_replica_state, chance)
         replica = Replica(
             self._position,
             partial(self._lead, address),
@@ -368,7 +368,7 @@ class BrokerServer:
             ReplicaPeers(self._connect_replica),
             World(self._loop, self._clock, chance),
         )
-        self._shell.tell(MEMBER_FIGURES, self._member.status)
+        self._shell.tell(MEMBER_METRICS, self._member.status)
 
     def _connect_replica(self, where: str, server_key: str) -> Connection:
         """A connection to another replica, which must prove the key that it tells of itself."""
@@ -540,7 +540,7 @@ class BrokerServer:
 
     # ---- The store -------------------------------------------------------------------
 
-    def _replace_store(self, beginning: LogBeginning) -> MessageStore:
+    def _replace_store(self, beginning: LogStart) -> MessageStore:
         """Moves the store aside, and opens an empty copy of another one's log."""
         assert self._store is not None
         held = replicable(self._store).identity()
@@ -737,22 +737,22 @@ class BrokerServer:
         if self._role is not None:
             self._role.durable()
 
-    # ---- Figures -----------------------------------------------------------------------
+    # ---- Metrics -----------------------------------------------------------------------
 
-    def _tell_figures(self) -> None:
+    def _tell_metrics(self) -> None:
         tell = self._shell.tell
         for kind in FEATURES:
             tell(kind.metrics, partial(self._feature, kind))
-        tell(STORE_FIGURES, lambda: self._opened_features().core.store.stats())
-        tell(AUTO_CREATION_FIGURES, lambda: self._opened_features().state.auto_creation)
-        tell(REGISTRATION_FIGURES, lambda: self._opened_role().links)
+        tell(STORE_METRICS, lambda: self._opened_features().core.store.stats())
+        tell(AUTO_CREATION_METRICS, lambda: self._opened_features().state.auto_creation)
+        tell(REGISTRATION_METRICS, lambda: self._opened_role().links)
         tell((INDEX_STATE,), self._index_status)
         if has_index(self._config):
-            tell(INDEX_PROCESS_FIGURES, self._index_status)
-            tell(INDEX_FIGURES, lambda: self._index_status().progress)
+            tell(INDEX_PROCESS_METRICS, self._index_status)
+            tell(INDEX_METRICS, lambda: self._index_status().progress)
         if self._config.ha.mode is not HaMode.OFF:
-            tell(REPLICA_FIGURES, self._ha_status)
-            tell(COUNT_FIGURES, lambda: self._replication)
+            tell(REPLICA_METRICS, self._ha_status)
+            tell(COUNT_METRICS, lambda: self._replication)
 
     def _ha_status(self) -> HaStatus:
         role = self._role

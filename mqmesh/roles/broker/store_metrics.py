@@ -1,11 +1,11 @@
-"""Figures of a store, whichever backend it has."""
+"""Metrics of a store, whichever backend it has."""
 
 from typing import Final
 
-from mqmesh.figures import Measured, counter, gauge, text
+from mqmesh.metrics import Measured, counter, gauge, text
 from mqmesh.storage.interface import StoreStats
 
-STORE_FIGURES: Final[tuple[Measured[StoreStats], ...]] = (
+STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
     text("store_backend", "which kind of store", lambda store: store.backend),
     text(
         "store_store_id", "identity of the store, in every batch", lambda store: str(store.store_id)
@@ -15,7 +15,7 @@ STORE_FIGURES: Final[tuple[Measured[StoreStats], ...]] = (
         "what its files take, room taken ahead included",
         lambda store: store.disk_bytes,
         unit="bytes",
-        metric="rocketmq_storage_size_bytes",
+        rocketmq_name="rocketmq_storage_size_bytes",
     ),
     gauge("store_segments", "files of the log", lambda store: store.segments),
     gauge(
@@ -47,7 +47,7 @@ STORE_FIGURES: Final[tuple[Measured[StoreStats], ...]] = (
         "bytes of the log that are not synced yet",
         lambda store: store.max_commitlog_offset - store.durable_offset,
         unit="bytes",
-        metric="rocketmq_storage_flush_behind_bytes",
+        rocketmq_name="rocketmq_storage_flush_behind_bytes",
     ),
     gauge("store_topics", "topics with a queue", lambda store: store.topics),
     gauge("store_queues", "message queues", lambda store: store.queues),

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import Measured, counter, gauge
 from mqmesh.host import ProcessMark
+from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.protocol.coordination import (
     BeginSessionRequest,
     ChangeRecordRequest,
@@ -301,7 +301,7 @@ class Watches:
         return {peer: list(keys) for peer, keys in touched.items()}
 
 
-REGISTRY_FIGURES: Final[tuple[Measured[Registry], ...]] = (
+REGISTRY_METRICS: Final[tuple[Measured[Registry], ...]] = (
     gauge("records", "broker groups and clusters that are known", lambda one: one.record_count),
     gauge("sessions", "sessions that live", lambda one: one.session_count),
     gauge("watches", "groups that are watched", lambda one: one.watches.count),

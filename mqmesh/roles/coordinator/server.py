@@ -33,7 +33,7 @@ from mqmesh.protocol.coordination import (
     WatchRecordsRequest,
 )
 from mqmesh.roles.coordinator.config import CoordinatorConfig
-from mqmesh.roles.coordinator.registry import REGISTRY_FIGURES, Registry
+from mqmesh.roles.coordinator.registry import REGISTRY_METRICS, Registry
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.shell import RoleShell
@@ -109,7 +109,7 @@ class CoordinatorServer:
         )
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
-        self._shell.tell(REGISTRY_FIGURES, lambda: self._registry)
+        self._shell.tell(REGISTRY_METRICS, lambda: self._registry)
         self._shell.look_after_peers()
         self._plan_look()
         self._shell.ready()

@@ -1,1 +1,1 @@
-"""The exporter: figures of all processes of a cluster for Prometheus, from one process."""
+"""The exporter: metrics of all processes of a cluster for Prometheus, from one process."""

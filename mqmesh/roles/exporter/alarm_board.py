@@ -9,8 +9,8 @@ from mqmesh.roles.exporter.alarm_rules import (
     RULES,
     TOPIC_RULES,
     AlarmRule,
+    ClusterObservation,
     History,
-    Look,
     Severity,
 )
 from mqmesh.roles.exporter.families import Families
@@ -46,7 +46,7 @@ class Alarm(msgspec.Struct, frozen=True):
     status: Status = "firing"
 
 
-class Known(msgspec.Struct):
+class RaisedAlarm(msgspec.Struct):
     """An alarm that is so, though perhaps not for long enough.
 
     Attributes:
@@ -69,7 +69,7 @@ class AlarmState(msgspec.Struct):
     """
 
     history: History = msgspec.field(default_factory=History)
-    known: dict[str, Known] = {}
+    known: dict[str, RaisedAlarm] = {}
     brokers: dict[str, tuple[Node, int]] = {}
 
 
@@ -90,7 +90,7 @@ class AlarmBoard:
         self._plans = [(rule, _plans(rule, changes)) for rule in (*RULES, *TOPIC_RULES)]
 
     def judge(self, families: Families, now_ms: int, *, at_once: bool = False) -> list[Alarm]:
-        """Looks at figures.
+        """Looks at metrics.
 
         Args:
             families: Of the whole cluster.
@@ -100,7 +100,7 @@ class AlarmBoard:
         Returns:
             Alarms to tell of: those that began, are over, or last for long.
         """
-        look = Look(families, self.state.history, now_ms)
+        look = ClusterObservation(families, self.state.history, now_ms)
         seen = dict(self._find(look))
         told: list[Alarm] = []
         for key, (alarm, for_ms) in seen.items():
@@ -108,7 +108,7 @@ class AlarmBoard:
             if known is None:
                 if len(self.state.known) >= MOST_ALARMS:
                     continue
-                known = self.state.known[key] = Known(alarm)
+                known = self.state.known[key] = RaisedAlarm(alarm)
             known.alarm = msgspec.structs.replace(alarm, since_ms=known.alarm.since_ms)
             is_due = at_once or now_ms - known.alarm.since_ms >= for_ms
             is_again = bool(self._repeat_ms) and now_ms - known.told_ms >= self._repeat_ms
@@ -126,7 +126,7 @@ class AlarmBoard:
         """Alarms that are on, of which somebody was told."""
         return [known.alarm for known in self.state.known.values() if known.told_ms]
 
-    def _find(self, look: Look) -> Iterator[tuple[str, tuple[Alarm, int]]]:
+    def _find(self, look: ClusterObservation) -> Iterator[tuple[str, tuple[Alarm, int]]]:
         for rule, plan in self._plans:
             # Once for each threshold that some group has.
             for threshold in dict.fromkeys(one.threshold for one in plan.values() if one.enabled):

@@ -1,4 +1,4 @@
-"""What is an alarm: conditions on the figures of a cluster. Pure.
+"""What is an alarm: conditions on the metrics of a cluster. Pure.
 
 The same conditions stand in ``boards/mqmesh.rules.yml`` for those who have Prometheus.
 """
@@ -35,7 +35,7 @@ class History(msgspec.Struct):
     """What totals were, so that it is known how much they grew; it can be kept in a file.
 
     Attributes:
-        totals: By metric and labels, joined by a tab: pairs of wall-clock ms and total, oldest
+        totals: By exported and labels, joined by a tab: pairs of wall-clock ms and total, oldest
             first. One is older than the window, or the first of all.
         answered_ms: When a process answered last, wall clock, by the values of ``PROCESS``, joined
             by a tab.
@@ -50,7 +50,7 @@ class History(msgspec.Struct):
         """How much totals grew, and notes what they are.
 
         Args:
-            name: Of the metric.
+            name: Of the exported.
             sums: The totals of each process, whose labels are the first.
             now_ms: Wall clock.
             window_ms: Since so long ago.
@@ -87,11 +87,11 @@ class History(msgspec.Struct):
         self.answered_ms = kept | answered
 
 
-class Look(msgspec.Struct, frozen=True):
+class ClusterObservation(msgspec.Struct, frozen=True):
     """What rules look at.
 
     Attributes:
-        families: Figures of now.
+        families: Metrics of now.
         history: Of before.
         now_ms: Wall clock.
     """
@@ -116,7 +116,7 @@ class Look(msgspec.Struct, frozen=True):
         return found
 
 
-Find = Callable[[Look, float], Iterator[tuple[Labels, float]]]
+Find = Callable[[ClusterObservation, float], Iterator[tuple[Labels, float]]]
 
 
 class AlarmRule(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
 def over(name: str, by: Labels = NODE, **where: str) -> Find:
     """Finds sums of a gauge above the threshold."""
 
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         for labels, value in look.families.sums(name, by, **where).items():
             if value > threshold:
                 yield labels, value
@@ -160,7 +160,7 @@ def over(name: str, by: Labels = NODE, **where: str) -> Find:
 def is_zero(name: str, by: Labels = NODE) -> Find:
     """Finds gauges that are 0, where 1 is well."""
 
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         for labels, value in look.families.sums(name, by).items():
             if value == 0:
                 yield labels, value
@@ -171,7 +171,7 @@ def is_zero(name: str, by: Labels = NODE) -> Find:
 def grew(name: str, by: Labels, window_s: int, **where: str) -> Find:
     """Finds counters that grew by more than the threshold within so long."""
 
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         for labels, value in look.grown(name, by, window_s * 1_000, **where).items():
             if value is not None and value > threshold:
                 yield labels, value
@@ -182,7 +182,7 @@ def grew(name: str, by: Labels, window_s: int, **where: str) -> Find:
 def any_of(*finds: Find) -> Find:
     """Finds what one of several finds."""
 
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         found: dict[Labels, float] = {}
         for one in finds:
             found |= dict(one(look, threshold))
@@ -192,7 +192,7 @@ def any_of(*finds: Find) -> Find:
 
 
 def _behind(by: Labels) -> Find:
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         # Many messages that came a moment ago are no backlog.
         name = "rocketmq_consumer_lag_latency_milliseconds"
         late = {labels for labels, ms in look.families.sums(name, by).items() if ms > 60_000}
@@ -203,13 +203,13 @@ def _behind(by: Labels) -> Find:
     return find
 
 
-def _waiting(look: Look, threshold: float, by: Labels = GROUP) -> dict[Labels, float]:
+def _waiting(look: ClusterObservation, threshold: float, by: Labels = GROUP) -> dict[Labels, float]:
     # What waits for its retry waits on purpose.
     lags = look.families.sums(LAG, by, is_retry="false")
     return {labels: lag for labels, lag in lags.items() if lag > threshold}
 
 
-def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+def _stuck(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
     members = look.families.sums(MEMBERS, GROUP)
     # Since the last look: how long that has to last the rule says. An offset that went back moved.
     done = look.grown(COMMITTED, GROUP, 1, is_retry="false")
@@ -219,7 +219,7 @@ def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
 
 
 def _nobody(by: Labels) -> Find:
-    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    def find(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
         members = look.families.sums(MEMBERS, GROUP)
         for labels, lag in _waiting(look, threshold, by).items():
             if not members.get(labels[: len(GROUP)]):
@@ -228,7 +228,7 @@ def _nobody(by: Labels) -> Find:
     return find
 
 
-def _failing(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+def _failing(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
     # Every member reports to each broker that it uses, so that sums may count it several times.
     per_broker = look.families.sums(FAILURES, (*NODE, *GROUP))
     deliveries = look.families.sums(DELIVERIES, (*NODE, *GROUP))
@@ -241,7 +241,7 @@ def _failing(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
     yield from found.items()
 
 
-def _undelivered(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+def _undelivered(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels, float]]:
     off = look.families.sums("mqmesh_schedule_service_info", NODE, value="off")
     for labels, waiting in look.families.sums("rocketmq_timing_messages", NODE).items():
         if waiting > threshold and labels in off:

@@ -1,4 +1,4 @@
-"""Asks the processes of a cluster for their figures, each with a deadline, and makes a page of it.
+"""Asks the processes of a cluster for their metrics, each with a deadline, and makes a page of it.
 
 Processes are asked at the same time, over ZeroMQ. One that does not answer is told as
 ``mqmesh_up`` 0 and holds nobody else up for longer than ``timeout_ms``.
@@ -12,17 +12,17 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
-from mqmesh.figures import FigureKind, Readings
+from mqmesh.metrics import MetricKind, Readings
 from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.exporter.config import ExporterConfig
-from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.globs import Globs
 from mqmesh.roles.exporter.names import (
     NODE_LABELS,
     Node,
     broker_series,
-    figure_series,
     group_series,
+    metric_series,
 )
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
@@ -51,7 +51,7 @@ AskAll = Callable[[Callable[[Node], _Asked], Iterable[Node]], Iterable[_Asked]]
 
 
 class Collector:
-    """Collects all figures of a cluster; used by one thread at a time.
+    """Collects all metrics of a cluster; used by one thread at a time.
 
     Args:
         config: Settings.
@@ -129,7 +129,7 @@ class Collector:
         yield Series(_UP, (*node.labels,), float(readings is not None))
         if readings is None:
             return
-        yield from figure_series(node, readings)
+        yield from metric_series(node, readings)
         if node.is_leader:
             yield from broker_series(node, readings, wall_ms)
             if self._config.rocketmq4_names:
@@ -263,14 +263,14 @@ def _named(node: Node, readings: Readings) -> Node:
     return node
 
 
-_UP: Final = Metric("mqmesh_up", FigureKind.GAUGE, "the process answers", NODE_LABELS)
+_UP: Final = ExportedMetric("mqmesh_up", MetricKind.GAUGE, "the process answers", NODE_LABELS)
 
 
 def _exporter_series(cluster: str, asked: list[_Asked], took_ms: int) -> Iterator[Series]:
     node = (cluster, "exporter", "exporter")
 
     def tell(name: str, help: str, value: float) -> Series:
-        return Series(Metric(name, FigureKind.GAUGE, help, NODE_LABELS), node, value)
+        return Series(ExportedMetric(name, MetricKind.GAUGE, help, NODE_LABELS), node, value)
 
     yield tell("mqmesh_scrape_duration_seconds", "how long it took to ask all", took_ms / 1_000)
     left_out = sum(one.groups_left_out for one in asked)

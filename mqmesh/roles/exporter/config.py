@@ -20,14 +20,14 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         name: Name of the instance, shown in logs and to administrators.
         listen_host: Address to listen at for HTTP. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
-        allow_insecure_bind: Listen beyond this machine. Whoever reaches it reads all figures, and
+        allow_insecure_bind: Listen beyond this machine. Whoever reaches it reads all metrics, and
             nothing else.
         tls_cert_file: Certificate of the page, PEM, followed by those that vouch for it: the page
             is served by https then, beyond this machine, too. "" for http. Read at the start.
         tls_key_file: Its private key, PEM, without a passphrase.
 
         namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
-        other_addr: Other processes to ask for their figures, ``host:port`` each: coordinators,
+        other_addr: Other processes to ask for their metrics, ``host:port`` each: coordinators,
             schedule services, filter servers.
         data_dir: Data folder of a cluster that `mqmesh up` runs on this machine: those of its
             processes are asked that name servers do not know. "" for none.

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from mqmesh.figures import Distribution, FigureKind
+from mqmesh.metrics import Distribution, MetricKind
 
 
-class Metric(msgspec.Struct, frozen=True):
+class ExportedMetric(msgspec.Struct, frozen=True):
     """What all series of a family have in common.
 
     Attributes:
@@ -18,62 +18,66 @@ class Metric(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: FigureKind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One value of a metric.
+    """One value of a exported.
 
     Attributes:
-        metric: Which one.
+        exported: Which one.
         labels: Values of its labels, in their order.
         value: A distribution for a histogram, else a number.
     """
 
-    metric: Metric
+    exported: ExportedMetric
     labels: tuple[str, ...]
     value: float | Distribution
 
 
 class Families:
-    """Series by metric, in the order in which metrics came; of equal ones the first stays.
+    """Series by exported, in the order in which metrics came; of equal ones the first stays.
 
     Args:
         series: All of them.
     """
 
     def __init__(self, series: Iterable[Series]) -> None:
-        self._by_name: dict[str, tuple[Metric, dict[tuple[str, ...], float | Distribution]]] = {}
+        self._by_name: dict[
+            str, tuple[ExportedMetric, dict[tuple[str, ...], float | Distribution]]
+        ] = {}
         for one in series:
-            metric, values = self._by_name.setdefault(one.metric.name, (one.metric, {}))
-            if (metric.labels, metric.kind) == (one.metric.labels, one.metric.kind):
+            exported, values = self._by_name.setdefault(one.exported.name, (one.exported, {}))
+            if (exported.labels, exported.kind) == (one.exported.labels, one.exported.kind):
                 values.setdefault(one.labels, one.value)
 
     def __len__(self) -> int:
         return sum(len(values) for _, values in self._by_name.values())
 
-    def __iter__(self) -> Iterator[tuple[Metric, dict[tuple[str, ...], float | Distribution]]]:
-        """Each metric, and its values by labels."""
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[ExportedMetric, dict[tuple[str, ...], float | Distribution]]]:
+        """Each exported, and its values by labels."""
         return iter(self._by_name.values())
 
     def sums(self, name: str, by: tuple[str, ...], **where: str) -> dict[tuple[str, ...], float]:
         """Adds up the series of a counter or gauge that have some labels in common.
 
         Args:
-            name: Of the metric.
-            by: Labels whose values tell the sums apart; one that the metric has not is "".
+            name: Of the exported.
+            by: Labels whose values tell the sums apart; one that the exported has not is "".
             where: Only series with these values of labels.
 
         Returns:
-            Sums by the values of ``by``; none if there is no such metric.
+            Sums by the values of ``by``; none if there is no such exported.
         """
         found: dict[tuple[str, ...], float] = {}
-        metric, values = self._by_name.get(name, (None, {}))
+        exported, values = self._by_name.get(name, (None, {}))
         for labels, value in values.items():
-            assert metric is not None
-            told = dict(zip(metric.labels, labels, strict=True))
+            assert exported is not None
+            told = dict(zip(exported.labels, labels, strict=True))
             if isinstance(value, Distribution) or not where.items() <= told.items():
                 continue
             key = tuple(told.get(label, "") for label in by)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from mqmesh.figures import OTHER
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from mqmesh.metrics import OTHER
 from mqmesh.roles.exporter.families import Series
 
 ANY: Final = "*"
@@ -80,7 +80,7 @@ class Globs:
 
     def _kept(self, series: Iterable[Series]) -> Iterator[Series]:
         for one in series:
-            named = zip(one.metric.labels, one.labels, strict=True)
+            named = zip(one.exported.labels, one.labels, strict=True)
             if all(self._takes(label, value) for label, value in named):
                 yield one
 

@@ -1,4 +1,4 @@
-"""Figures under the names that Prometheus gets: RocketMQ 5's where it has one, else our own. Pure.
+"""Metrics under the names that Prometheus gets: RocketMQ 5's where it has one, else our own. Pure.
 
 RocketMQ's names are spelt as its broker 5.3.3 exposes them; all others begin with ``mqmesh_`` and
 are in base units, as Prometheus wants it.
@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.figures import Distribution, Figure, FigureKind, FigureValue, Readings
 from mqmesh.message import TRANS_HALF_TOPIC, dlq_topic, is_system_topic, retry_topic
+from mqmesh.metrics import Distribution, Metric, MetricKind, MetricValue, Readings
 from mqmesh.protocol.groups import GroupTopics, TopicProgress
-from mqmesh.roles.exporter.families import Metric, Series
+from mqmesh.roles.exporter.families import ExportedMetric, Series
 
 OWN: Final = "mqmesh_"
 COMMITTED: Final = "mqmesh_consumer_offset"
@@ -31,7 +31,7 @@ _CONSTANTS: Final = {
 _UNITS: Final = {"ms": ("seconds", 1_000.0), "percent": ("ratio", 100.0)}
 _PER_SECOND = re.compile(r"_per_s\Z")
 
-_GAUGE, _COUNTER = FigureKind.GAUGE, FigureKind.COUNTER
+_GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 _GROUP_LABELS: Final = ("topic", "consumer_group", "is_retry", "is_system")
 
 
@@ -60,52 +60,52 @@ class Node(msgspec.Struct, frozen=True):
         return (self.cluster, self.node_type, self.node_id)
 
 
-def own_metric(figure: Figure) -> tuple[Metric, float]:
-    """A figure as a metric with a name of our own, and what its values are divided by."""
-    name, scale = figure.name, 1.0
-    if figure.unit in _UNITS:
-        unit, scale = _UNITS[figure.unit]
-        name = re.sub(rf"_{figure.unit}(_|\Z)", rf"_{unit}\1", name)
+def exported_as_own(metric: Metric) -> tuple[ExportedMetric, float]:
+    """A metric as a exported with a name of our own, and what its values are divided by."""
+    name, scale = metric.name, 1.0
+    if metric.unit in _UNITS:
+        unit, scale = _UNITS[metric.unit]
+        name = re.sub(rf"_{metric.unit}(_|\Z)", rf"_{unit}\1", name)
     name = OWN + _PER_SECOND.sub("_per_second", name)
-    labels = figure.labels
-    if figure.kind is FigureKind.TEXT:
+    labels = metric.labels
+    if metric.kind is MetricKind.TEXT:
         name, labels = f"{name}_info", ("value",)
-    if figure.kind is FigureKind.COUNTER and not name.endswith("_total"):
+    if metric.kind is MetricKind.COUNTER and not name.endswith("_total"):
         name += "_total"
-    kind = FigureKind.GAUGE if figure.kind is FigureKind.TEXT else figure.kind
-    return Metric(name, kind, figure.help, NODE_LABELS + labels), scale
+    kind = MetricKind.GAUGE if metric.kind is MetricKind.TEXT else metric.kind
+    return ExportedMetric(name, kind, metric.help, NODE_LABELS + labels), scale
 
 
-def rocketmq_metric(figure: Figure) -> tuple[Metric, tuple[str, ...]]:
-    """A figure as a metric of RocketMQ 5, and the values of labels that are always the same."""
-    return _rocketmq(figure.metric, figure.kind, figure.help, figure.labels)
+def exported_as_rocketmq(metric: Metric) -> tuple[ExportedMetric, tuple[str, ...]]:
+    """A metric as a exported of RocketMQ 5, and the values of labels that are always the same."""
+    return _rocketmq(metric.rocketmq_name, metric.kind, metric.help, metric.labels)
 
 
 def _rocketmq(
-    name: str, kind: FigureKind, help: str, labels: tuple[str, ...]
-) -> tuple[Metric, tuple[str, ...]]:
+    name: str, kind: MetricKind, help: str, labels: tuple[str, ...]
+) -> tuple[ExportedMetric, tuple[str, ...]]:
     constants = next((told for start, told in _CONSTANTS.items() if name.startswith(start)), ())
     names = (*NODE_LABELS, SCOPE[0], *(key for key, _ in constants), *labels)
-    return Metric(name, kind, help, names), (SCOPE[1], *(value for _, value in constants))
+    return ExportedMetric(name, kind, help, names), (SCOPE[1], *(value for _, value in constants))
 
 
-def figure_series(node: Node, readings: Readings) -> Iterator[Series]:
-    """All figures of a process."""
+def metric_series(node: Node, readings: Readings) -> Iterator[Series]:
+    """All metrics of a process."""
     for reading in readings:
-        figure = reading.figure
-        if figure.metric:
-            metric, constants = rocketmq_metric(figure)
+        metric = reading.metric
+        if metric.rocketmq_name:
+            exported, constants = exported_as_rocketmq(metric)
             scale = 1.0
         else:
-            (metric, scale), constants = own_metric(figure), ()
+            (exported, scale), constants = exported_as_own(metric), ()
         for sample in reading.samples:
             labels, value = sample.labels, sample.value
             if isinstance(value, str):
                 labels, value = (value,), 1
-            yield Series(metric, (*node.labels, *constants, *labels), _scaled(value, scale))
+            yield Series(exported, (*node.labels, *constants, *labels), _scaled(value, scale))
 
 
-def _scaled(value: FigureValue, scale: float) -> float | Distribution:
+def _scaled(value: MetricValue, scale: float) -> float | Distribution:
     assert not isinstance(value, str)
     if not isinstance(value, Distribution):
         return value / scale
@@ -116,19 +116,19 @@ def _scaled(value: FigureValue, scale: float) -> float | Distribution:
 
 
 def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Series]:
-    """What RocketMQ 5 tells of a broker beside single figures.
+    """What RocketMQ 5 tells of a broker beside single metrics.
 
     Args:
         node: A master.
-        readings: Its figures.
+        readings: Its metrics.
         wall_ms: Wall clock.
     """
 
     def tell(
-        name: str, kind: FigureKind, help: str, value: float, **labels: str
+        name: str, kind: MetricKind, help: str, value: float, **labels: str
     ) -> Iterator[Series]:
-        metric, constants = _rocketmq(name, kind, help, tuple(labels))
-        yield Series(metric, (*node.labels, *constants, *labels.values()), value)
+        exported, constants = _rocketmq(name, kind, help, tuple(labels))
+        yield Series(exported, (*node.labels, *constants, *labels.values()), value)
 
     drained = readings.number("wiped_write_perm", default=0)
     yield from tell("rocketmq_broker_permission", _GAUGE, "4 read, 2 write", 4 if drained else 6)
@@ -152,9 +152,9 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
 
 
 def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """The values of a figure with labels, if there is such a figure."""
+    """The values of a metric with labels, if there is such a metric."""
     for reading in readings:
-        if reading.figure.name == name:
+        if reading.metric.name == name:
             for sample in reading.samples:
                 if not isinstance(sample.value, str | Distribution):
                     yield sample.labels, sample.value
@@ -178,15 +178,15 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
             waits_ms(one.oldest_timestamp, now_ms),
             waits_ms(one.ready_timestamp, now_ms),
         )
-        for (metric, constants), value in zip(_OF_GROUPS, values, strict=True):
-            yield Series(metric, (*node.labels, *constants, *labels), value)
+        for (exported, constants), value in zip(_OF_GROUPS, values, strict=True):
+            yield Series(exported, (*node.labels, *constants, *labels), value)
         yield Series(_COMMITTED, (*node.labels, *labels), one.consumer_offset)
         if is_retry:
             yield Series(_WAITING, (*node.labels, group.group), one.waiting)
     if group.dead_letters:
-        metric, constants = _DEAD_LETTERS
+        exported, constants = _DEAD_LETTERS
         of_group = (group.group, dlq_topic(group.group), "false")
-        yield Series(metric, (*node.labels, *constants, *of_group), group.dead_letters)
+        yield Series(exported, (*node.labels, *constants, *of_group), group.dead_letters)
     if group.members:
         differing = sum(bool(one.difference) for one in group.members)
         yield Series(_DIFFERING, (*node.labels, group.group), differing)
@@ -201,9 +201,9 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
         model = member.data.message_model.lower()
         own = (group.group, member.language.lower(), member.version, model, is_system)
         kinds[own] = kinds.get(own, 0) + 1
-    metric, constants = _CONNECTIONS
+    exported, constants = _CONNECTIONS
     for kind, count in kinds.items():
-        yield Series(metric, (*node.labels, *constants, *kind), count)
+        yield Series(exported, (*node.labels, *constants, *kind), count)
 
 
 def topics_of(group: GroupTopics) -> list[TopicProgress]:
@@ -233,27 +233,27 @@ _OF_GROUPS: Final = tuple(
         ("queueing_latency_milliseconds", "the same of the oldest that was not handed out"),
     )
 )
-_WAITING: Final = Metric(
+_WAITING: Final = ExportedMetric(
     "mqmesh_group_waiting_retries",
     _GAUGE,
     "messages that failed and wait for their retry",
     (*NODE_LABELS, "consumer_group"),
 )
-_DEAD: Final = Metric(
+_DEAD: Final = ExportedMetric(
     "mqmesh_group_dead_messages",
     _GAUGE,
     "messages in the dead letters",
     (*NODE_LABELS, "consumer_group"),
 )
 _OF_FAILURES: Final = tuple(
-    Metric(name, _GAUGE, help, (*NODE_LABELS, "consumer_group"))
+    ExportedMetric(name, _GAUGE, help, (*NODE_LABELS, "consumer_group"))
     for name, help in (
         (DELIVERIES, "messages that came to listeners in the last ten minutes, each time"),
         (FAILURES, "of them, messages whose listener failed"),
         ("mqmesh_group_failures_per_second", "the same, a second"),
     )
 )
-_COMMITTED: Final = Metric(
+_COMMITTED: Final = ExportedMetric(
     COMMITTED, _GAUGE, "sum of the committed offsets", NODE_LABELS + _GROUP_LABELS
 )
 _DEAD_LETTERS: Final = _rocketmq(
@@ -262,7 +262,7 @@ _DEAD_LETTERS: Final = _rocketmq(
     "messages that became dead letters",
     ("consumer_group", "topic", "is_system"),
 )
-_DIFFERING: Final = Metric(
+_DIFFERING: Final = ExportedMetric(
     "mqmesh_group_differing_members",
     _GAUGE,
     "members that subscribe differently from their group",

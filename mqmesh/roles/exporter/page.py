@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.figures import Distribution, FigureKind
+from mqmesh.metrics import Distribution, MetricKind
 from mqmesh.roles.exporter.collector import Collector
-from mqmesh.roles.exporter.families import Families, Metric
+from mqmesh.roles.exporter.families import ExportedMetric, Families
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -44,16 +44,16 @@ class Page:
 def text_of(families: Families) -> bytes:
     """What Prometheus reads, its text format 0.0.4; 1.5 µs a line."""
     parts: list[str] = []
-    for metric, series in families:
-        name = metric.name
-        help = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-        parts.append(f"# HELP {name} {help}\n# TYPE {name} {metric.kind}\n")
-        if metric.kind is FigureKind.HISTOGRAM:
+    for exported, series in families:
+        name = exported.name
+        help = exported.help.replace("\\", r"\\").replace("\n", r"\n")
+        parts.append(f"# HELP {name} {help}\n# TYPE {name} {exported.kind}\n")
+        if exported.kind is MetricKind.HISTOGRAM:
             for labels, told in series.items():
                 if isinstance(told, Distribution):
-                    parts += _histogram(metric, labels, told)
+                    parts += _histogram(exported, labels, told)
             continue
-        form = _line(name, metric.labels)
+        form = _line(name, exported.labels)
         parts += [
             form % (*_escaped(labels), _number(told))
             for labels, told in series.items()
@@ -62,14 +62,16 @@ def text_of(families: Families) -> bytes:
     return "".join(parts).encode()
 
 
-def _histogram(metric: Metric, labels: tuple[str, ...], told: Distribution) -> Iterator[str]:
-    name, values = metric.name, _escaped(labels)
-    bucket = _line(f"{name}_bucket", (*metric.labels, "le"))
+def _histogram(
+    exported: ExportedMetric, labels: tuple[str, ...], told: Distribution
+) -> Iterator[str]:
+    name, values = exported.name, _escaped(labels)
+    bucket = _line(f"{name}_bucket", (*exported.labels, "le"))
     bounds = (*map(_number, told.bounds), "+Inf")
     for bound, count in zip(bounds, accumulate(told.counts), strict=True):
         yield bucket % (*values, bound, _number(count))
-    yield _line(f"{name}_count", metric.labels) % (*values, _number(told.count))
-    yield _line(f"{name}_sum", metric.labels) % (*values, _number(told.total))
+    yield _line(f"{name}_count", exported.labels) % (*values, _number(told.count))
+    yield _line(f"{name}_sum", exported.labels) % (*values, _number(told.total))
 
 
 def _line(name: str, labels: tuple[str, ...]) -> str:

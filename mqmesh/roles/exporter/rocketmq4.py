@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterator
 from functools import cache
 from typing import Final
 
-from mqmesh.figures import Distribution, FigureKind, Readings
 from mqmesh.message import DLQ_PREFIX, retry_topic
+from mqmesh.metrics import Distribution, MetricKind, Readings
 from mqmesh.protocol.groups import ConsumerConnection, GroupTopics
-from mqmesh.roles.exporter.families import Metric, Series
+from mqmesh.roles.exporter.families import ExportedMetric, Series
 from mqmesh.roles.exporter.names import Node, numbers, topics_of, waits_ms
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 
@@ -48,7 +48,7 @@ _ABSENT: Final = (
 
 
 class RocketMQ4Names:
-    """Tells figures of brokers and groups under the names of RocketMQ 4's exporter.
+    """Tells metrics of brokers and groups under the names of RocketMQ 4's exporter.
 
     Args:
         rates: Of totals.
@@ -64,7 +64,7 @@ class RocketMQ4Names:
 
         Args:
             node: It.
-            readings: Its figures.
+            readings: Its metrics.
             now_ms: Monotonic clock.
             wall_ms: Wall clock.
         """
@@ -75,28 +75,28 @@ class RocketMQ4Names:
 
     def _totals(self, node: Node, readings: Readings) -> Iterator[Series]:
         labels = {"cluster": node.cluster, "brokerIP": node.endpoint, "broker": node.broker_name}
-        for name, figure in (
+        for name, metric in (
             ("rocketmq_broker_tps", "put_messages_per_s"),
             ("rocketmq_broker_qps", "get_messages_per_s"),
         ):
-            yield _series(name, "messages a second", readings.number(figure, default=0), labels)
+            yield _series(name, "messages a second", readings.number(metric, default=0), labels)
 
     def _topics(self, node: Node, readings: Readings, now_ms: int) -> Iterator[Series]:
-        for name, figure in (
+        for name, metric in (
             ("rocketmq_producer_tps", "topic_put_messages_total"),
             ("rocketmq_producer_message_size", "topic_put_bytes_total"),
         ):
-            for (topic, *_), total in numbers(readings, figure):
-                rate = self._rates.rate((node.endpoint, figure, topic), total, now_ms)
+            for (topic, *_), total in numbers(readings, metric):
+                rate = self._rates.rate((node.endpoint, metric, topic), total, now_ms)
                 yield _series(name, "stored a second", rate, _of_topic(node, topic))
 
     def _groups(self, node: Node, readings: Readings, now_ms: int) -> Iterator[Series]:
-        for name, figure in (
+        for name, metric in (
             ("rocketmq_consumer_tps", "group_get_messages_total"),
             ("rocketmq_consumer_message_size", "group_get_bytes_total"),
         ):
-            for (topic, group, *_), total in numbers(readings, figure):
-                rate = self._rates.rate((node.endpoint, figure, topic, group), total, now_ms)
+            for (topic, group, *_), total in numbers(readings, metric):
+                rate = self._rates.rate((node.endpoint, metric, topic, group), total, now_ms)
                 labels = _of_topic(node, topic) | {"group": group}
                 yield _series(name, "handed out a second", rate, labels)
 
@@ -179,11 +179,11 @@ class RocketMQ4Names:
             yield _series(
                 "rocketmq_producer_offset", "end of its queues", one.max_queue_offset, of_topic
             )
-            for metric, value in (
+            for exported, value in (
                 ("rocketmq_consumer_offset", one.consumer_offset),
                 ("rocketmq_group_get_latency_by_storetime", late_ms),
             ):
-                yield _gauge(metric, _TOPIC_AND_GROUP, with_group, value)
+                yield _gauge(exported, _TOPIC_AND_GROUP, with_group, value)
         of_group = (name, DLQ_PREFIX + name, *of_members)
         yield _gauge("rocketmq_group_dlqdiff", _GROUP, of_group, group.dead)
         by_group = (node.cluster, node.broker_name, name)
@@ -215,7 +215,7 @@ def put_times(readings: Readings) -> Iterator[tuple[str, int]]:
     """How many sends took how long, by what RocketMQ 4 calls it; mqmesh tells fewer steps."""
     counts = dict.fromkeys((name for name, _ in _PUT_TIMES), 0)
     for reading in readings:
-        if reading.figure.name != "command_latency_ms":
+        if reading.metric.name != "command_latency_ms":
             continue
         for sample in reading.samples:
             if sample.labels[0] == _SEND and isinstance(sample.value, Distribution):
@@ -230,14 +230,14 @@ def _of_topic(node: Node, topic: str) -> dict[str, str]:
 
 
 @cache
-def _metric(name: str, labels: tuple[str, ...]) -> Metric:
-    return Metric(name, FigureKind.GAUGE, "of a consumer group", labels)
+def _exported(name: str, labels: tuple[str, ...]) -> ExportedMetric:
+    return ExportedMetric(name, MetricKind.GAUGE, "of a consumer group", labels)
 
 
 def _gauge(name: str, labels: tuple[str, ...], values: tuple[str, ...], value: float) -> Series:
-    return Series(_metric(name, labels), values, value)
+    return Series(_exported(name, labels), values, value)
 
 
 def _series(name: str, help: str, value: float, labels: dict[str, str]) -> Series:
-    metric = Metric(name, FigureKind.GAUGE, help, tuple(labels))
-    return Series(metric, tuple(labels.values()), value)
+    exported = ExportedMetric(name, MetricKind.GAUGE, help, tuple(labels))
+    return Series(exported, tuple(labels.values()), value)

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import FilterUnknown, InvalidArgument, MessageIllegal, SystemBusy
-from mqmesh.figures import Measured, counter, gauge
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, filter_id
+from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, FilterState, OnLoaded
 
@@ -201,7 +201,7 @@ def _check_source(wanted_id: str, data: bytes) -> str:
         raise MessageIllegal(f"the source of the filter is no UTF-8: {error.reason}") from None
 
 
-FILTER_FIGURES: Final[tuple[Measured[FilterStatus], ...]] = (
+FILTER_METRICS: Final[tuple[Measured[FilterStatus], ...]] = (
     gauge(
         "filters",
         "filters that consumers uploaded, by state",

@@ -26,7 +26,7 @@ class Question(msgspec.Struct, frozen=True):
     messages: int
 
 
-class Passage:
+class FilterPass:
     """The answer of a broker to one pull, being filtered.
 
     Args:

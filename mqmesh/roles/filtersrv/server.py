@@ -40,9 +40,9 @@ from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner, FilterState, Worker
-from mqmesh.roles.filtersrv.filter_table import FILTER_FIGURES, FilterTable
-from mqmesh.roles.filtersrv.pipeline import Passage, Question
-from mqmesh.roles.filtersrv.worker_places import WORKER_FIGURES, WorkerPlaces
+from mqmesh.roles.filtersrv.filter_table import FILTER_METRICS, FilterTable
+from mqmesh.roles.filtersrv.pipeline import FilterPass, Question
+from mqmesh.roles.filtersrv.worker_places import WORKER_METRICS, WorkerPlaces
 from mqmesh.roles.shell import RoleShell
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.transport.endpoints import endpoint_of
@@ -135,8 +135,8 @@ class FilterServer:
             max_frame_bytes=MAX_FRAME_BYTES,
         )
         server = self._shell.open(handlers, limits=limits)
-        self._shell.tell(FILTER_FIGURES, self._table.status)
-        self._shell.tell(WORKER_FIGURES, lambda: self._places)
+        self._shell.tell(FILTER_METRICS, self._table.status)
+        self._shell.tell(WORKER_METRICS, lambda: self._places)
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
@@ -293,7 +293,7 @@ class FilterServer:
                 return
             self._table.check_room(runner.user, len(answer.body))
             try:
-                passage = Passage(header, answer.body, pull.queue_offset)
+                passage = FilterPass(header, answer.body, pull.queue_offset)
             except CorruptBatch as error:
                 _log.error("the broker sent a damaged batch: %s", error)
                 if pull.verify:
@@ -310,7 +310,7 @@ class FilterServer:
     def _ask_next(
         self,
         runner: FilterRunner,
-        passage: Passage,
+        passage: FilterPass,
         questions: list[Question],
         done: Callable[[Reply | MQMeshError], None],
         began_ms: int | None = None,

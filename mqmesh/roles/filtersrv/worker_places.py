@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from mqmesh.clock import Clock
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import Measured, gauge
+from mqmesh.metrics import Measured, gauge
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 
 FREE_MS: Final = 1_000
@@ -114,6 +114,6 @@ class WorkerPlaces:
         )
 
 
-WORKER_FIGURES: Final[tuple[Measured[WorkerPlaces], ...]] = (
+WORKER_METRICS: Final[tuple[Measured[WorkerPlaces], ...]] = (
     gauge("filter_processes", "processes of filters that run", len),
 )

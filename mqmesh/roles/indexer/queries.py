@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.figures import Measured, gauge
 from mqmesh.message import parse_message_id
+from mqmesh.metrics import Measured, gauge
 from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
@@ -161,6 +161,6 @@ class PendingQueries:
         self._waiting = deque(one for one in self._waiting if one.request.peer != peer)
 
 
-QUERY_FIGURES: Final[tuple[Measured[PendingQueries], ...]] = (
+QUERY_METRICS: Final[tuple[Measured[PendingQueries], ...]] = (
     gauge("index_pending_queries", "queries that wait or are being worked on", len),
 )

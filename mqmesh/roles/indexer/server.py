@@ -17,9 +17,9 @@ from mqmesh.protocol.queries import (
 )
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.dispatch import Handler
-from mqmesh.roles.index_figures import INDEX_FIGURES
+from mqmesh.roles.index_metrics import INDEX_METRICS
 from mqmesh.roles.indexer.config import IndexerConfig
-from mqmesh.roles.indexer.queries import QUERY_FIGURES, PendingQueries
+from mqmesh.roles.indexer.queries import QUERY_METRICS, PendingQueries
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.index.dispatcher import Dispatcher, DispatcherStats
@@ -87,8 +87,8 @@ class IndexerServer:
             RequestCode.QUERY_MESSAGE_BY_ID: self._query,
         }
         server = self._shell.open(handlers, self._queries.drop_peer)
-        self._shell.tell(INDEX_FIGURES, self._progress)
-        self._shell.tell(QUERY_FIGURES, lambda: self._queries)
+        self._shell.tell(INDEX_METRICS, self._progress)
+        self._shell.tell(QUERY_METRICS, lambda: self._queries)
         endpoint = server.bind(self._config.endpoint)
         self._shell.ready()
         return endpoint

@@ -27,8 +27,8 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.figures import Measured, gauge
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, check_group, check_topic
+from mqmesh.metrics import Measured, gauge
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import (
     MAX_TOPICS_PER_BROKER,
@@ -580,7 +580,7 @@ def _without(table: _Table, topic: str) -> _Table:
     return {name: config for name, config in table.items() if name != topic}
 
 
-ROUTE_FIGURES: Final[tuple[Measured[RouteTable], ...]] = (
+ROUTE_METRICS: Final[tuple[Measured[RouteTable], ...]] = (
     gauge("broker_groups", "broker groups that are registered", lambda table: len(table.brokers())),
     gauge("topics", "topics that they carry", lambda table: len(table.topics())),
     gauge("drained_brokers", "broker groups that are drained", lambda table: len(table.drained())),

@@ -44,11 +44,11 @@ from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import (
     MAX_HINT_TOPICS,
-    ROUTE_FIGURES,
+    ROUTE_METRICS,
     OrderedTopics,
     RouteTable,
 )
-from mqmesh.roles.settings_desk import OnKept, SettingsDesk
+from mqmesh.roles.settings_service import OnKept, SettingsService
 from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import begin_in
 from mqmesh.storage.files.atomic_file import load_document, save_document
@@ -95,7 +95,7 @@ class NameServer:
         self._loop = transport.loop
         self._clock = clock or transport.loop.clock
         self._shell = RoleShell(ServedBy.NAMESRV, "namesrv", config.name, transport, clock)
-        self._desk = SettingsDesk(
+        self._desk = SettingsService(
             self._settings, self._keep_overrides, self._on_settings, self._shell
         )
         self._ticks: Timer | None = None
@@ -151,7 +151,7 @@ class NameServer:
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{host}:{config.listen_port}")
         self._ticks = self._shell.every(config.scan_interval_ms, self._tick)
-        self._shell.tell(ROUTE_FIGURES, lambda: self._table)
+        self._shell.tell(ROUTE_METRICS, lambda: self._table)
         self._shell.look_after_peers()
         self._shell.ready()
         if config.allow_insecure_bind:

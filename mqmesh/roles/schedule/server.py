@@ -18,7 +18,7 @@ from mqmesh.protocol.command import (
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.roles.schedule.service import SCHEDULE_FIGURES, ScheduleService
+from mqmesh.roles.schedule.service import SCHEDULE_METRICS, ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
 from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import begin_in
@@ -77,7 +77,7 @@ class ScheduleServer:
         """Takes its directory, and begins to look for the broker.
 
         Returns:
-            Where it answers PING, and tells its figures.
+            Where it answers PING, and tells its metrics.
 
         Raises:
             ConfigError: The directory for sockets cannot be used; or security was on there, and is
@@ -89,7 +89,7 @@ class ScheduleServer:
         self._lock = StoreLock(self._root)
         begin_in(self._root, self._config.security)
         endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
-        self._shell.tell(SCHEDULE_FIGURES, self._service.status)
+        self._shell.tell(SCHEDULE_METRICS, self._service.status)
         self._link = NamesrvLink(
             self._transport,
             list(self._config.namesrv_addr),

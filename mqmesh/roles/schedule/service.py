@@ -23,7 +23,7 @@ from mqmesh.errors import (
     StorageError,
     TransportError,
 )
-from mqmesh.figures import Measured, counter, gauge, text
+from mqmesh.metrics import Measured, counter, gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.schedule import (
@@ -579,7 +579,7 @@ def _runs_of(record: bytes) -> list[Run]:
         return []
 
 
-SCHEDULE_FIGURES: Final[tuple[Measured[ScheduleStatus], ...]] = (
+SCHEDULE_METRICS: Final[tuple[Measured[ScheduleStatus], ...]] = (
     text(
         "session_state",
         "of the session with the broker: away, opening, catching up, running",
@@ -591,14 +591,14 @@ SCHEDULE_FIGURES: Final[tuple[Measured[ScheduleStatus], ...]] = (
         "delayed messages that wait",
         lambda one: one.pending,
         unit="messages",
-        metric="rocketmq_timing_messages",
+        rocketmq_name="rocketmq_timing_messages",
     ),
     gauge(
         "late_ms",
         "how long the first message that waits is due",
         lambda one: one.late_ms,
         unit="ms",
-        metric="rocketmq_timer_dequeue_latency",
+        rocketmq_name="rocketmq_timer_dequeue_latency",
     ),
     gauge(
         "deliveries_in_flight",
@@ -610,7 +610,7 @@ SCHEDULE_FIGURES: Final[tuple[Measured[ScheduleStatus], ...]] = (
         "delayed messages that went on their way",
         lambda one: one.delivered,
         unit="messages",
-        metric="rocketmq_timer_dequeue_total",
+        rocketmq_name="rocketmq_timer_dequeue_total",
     ),
     counter(
         "refused_requests_total",

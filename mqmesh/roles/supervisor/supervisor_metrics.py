@@ -1,7 +1,7 @@
-"""Figures of `mqmesh up`: its processes, how often they were started again, and why they ended.
+"""Metrics of `mqmesh up`: its processes, how often they were started again, and why they ended.
 
 The supervisor has no port to be asked at. What it knows stands in the run file, so whoever can
-read that file reads its figures; see ``read_record``.
+read that file reads its metrics; see ``read_record``.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.figures import FigureBoard, FigureReading, LabelValues, Measured, counter, gauge
+from mqmesh.metrics import LabelValues, Measured, MetricBoard, MetricReading, counter, gauge
 from mqmesh.roles.supervisor.run_file import RunRecord
 
 
@@ -48,7 +48,7 @@ def _lived_ms(cluster: Supervised) -> dict[LabelValues, int]:
     }
 
 
-FIGURES: Final[tuple[Measured[Supervised], ...]] = (
+METRICS: Final[tuple[Measured[Supervised], ...]] = (
     gauge(
         "supervisor_uptime_ms",
         "since mqmesh up was started",
@@ -75,13 +75,13 @@ FIGURES: Final[tuple[Measured[Supervised], ...]] = (
 )
 
 
-def read_figures(record: RunRecord, now_ms: int) -> list[FigureReading]:
-    """The figures of a supervisor.
+def read_metrics(record: RunRecord, now_ms: int) -> list[MetricReading]:
+    """The metrics of a supervisor.
 
     Args:
         record: Its run file.
         now_ms: Wall clock.
     """
-    board = FigureBoard()
-    board.add(FIGURES, lambda: Supervised(record, now_ms))
+    board = MetricBoard()
+    board.add(METRICS, lambda: Supervised(record, now_ms))
     return board.read()

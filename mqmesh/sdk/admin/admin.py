@@ -21,9 +21,9 @@ from mqmesh.errors import (
     TransportError,
     UnsupportedCommand,
 )
-from mqmesh.figures import FigureReading, Readings
 from mqmesh.hosts import is_address
 from mqmesh.message import check_topic
+from mqmesh.metrics import MetricReading, Readings
 from mqmesh.protocol.admin import (
     MAX_TOPICS_PER_CREATION,
     CreateTopicsRequest,
@@ -226,7 +226,7 @@ class AdminClient:
         )
 
     def runtime_info(self, broker_name: str = "") -> dict[str, Readings]:
-        """Figures of every master, by broker group; ``docs/operations.md`` lists them.
+        """Metrics of every master, by broker group; ``docs/operations.md`` lists them.
 
         Args:
             broker_name: Only of this group.
@@ -238,10 +238,10 @@ class AdminClient:
         masters = self._masters()
         if broker_name:
             masters = {broker_name: self._master_of(broker_name, masters)}
-        return self._each(masters, self._figures)
+        return self._each(masters, self._metrics)
 
     def role_info(self, endpoint: str) -> Readings:
-        """Figures of one process, of whatever role.
+        """Metrics of one process, of whatever role.
 
         Args:
             endpoint: ``host:port`` or any ZeroMQ endpoint.
@@ -250,10 +250,10 @@ class AdminClient:
             TransportError: No answer.
             BrokerError, ProtocolError: A bad one.
         """
-        return self._figures(endpoint_of(endpoint))
+        return self._metrics(endpoint_of(endpoint))
 
-    def _figures(self, endpoint: str) -> Readings:
-        found: list[FigureReading] = []
+    def _metrics(self, endpoint: str) -> Readings:
+        found: list[MetricReading] = []
         request, restarts = RuntimeInfoRequest(), 0
         while True:
             code, header = RequestCode.GET_BROKER_RUNTIME_INFO, encode_header(request)
@@ -261,7 +261,7 @@ class AdminClient:
             if request.listing and page.listing != request.listing:
                 found, restarts = [], restarts + 1
                 check_restarts(endpoint, restarts)
-            found += page.figures
+            found += page.metrics
             if page.next_place < 0:
                 return Readings(found)
             if page.listing == request.listing:

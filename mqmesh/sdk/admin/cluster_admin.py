@@ -13,8 +13,8 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.figures import Readings
 from mqmesh.message import is_system_topic
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import (
     AccessListInfo,
     ConfigEntries,
@@ -287,7 +287,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
             return ""  # security is off there
 
 
-_TRAFFIC_FIGURES: Final = frozenset(
+_TRAFFIC_METRICS: Final = frozenset(
     {
         "topic_put_messages_per_s",
         "group_get_messages_per_s",
@@ -298,14 +298,14 @@ _TRAFFIC_FIGURES: Final = frozenset(
 
 
 def _sums_by_labels(brokers: Iterable[Readings]) -> defaultdict[tuple[str, ...], float]:
-    """Figures of all brokers together: by name, and labels."""
+    """Metrics of all brokers together: by name, and labels."""
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for readings in brokers:
         for one in readings:
-            if one.figure.name in _TRAFFIC_FIGURES:
+            if one.metric.name in _TRAFFIC_METRICS:
                 for sample in one.samples:
                     if isinstance(sample.value, int | float):
-                        sums[one.figure.name, *sample.labels] += sample.value
+                        sums[one.metric.name, *sample.labels] += sample.value
     return sums
 
 

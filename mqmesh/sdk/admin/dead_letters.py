@@ -83,7 +83,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         return self.message.property(PROPERTY_LAST_FAILURE) or ""
 
 
-class GroupLetters(msgspec.Struct, frozen=True):
+class GroupDeadLetters(msgspec.Struct, frozen=True):
     """The dead letters of a group.
 
     Attributes:
@@ -173,7 +173,7 @@ class DeadLetterClient(QueryClient):
         """
         return {group: one.count for group, one in self.overview().items()}
 
-    def overview(self) -> dict[str, GroupLetters]:
+    def overview(self) -> dict[str, GroupDeadLetters]:
         """Consumer groups with dead letters: how many each has and how old, by name.
 
         Raises:
@@ -187,7 +187,7 @@ class DeadLetterClient(QueryClient):
             queues = [one for queues in stats.values() for one in queues if one.first_timestamp]
             count = sum(one.max_queue_offset - one.min_queue_offset for one in queues)
             if count:
-                found[topic.removeprefix(DLQ_PREFIX)] = GroupLetters(
+                found[topic.removeprefix(DLQ_PREFIX)] = GroupDeadLetters(
                     count,
                     min(one.first_timestamp for one in queues),
                     max(one.last_update_timestamp for one in queues),

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, NoRoute
-from mqmesh.figures import FigureReading
+from mqmesh.metrics import MetricReading
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import (
@@ -37,8 +37,8 @@ from mqmesh.units import MIB
 
 OUTSIDE: Final = "OUTSIDE"
 """Role of a replica that does not belong to its group."""
-HA_FIGURES: Final = "ha_"
-"""What the names of figures of replication begin with."""
+HA_METRICS: Final = "ha_"
+"""What the names of metrics of replication begin with."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
         endpoint: Where it listens.
         status: Its answer; None if there was none.
         problem: Why there was none.
-        figures: Those of replication, whose names begin with ``ha_``.
+        metrics: Those of replication, whose names begin with ``ha_``.
     """
 
     broker_name: str
@@ -58,7 +58,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     endpoint: str
     status: HaStatus | None
     problem: str = ""
-    figures: tuple[FigureReading, ...] = ()
+    metrics: tuple[MetricReading, ...] = ()
 
 
 class HaAdmin(AdminClient):
@@ -83,15 +83,15 @@ class HaAdmin(AdminClient):
                         endpoint, RequestCode.GET_HA_STATUS, encode_header(HaStatusRequest())
                     )
                     status, problem = decode_header(HaStatus, answer.header), ""
-                    figures = tuple(
+                    metrics = tuple(
                         one
                         for one in self.role_info(endpoint)
-                        if one.figure.name.startswith(HA_FIGURES)
+                        if one.metric.name.startswith(HA_METRICS)
                     )
                 except MQMeshError as error:
-                    status, problem, figures = None, str(error), ()
+                    status, problem, metrics = None, str(error), ()
                 report = ReplicaReport(
-                    group.broker_name, broker_id, address.tcp, status, problem, figures
+                    group.broker_name, broker_id, address.tcp, status, problem, metrics
                 )
                 reports.append(report)
         return reports

@@ -4,7 +4,7 @@ from typing import Final
 
 from mqmesh.errors import BrokerError, ClientNotOnline, GroupNotFound, RequestTimeout
 from mqmesh.message import check_consumer_group
-from mqmesh.protocol.asking import HandedOver, HandToRequest, RunningInfo, RunningInfoRequest
+from mqmesh.protocol.client_rpc import HandedOver, HandToRequest, RunningInfo, RunningInfoRequest
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.sdk.admin.group_admin import GroupAdmin

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
-from mqmesh.figures import Readings
 from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import check_loop
 from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
@@ -163,9 +163,9 @@ class PullConsumer:
         """As ``mqmesh.PullConsumer.client_id``."""
         return self._inner.client_id
 
-    def figures(self) -> Readings:
-        """As ``mqmesh.PullConsumer.figures``."""
-        return self._inner.figures()
+    def metrics(self) -> Readings:
+        """As ``mqmesh.PullConsumer.metrics``."""
+        return self._inner.metrics()
 
     @property
     def counters(self) -> PullCounters:
@@ -464,9 +464,9 @@ class PushConsumer:
         """As ``mqmesh.PushConsumer.client_id``."""
         return self._inner.client_id
 
-    def figures(self) -> Readings:
-        """As ``mqmesh.PushConsumer.figures``."""
-        return self._inner.figures()
+    def metrics(self) -> Readings:
+        """As ``mqmesh.PushConsumer.metrics``."""
+        return self._inner.metrics()
 
     @property
     def counters(self) -> PullCounters:

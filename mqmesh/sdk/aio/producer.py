@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from mqmesh.figures import Readings
 from mqmesh.message import Message, MessageQueue
+from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import Completions
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.hooks import Hooks
@@ -87,9 +87,9 @@ class Producer:
         """As ``mqmesh.Producer.closed``."""
         return self._inner.closed
 
-    def figures(self) -> Readings:
-        """As ``mqmesh.Producer.figures``."""
-        return self._inner.figures()
+    def metrics(self) -> Readings:
+        """As ``mqmesh.Producer.metrics``."""
+        return self._inner.metrics()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -36,7 +36,7 @@ Event = Callable[[], Effects | None]
 """Something that happens to what is to be sent, in the client loop."""
 
 
-class Letter(msgspec.Struct, frozen=True, eq=False):
+class OutgoingRequest(msgspec.Struct, frozen=True, eq=False):
     """A request that is ready to go.
 
     Attributes:
@@ -54,13 +54,13 @@ class Letter(msgspec.Struct, frozen=True, eq=False):
     on_answer: Callable[[Command | MQMeshError], Effects | None]
 
 
-class Mail(Protocol):
+class RequestSource(Protocol):
     """What is to be sent; a machine that knows nothing of its outbox. For the client loop."""
 
     def brokers(self) -> Collection[str]:
         """Brokers that something waits for."""
 
-    def take(self, broker_name: str) -> Letter | None:
+    def take(self, broker_name: str) -> OutgoingRequest | None:
         """The next request to a broker; None when nothing is left that may go now."""
 
     def without(self, broker_name: str) -> Effects | None:
@@ -150,14 +150,18 @@ class RequestOutbox:
     """
 
     def __init__(
-        self, network: OutboxNetwork, mail: Mail, max_in_flight: int, turns: Turns | None = None
+        self,
+        network: OutboxNetwork,
+        mail: RequestSource,
+        max_in_flight: int,
+        turns: Turns | None = None,
     ) -> None:
         self._network = network
         self._mail = mail
         self._max_in_flight = max_in_flight
         self._turns = turns or Turns()
         self._in_flight: dict[str, int] = {}
-        self._flying: dict[Letter, None] = {}  # no set: they end in the order they went
+        self._flying: dict[OutgoingRequest, None] = {}  # no set: they end in the order they went
         self._posted: deque[Event] = deque()
         self._planned: dict[int, Event] = {}
         self._last_plan = 0
@@ -246,7 +250,9 @@ class RequestOutbox:
                 timeout_ms=letter.timeout_ms,
             )
 
-    def _answered(self, broker_name: str, letter: Letter, answer: Command | MQMeshError) -> None:
+    def _answered(
+        self, broker_name: str, letter: OutgoingRequest, answer: Command | MQMeshError
+    ) -> None:
         if letter not in self._flying:
             return  # closing has answered it
         del self._flying[letter]

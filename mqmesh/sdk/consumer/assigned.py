@@ -4,7 +4,7 @@ from typing import Generic, TypeVar
 
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop, QueueSink
-from mqmesh.sdk.consumer.queue_starts import Start
+from mqmesh.sdk.consumer.start_offsets import Start
 
 S = TypeVar("S", bound=QueueSink)
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
-from mqmesh.figures import LabelValues, Measured, counter, gauge
+from mqmesh.metrics import LabelValues, Measured, counter, gauge
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop, QueueSink
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService
@@ -24,7 +24,7 @@ def _unpulled(sink: QueueSink, loop: PullLoop) -> int:
     return max(loop.max_offset - sink.next_offset, 0)
 
 
-PULL_FIGURES: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
+PULL_METRICS: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
     counter("pulls_total", "answers to pulls", lambda engine: engine.counters.pulls),
     counter(
         "pulled_messages_total",
@@ -59,7 +59,7 @@ PULL_FIGURES: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
         lambda engine: _by_topic(engine, lambda sink, _: sink.held()[0]),
         unit="messages",
         labels=("topic",),
-        metric="rocketmq_consumer_cached_messages",
+        rocketmq_name="rocketmq_consumer_cached_messages",
     ),
     gauge(
         "cached_bytes",
@@ -67,7 +67,7 @@ PULL_FIGURES: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
         lambda engine: _by_topic(engine, lambda sink, _: sink.held()[1]),
         unit="bytes",
         labels=("topic",),
-        metric="rocketmq_consumer_cached_bytes",
+        rocketmq_name="rocketmq_consumer_cached_bytes",
     ),
     gauge(
         "unpulled_messages",
@@ -77,7 +77,7 @@ PULL_FIGURES: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
         labels=("topic",),
     ),
 )
-LISTENER_FIGURES: Final[tuple[Measured[ConsumeService], ...]] = (
+LISTENER_METRICS: Final[tuple[Measured[ConsumeService], ...]] = (
     counter(
         "listener_calls_total",
         "calls of listeners that were begun",

@@ -45,16 +45,16 @@ from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop, PullM
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
 from mqmesh.sdk.consumer.filter_link import FilterLinks
 from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
+from mqmesh.sdk.consumer.introspection.questions import Answerer, Questions
 from mqmesh.sdk.consumer.local_offsets import LocalOffsets
 from mqmesh.sdk.consumer.memberships import Memberships, Standing
 from mqmesh.sdk.consumer.offset_store import BrokerOffsets, OffsetStore
 from mqmesh.sdk.consumer.queue_assignment import QueueAssignment
 from mqmesh.sdk.consumer.queue_leases import TICK_MS as LEASE_TICK_MS
 from mqmesh.sdk.consumer.queue_leases import QueueLeases
-from mqmesh.sdk.consumer.queue_starts import QueueStarts, Start
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.start_offsets import QueueStarts, Start
 from mqmesh.sdk.consumer.start_positions import Position, StartPositions
-from mqmesh.sdk.consumer.telling.questions import Answerer, Questions
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 

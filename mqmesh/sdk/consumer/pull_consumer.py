@@ -13,7 +13,6 @@ from mqmesh.errors import (
     NoRoute,
     OffsetIllegal,
 )
-from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import (
     MessageQueue,
     StoredMessage,
@@ -22,10 +21,11 @@ from mqmesh.message import (
     check_topic,
     describe,
 )
+from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.consumer.assigned import Assigned
-from mqmesh.sdk.consumer.consume_figures import PULL_FIGURES
+from mqmesh.sdk.consumer.consume_metrics import PULL_METRICS
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
@@ -162,8 +162,8 @@ class PullConsumer:
         self._engine.on_fatal = self._queues.wake
         self._queues.on_arrival = self._on_arrival
         self.introspection = Introspection("pull", self._engine)
-        self._figures = FigureBoard()
-        self._figures.add(PULL_FIGURES, lambda: self._engine)
+        self._metrics = MetricBoard()
+        self._metrics.add(PULL_METRICS, lambda: self._engine)
         self._hooked: list[ConsumeContext] = []
         for topic, selector in self._subscribed.items():
             self._engine.subscribe(topic, selector)
@@ -194,7 +194,7 @@ class PullConsumer:
             try:
                 self._engine.open()
                 self.introspection.begin()
-                self._tracing.start(self._figures, at_exit=True)
+                self._tracing.start(self._metrics, at_exit=True)
                 self._engine.start()
             except BaseException:
                 self.close()
@@ -540,12 +540,12 @@ class PullConsumer:
         """What happened to the pulls so far."""
         return self._engine.counters
 
-    def figures(self) -> Readings:
+    def metrics(self) -> Readings:
         """Metrics: what this consumer has counted and measured until now; from any thread.
 
-        ``consumer.figures().number("cached_messages", "orders")``; docs/metrics.md has all.
+        ``consumer.metrics().number("cached_messages", "orders")``; docs/metrics.md has all.
         """
-        return Readings(self._figures.read())
+        return Readings(self._metrics.read())
 
     @property
     def on_arrival(self) -> Callable[[], None]:

@@ -10,7 +10,6 @@ from mqmesh.errors import (
     InvalidArgument,
     MQMeshError,
 )
-from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import (
     MessageQueue,
     StoredMessage,
@@ -18,13 +17,14 @@ from mqmesh.message import (
     check_topic,
     retry_topic,
 )
-from mqmesh.protocol.asking import HandToRequest
+from mqmesh.metrics import MetricBoard, Readings
+from mqmesh.protocol.client_rpc import HandToRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.client.run import run
-from mqmesh.sdk.consumer.consume_figures import LISTENER_FIGURES, PULL_FIGURES
+from mqmesh.sdk.consumer.consume_metrics import LISTENER_METRICS, PULL_METRICS
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
@@ -39,7 +39,7 @@ from mqmesh.sdk.consumer.fetching.message_selector import (
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.back_sender import BackSender
+from mqmesh.sdk.consumer.introspection.questions import OnAnswer
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_result import Listener, hooked, is_coroutine_function
 from mqmesh.sdk.consumer.listening.consume_service import (
@@ -54,10 +54,10 @@ from mqmesh.sdk.consumer.listening.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
+from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.consumer.running_info import Introspection
-from mqmesh.sdk.consumer.telling.questions import OnAnswer
 from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.sdk.producer.producer import Producer, trace_producer
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
@@ -248,7 +248,7 @@ class PushConsumer:
             self._transport,
             self._ended,
         )
-        self._back = BackSender(
+        self._back = SendBackQueue(
             self.group,
             self._engine.client,
             self._engine.client.brokers.may_come,
@@ -262,9 +262,9 @@ class PushConsumer:
             self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
         self.introspection = Introspection("push", self._engine, self._service)
         self._engine.answerers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._take_handed
-        self._figures = FigureBoard()
-        self._figures.add(PULL_FIGURES, lambda: self._engine)
-        self._figures.add(LISTENER_FIGURES, lambda: self._service)
+        self._metrics = MetricBoard()
+        self._metrics.add(PULL_METRICS, lambda: self._engine)
+        self._metrics.add(LISTENER_METRICS, lambda: self._service)
         for topic, selector in self._subscribed.items():
             self._engine.subscribe(topic, selector)
 
@@ -292,7 +292,7 @@ class PushConsumer:
             self._state = "running"
             try:
                 self._engine.open()
-                self._tracing.start(self._figures, at_exit=True)
+                self._tracing.start(self._metrics, at_exit=True)
                 if self._is_clustering:
                     # Messages of the group that failed come back there.
                     self._engine.subscribe(retry_topic(self.group), "*")
@@ -439,12 +439,12 @@ class PushConsumer:
         """What happened to the pulls so far."""
         return self._engine.counters
 
-    def figures(self) -> Readings:
+    def metrics(self) -> Readings:
         """Metrics: what this consumer has counted and measured until now; from any thread.
 
-        ``consumer.figures().number("cached_messages", "orders")``; docs/metrics.md has all.
+        ``consumer.metrics().number("cached_messages", "orders")``; docs/metrics.md has all.
         """
-        return Readings(self._figures.read())
+        return Readings(self._metrics.read())
 
     @property
     def failures(self) -> int:

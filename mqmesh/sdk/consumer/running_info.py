@@ -8,7 +8,7 @@ import msgspec
 
 from mqmesh.errors import NoPermission
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.protocol.asking import (
+from mqmesh.protocol.client_rpc import (
     MAX_IN_FLIGHT,
     NEVER,
     InFlightMessage,
@@ -22,10 +22,10 @@ from mqmesh.protocol.membership import TopicConsumption
 from mqmesh.sdk.consumer.assigned import Assigned
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop, PullMeter
+from mqmesh.sdk.consumer.introspection.consumption import SAMPLE_MS, Consumption, TopicTotals
+from mqmesh.sdk.consumer.introspection.questions import OnAnswer
+from mqmesh.sdk.consumer.introspection.stacks import read_stacks
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Tally
-from mqmesh.sdk.consumer.telling.consumption import SAMPLE_MS, Consumption, TopicTotals
-from mqmesh.sdk.consumer.telling.questions import OnAnswer
-from mqmesh.sdk.consumer.telling.stacks import read_stacks
 
 MAX_TOPICS: Final = 1_024
 """Topics that a heartbeat tells of."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, RequestTimeout
-from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -15,6 +14,7 @@ from mqmesh.message import (
     is_closed_topic,
 )
 from mqmesh.message_checks import check_messages, is_plain
+from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.producer_key import new_key
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
@@ -35,7 +35,7 @@ from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptio
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.replies import ReplyFuture, ReplySender, make_reply, time_to_live_ms
-from mqmesh.sdk.producer.requests import REQUEST_FIGURES, OnReply, RequestFuture, Requests
+from mqmesh.sdk.producer.requests import REQUEST_METRICS, OnReply, RequestFuture, Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import (
     GRACE_MS,
@@ -44,7 +44,7 @@ from mqmesh.sdk.producer.send_result import (
     SendResult,
     tell_hooks,
 )
-from mqmesh.sdk.producer.sender import SEND_FIGURES, Sender
+from mqmesh.sdk.producer.sender import SEND_METRICS, Sender
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.sdk.tracing.trace_dispatcher import STORE_S
 from mqmesh.security.keys import Credentials
@@ -166,9 +166,9 @@ class Producer:
         self._direct = DirectPath(self._engine, self._buffer.lanes, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
         self._replies = ReplySender(self._engine, one.max_pending_requests)
-        self._figures = FigureBoard()
-        self._figures.add(SEND_FIGURES, lambda: self._sender)
-        self._figures.add(REQUEST_FIGURES, lambda: self._requests)
+        self._metrics = MetricBoard()
+        self._metrics.add(SEND_METRICS, lambda: self._sender)
+        self._metrics.add(REQUEST_METRICS, lambda: self._requests)
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
         }
@@ -200,7 +200,7 @@ class Producer:
         if self._needs_parts:
             self._make_parts()
             self._needs_parts = False
-        self._tracing.start(self._figures)
+        self._tracing.start(self._metrics)
         self._engine.start()
         self._state = "running"
         close_at_exit(self)
@@ -578,12 +578,12 @@ class Producer:
             deadline_ms = min(deadline_ms, self._now_ms() + to_live_ms)
         return self._replies.send(request, reply, deadline_ms)
 
-    def figures(self) -> Readings:
+    def metrics(self) -> Readings:
         """Metrics: what this producer has counted and measured until now; from any thread.
 
-        ``producer.figures().number("sends_total", "orders", "SEND_OK")``; docs/metrics.md has all.
+        ``producer.metrics().number("sends_total", "orders", "SEND_OK")``; docs/metrics.md has all.
         """
-        return Readings(self._figures.read())
+        return Readings(self._metrics.read())
 
     @property
     def pending_requests(self) -> int:

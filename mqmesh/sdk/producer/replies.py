@@ -28,7 +28,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import SendReplyRequest, SendReplyResponse
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.sdk.client.outbox import Effects, Letter, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.transport.requests import no_connection
 
 TRY_MS: Final = 3_000
@@ -152,14 +152,14 @@ class Replies:
         """Brokers that replies wait for."""
         return [name for name, replies in self._waiting.items() if replies]
 
-    def take(self, broker_name: str) -> Letter | None:
+    def take(self, broker_name: str) -> OutgoingRequest | None:
         """The next reply for a broker."""
         waiting = self._waiting.get(broker_name)
         while waiting:
             one = waiting.popleft()
             if not self._is_over(one):
                 left_ms = one.deadline_ms - self._now_ms()
-                return Letter(
+                return OutgoingRequest(
                     RequestCode.SEND_REPLY_MESSAGE,
                     [one.body],
                     one.header,

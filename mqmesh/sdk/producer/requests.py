@@ -16,7 +16,6 @@ from mqmesh.errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
-from mqmesh.figures import Measured, counter, gauge
 from mqmesh.message import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_REPLY_TO_CLIENT,
@@ -27,6 +26,7 @@ from mqmesh.message import (
     without_reserved,
 )
 from mqmesh.message_checks import check_not_reserved
+from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import (
@@ -210,7 +210,7 @@ OnReply = Callable[[RequestFuture], Any]
 """Told of a reply, or of why there is none, in the producer's own thread."""
 
 
-REQUEST_FIGURES: Final[tuple[Measured[Requests], ...]] = (
+REQUEST_METRICS: Final[tuple[Measured[Requests], ...]] = (
     gauge("pending_requests", "requests that wait for their replies", len),
     counter(
         "late_replies_total",

@@ -18,7 +18,8 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.figures import (
+from mqmesh.message import MessageQueue
+from mqmesh.metrics import (
     MAX_LABEL_SETS,
     OTHER,
     Distribution,
@@ -28,7 +29,6 @@ from mqmesh.figures import (
     gauge,
     histogram,
 )
-from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
@@ -38,7 +38,7 @@ from mqmesh.protocol.messaging import (
     encode_send,
 )
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.sdk.client.outbox import Effects, Letter, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lanes import Lane
@@ -143,7 +143,7 @@ class Sends:
         """Brokers that something can be sent to."""
         return self._lanes.ready_brokers()
 
-    def take(self, broker_name: str) -> Letter | None:
+    def take(self, broker_name: str) -> OutgoingRequest | None:
         """The next request to a broker."""
         while taken := self._lanes.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST):
             letter = self._letter(broker_name, taken)
@@ -185,7 +185,9 @@ class Sends:
 
     # ---- Requests and answers ------------------------------------------------------------
 
-    def _letter(self, broker_name: str, taken: list[tuple[Lane, PendingBatch]]) -> Letter | None:
+    def _letter(
+        self, broker_name: str, taken: list[tuple[Lane, PendingBatch]]
+    ) -> OutgoingRequest | None:
         clock = self._engine.loop.clock
         now_ns, wall_ms = clock.monotonic_ns(), clock.wall_ms()
         now_ms = now_ns // 1_000_000
@@ -209,7 +211,7 @@ class Sends:
             items.append(item)
         if not items:
             return None
-        return Letter(
+        return OutgoingRequest(
             RequestCode.SEND_MESSAGE,
             parts,
             encode_send(timeout_ms, len(items), self._codec.key),
@@ -503,7 +505,7 @@ class Sender:
             _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
 
 
-SEND_FIGURES: Final[tuple[Measured[Sender], ...]] = (
+SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
     counter(
         "sends_total",
         "messages whose send has an outcome: its SendStatus, or the name of its error",
@@ -516,7 +518,7 @@ SEND_FIGURES: Final[tuple[Measured[Sender], ...]] = (
         "from a send request to the broker's answer",
         lambda sender: sender.latency,
         unit="ms",
-        metric="rocketmq_send_cost_time",
+        rocketmq_name="rocketmq_send_cost_time",
     ),
     gauge(
         "send_requests_in_flight",

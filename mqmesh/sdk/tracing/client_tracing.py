@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.figures import FigureBoard
 from mqmesh.message import MAX_GROUP_LENGTH
+from mqmesh.metrics import MetricBoard
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.sdk.hooks import HOOK_FIGURES, Hooks, make_hook_calls
+from mqmesh.sdk.hooks import HOOK_METRICS, Hooks, make_hook_calls
 from mqmesh.sdk.tracing.message_trace import MessageTrace
 from mqmesh.sdk.tracing.sampling import Sampler
-from mqmesh.sdk.tracing.trace_dispatcher import TRACE_FIGURES, TraceDispatcher, TraceProducer
+from mqmesh.sdk.tracing.trace_dispatcher import TRACE_METRICS, TraceDispatcher, TraceProducer
 from mqmesh.sdk.tracing.tracing_options import Telemetry, TracingOptions
 
 _GROUP: Final = "_INNER_TRACE_PRODUCER-"
@@ -71,18 +71,18 @@ class ClientTracing:
         if self._telemetry is not None:
             self._telemetry.instrument(client)
 
-    def start(self, figures: FigureBoard, *, at_exit: bool = False) -> None:
+    def start(self, metrics: MetricBoard, *, at_exit: bool = False) -> None:
         """The client starts.
 
         Args:
-            figures: The client's.
+            metrics: The client's.
             at_exit: Nobody else ends this at the end of the program.
         """
         hooks, dispatcher = self.hooks, self._dispatcher
         if hooks is not None:
-            figures.add(HOOK_FIGURES, lambda: hooks)
+            metrics.add(HOOK_METRICS, lambda: hooks)
         if dispatcher is not None:
-            figures.add(TRACE_FIGURES, lambda: dispatcher)
+            metrics.add(TRACE_METRICS, lambda: dispatcher)
             dispatcher.start(self._engine().transport, at_exit=at_exit)
 
     def close(self) -> None:

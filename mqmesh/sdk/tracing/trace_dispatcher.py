@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from mqmesh.errors import MQMeshError
-from mqmesh.figures import Measured, counter
 from mqmesh.message import MAX_KEYS, Message
+from mqmesh.metrics import Measured, counter
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.transport.interface import Condition, LoopThread, Transport
@@ -220,7 +220,7 @@ def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
         yield "".join(texts).encode(), list(keys), len(texts)
 
 
-TRACE_FIGURES: Final[tuple[Measured[TraceDispatcher], ...]] = (
+TRACE_METRICS: Final[tuple[Measured[TraceDispatcher], ...]] = (
     counter(
         "trace_records_total",
         "records of the message trace: sent, or dropped",

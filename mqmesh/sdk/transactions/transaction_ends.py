@@ -24,7 +24,7 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, OutboxNetwork, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.transport.requests import no_connection
 
@@ -105,7 +105,7 @@ class Ends:
         """Brokers that something waits for."""
         return list(self._waiting)
 
-    def take(self, broker_name: str) -> Letter | None:
+    def take(self, broker_name: str) -> OutgoingRequest | None:
         """The next request to a broker."""
         while runs := self._take(broker_name):
             now_ms = self._clock.monotonic_ms()
@@ -116,7 +116,7 @@ class Ends:
             for _, items, _ in runs:
                 for item in items:
                     item.tries += 1
-            return Letter(
+            return OutgoingRequest(
                 RequestCode.END_TRANSACTION,
                 [encode_ends([run[0] for run in runs])],
                 self._header,

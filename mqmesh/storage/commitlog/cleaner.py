@@ -41,10 +41,10 @@ from mqmesh.storage.files.chores import Chores
 from mqmesh.storage.files.disk_space import Space, SpaceOf
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.interface import CleaningReport, GoingSegment, QueueMove, StoreConfig
-from mqmesh.storage.log.beginning import NAME, write_log_beginning
 from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.control_record import CONTROL_RECORD_SIZE, decode_control_record
 from mqmesh.storage.log.flush import Flusher
-from mqmesh.storage.log.marker import MARKER_SIZE, decode_marker
+from mqmesh.storage.log.log_start import NAME, write_log_start
 from mqmesh.storage.log.record import record_size
 from mqmesh.storage.log.segments import STAT_BLOCK_BYTES, Segment
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
@@ -259,8 +259,10 @@ class Cleaner:
                 header = read_header(self._log.read(start, HEADER_SIZE))
                 self.oldest_timestamp = header.store_timestamp
             else:
-                size = record_size(self._log.read(start, MARKER_SIZE))
-                self.oldest_timestamp = decode_marker(self._log.read(start, size)).store_timestamp
+                size = record_size(self._log.read(start, CONTROL_RECORD_SIZE))
+                self.oldest_timestamp = decode_control_record(
+                    self._log.read(start, size)
+                ).store_timestamp
 
     def _look_at_clock(self) -> int:
         clock, ages = self._clock, self.age_clock
@@ -332,7 +334,7 @@ class Cleaner:
         assert following is not None
         moved: set[str] = set()
         yield from self._advance(following.start, moved, forced=verdict.forced)
-        note = partial(write_log_beginning, self._directory.parent / NAME, following.start)
+        note = partial(write_log_start, self._directory.parent / NAME, following.start)
         yield from _wait(self._chores.submit(note))
         yield from self._remove_segments(len(going), verdict)
         if not moved:

@@ -15,8 +15,8 @@ from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch
 from mqmesh.storage.commitlog.damage import DamageList
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+from mqmesh.storage.log.control_record import ControlKind
 from mqmesh.storage.log.epochs import EpochTable
-from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.log.record import Record
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
@@ -87,7 +87,7 @@ class LogApplier:
             self._epochs.learn(record.epoch, record.start)
         if record.batch is not None:
             self._apply_batch(record, record.batch)
-        elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
+        elif record.marker is not None and record.marker.kind is ControlKind.TOPIC_DELETED:
             topic = record.marker.data.decode("utf-8", "replace")
             # If it is known, what is known of the topic is of later.
             if record.start > self._queues.deletions.get(topic, -1):

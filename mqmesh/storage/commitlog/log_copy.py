@@ -1,6 +1,6 @@
 """Makes a store that is to become a copy of another one's log, and has no record of it yet.
 
-What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
+What it begins with is a ``LogStart``; the records follow by ``append_raw``.
 """
 
 import os
@@ -18,12 +18,12 @@ from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mqmesh.storage.commitlog.opening import OWN_NAMES
 from mqmesh.storage.files.atomic_file import save_document, storage_error, sync_directory
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.storage.interface import LogBeginning
-from mqmesh.storage.log.beginning import NAME as LOG_BEGINNING
-from mqmesh.storage.log.beginning import write_log_beginning
+from mqmesh.storage.interface import LogStart
 from mqmesh.storage.log.epochs import NAME as EPOCHS
 from mqmesh.storage.log.epochs import encode_epochs
 from mqmesh.storage.log.flush import SYSTEM_SYNC
+from mqmesh.storage.log.log_start import NAME as LOG_BEGINNING
+from mqmesh.storage.log.log_start import write_log_start
 from mqmesh.storage.log.segments import make_segment
 from mqmesh.storage.log.store_key import StoreKey, save_store_key
 from mqmesh.storage.queues.queue_table import (
@@ -40,15 +40,15 @@ _BESIDE: Final = ("config", "cut")
 """What others keep in a store's directory about its log."""
 
 
-_decoder = msgspec.msgpack.Decoder(LogBeginning)
+_decoder = msgspec.msgpack.Decoder(LogStart)
 
 
-def encode_beginning(beginning: LogBeginning) -> bytes:
+def encode_log_start(beginning: LogStart) -> bytes:
     """For the wire."""
     return msgspec.msgpack.encode(beginning)
 
 
-def decode_beginning(data: bytes | memoryview) -> LogBeginning:
+def decode_log_start(data: bytes | memoryview) -> LogStart:
     """Reads what another store's broker has sent.
 
     Raises:
@@ -74,7 +74,7 @@ def decode_beginning(data: bytes | memoryview) -> LogBeginning:
 
 
 def begin_copy(
-    directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+    directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True
 ) -> Path | None:
     """Makes a store that is closed, has no records, and is to become a copy of another's log.
 
@@ -114,7 +114,7 @@ class BeginCopy(Protocol):
     """See ``begin_copy``."""
 
     def __call__(
-        self, directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+        self, directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True
     ) -> Path | None: ...
 
 
@@ -137,14 +137,14 @@ def _move_aside(directory: Path, now_ms: int) -> Path | None:
     return aside
 
 
-def _make(directory: Path, beginning: LogBeginning) -> None:
+def _make(directory: Path, beginning: LogStart) -> None:
     start = beginning.log_start
     epochs = [one for one in beginning.epochs if one.start_offset <= start]
     epoch = epochs[-1].epoch if epochs else 0
     for name in ("commitlog", "consumequeue"):
         make_folder(directory / name)
     save_store_key(directory, StoreKey(beginning.key))
-    write_log_beginning(directory / LOG_BEGINNING, start)
+    write_log_start(directory / LOG_BEGINNING, start)
     save_document(directory / EPOCHS, encode_epochs(epochs))
     head = QueueTableHead(start, epoch, start)
     rows = [QueueRow(q.topic, q.queue_id, q.queue_offset, q.queue_offset) for q in beginning.queues]

@@ -34,11 +34,11 @@ from mqmesh.storage.interface import (
     StoreConfig,
     Wake,
 )
-from mqmesh.storage.log.beginning import LOST, NAME, read_log_beginning, write_log_beginning
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.epochs import NAME as EPOCHS
 from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.flush import Flusher, Sync
+from mqmesh.storage.log.log_start import LOST, NAME, read_log_start, write_log_start
 from mqmesh.storage.log.page_window import PageWindow
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segments
@@ -383,10 +383,10 @@ def _is_same_boot(checkpoint: Checkpoint | None, boot_id: bytes) -> bool:
 def _note_lost_beginning(before: _Files, clock: Clock) -> None:
     """Reports segments that are missing though retention did not remove them."""
     path = before.directory / NAME
-    begins = read_log_beginning(path)
+    begins = read_log_start(path)
     start = before.segments.first.start if len(before.segments) else 0
     if begins is None:
-        write_log_beginning(path, start)
+        write_log_start(path, start)
         sync_directory(before.directory)
     elif start > begins:
         before.damage.add(begins, start, LOST, clock.wall_ms())

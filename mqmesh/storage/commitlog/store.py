@@ -53,13 +53,13 @@ from mqmesh.storage.interface import (
     FlushDiskType,
     GetResult,
     GetStatus,
-    LogBeginning,
     LogChunk,
+    LogStart,
     MessageStore,
     OnProgress,
     PutResult,
-    QueueBeginning,
     QueueMove,
+    QueueStart,
     QueueView,
     RepairableLog,
     Retention,
@@ -68,8 +68,8 @@ from mqmesh.storage.interface import (
     Wake,
 )
 from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.control_record import ControlKind
 from mqmesh.storage.log.flush import Flusher
-from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.placement import Placed, Placement
@@ -341,7 +341,7 @@ class CommitLogStore(MessageStore):
         if topic not in self._queues.by_topic:
             return
         append = self._log.begin(self._parts.clock.wall_ms())
-        deleted_at = append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
+        deleted_at = append.mark(ControlKind.TOPIC_DELETED, topic.encode())
         append.write()
         self._tell_flusher()
         self._applier.delete_topic(topic, deleted_at)
@@ -473,16 +473,16 @@ class CommitLogStore(MessageStore):
         proof, epochs = commitlog.key.proof(), list(self.epochs())
         return LogIdentity(commitlog.store_id, proof, commitlog.start, commitlog.end, epochs)
 
-    def beginning(self) -> LogBeginning:
+    def beginning(self) -> LogStart:
         """See ``ReplicableLog.beginning``."""
         self._check_open()
         start = self._log.start
         queues = [
-            QueueBeginning(queue.topic, queue.queue_id, queue.end)
+            QueueStart(queue.topic, queue.queue_id, queue.end)
             for queue in self._queues
             if queue.end and first_at_or_behind(queue, self._files, start) == queue.end
         ]
-        return LogBeginning(
+        return LogStart(
             self._log.key.secret,
             self._log.store_id,
             self._log.segments.segment_size,

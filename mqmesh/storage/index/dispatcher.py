@@ -485,7 +485,7 @@ class Dispatcher:
         if self._index.is_sealed(start):
             log.info("the index of the segment at %d is sealed", start)
 
-    # ---- Figures ---------------------------------------------------------------------
+    # ---- Metrics ---------------------------------------------------------------------
 
     @property
     def missing_bytes(self) -> int:

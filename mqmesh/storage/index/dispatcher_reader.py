@@ -32,8 +32,8 @@ from mqmesh.storage.index.entries import (
 )
 from mqmesh.storage.index.part import Deletion, LogSlice
 from mqmesh.storage.index.texts import TextMaker
+from mqmesh.storage.log.control_record import ControlKind
 from mqmesh.storage.log.mapped_file import ScannedFile
-from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.log.record import MARK_SIZE, Record, RecordCheck, record_size
 from mqmesh.storage.log.scan import LogScanner
 from mqmesh.storage.log.segments import FoundSegments, Segment
@@ -221,7 +221,7 @@ class LogReader:
             self._learn_batch(record.data, record.batch, segment, learned)
         elif record.marker is not None:
             learned.epoch = record.epoch
-            if record.marker.kind is MarkerKind.TOPIC_DELETED:
+            if record.marker.kind is ControlKind.TOPIC_DELETED:
                 topic = record.marker.data.decode("utf-8", "replace")
                 learned.deletions = [*learned.deletions, Deletion(record.start, topic)]
         learned.stop, learned.last_offset = record.end, record.start

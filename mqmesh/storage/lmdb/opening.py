@@ -26,7 +26,7 @@ from mqmesh.storage.interface import (
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
 from mqmesh.storage.lmdb.layout import EnvironmentHead
-from mqmesh.storage.log.marker import decode_marker
+from mqmesh.storage.log.control_record import decode_control_record
 from mqmesh.storage.queues.producer_states import Key, ProducerStates, StoredBatch
 from mqmesh.units import GIB, MIB, CommitLogOffset, TimestampMs
 
@@ -242,7 +242,7 @@ def wrong_with(record: bytes, commitlog_offset: int, store_id: int) -> str | Non
     """What is wrong with a record of the log; None for a good one."""
     try:
         if not record.startswith(MAGIC):
-            marker = decode_marker(record)
+            marker = decode_control_record(record)
             place = marker.commitlog_offset, marker.total_size, marker.store_id
         else:
             header = check_stored(record)

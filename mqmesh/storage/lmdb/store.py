@@ -47,8 +47,8 @@ from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
 from mqmesh.storage.lmdb.opening import Contents, EnvironmentParts, Queue, open_environment
 from mqmesh.storage.lmdb.reading import entry_at, read_batches
+from mqmesh.storage.log.control_record import ControlKind, encode_control_record
 from mqmesh.storage.log.flush import Flusher
-from mqmesh.storage.log.marker import MarkerKind, encode_marker
 from mqmesh.storage.queues.placement import InARow, Placed, Placement
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -267,8 +267,8 @@ class LmdbStore(MessageStore):
         topic_id = contents.topic_ids.get(topic)
         if topic_id is None:
             return
-        marker = encode_marker(
-            MarkerKind.TOPIC_DELETED,
+        marker = encode_control_record(
+            ControlKind.TOPIC_DELETED,
             commitlog_offset=self._end,
             epoch=contents.head.epoch,
             store_id=contents.head.store_id,

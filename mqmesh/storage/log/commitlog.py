@@ -23,9 +23,13 @@ from mqmesh.log_identity import MAX_EPOCH
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.interface import LogChunk
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_SIZE,
+    ControlKind,
+    encode_control_record,
+)
 from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.maps import LogMaps
-from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.log.page_window import PageWindow
 from mqmesh.storage.log.raw import chunk_of, records_of
 from mqmesh.storage.log.record import Record, RecordCheck
@@ -117,7 +121,7 @@ class CommitLog:
         self._current.allocated_through = end
         self._ask_from = end
         try:
-            room.take(self._current, min(end + MARKER_SIZE, self._current.end))
+            room.take(self._current, min(end + CONTROL_RECORD_SIZE, self._current.end))
         except StorageError:
             pass  # It is in the log, and every write will say it again.
 
@@ -164,7 +168,7 @@ class CommitLog:
 
         Args:
             epoch: Its number.
-            data: Of its marker; up to ``MAX_MARKER_DATA`` bytes.
+            data: Of its marker; up to ``MAX_CONTROL_DATA`` bytes.
 
         Raises:
             StorageError: It is not higher than all before.
@@ -374,7 +378,7 @@ class CommitLog:
             StorageError: The disk refuses; what was written does not count.
         """
         segment, size = self._current, len(chunk.data)
-        self.take_room(segment, min(chunk.start + size + MARKER_SIZE, segment.end))
+        self.take_room(segment, min(chunk.start + size + CONTROL_RECORD_SIZE, segment.end))
         following = self.next_segment(segment) if chunk.end == segment.end else segment
         if chunk.epoch < self._epochs.newest:
             self._epochs.cut(chunk.start)  # one whose first record was lost, or never written
@@ -461,7 +465,7 @@ class Append:
     def _start(self, segment: Segment, position: int) -> None:
         self._segment = segment
         self._position = position
-        self._limit = segment.allocated_through - MARKER_SIZE
+        self._limit = segment.allocated_through - CONTROL_RECORD_SIZE
         self.pieces: list[Buffer] = []
         self._groups.append((segment, position, self.pieces))
 
@@ -482,27 +486,27 @@ class Append:
 
     def _make_room(self, size: int) -> None:
         """Sees to it that a record and the marker behind it have their blocks."""
-        commitlog, segment, needed = self._log, self._segment, size + MARKER_SIZE
+        commitlog, segment, needed = self._log, self._segment, size + CONTROL_RECORD_SIZE
         if self._position + needed <= segment.end:
             commitlog.take_room(segment, self._position + needed)
-            self._limit = segment.allocated_through - MARKER_SIZE
+            self._limit = segment.allocated_through - CONTROL_RECORD_SIZE
             return
-        commitlog.take_room(segment, self._position + MARKER_SIZE)
+        commitlog.take_room(segment, self._position + CONTROL_RECORD_SIZE)
         following = commitlog.next_segment(segment)
         assert needed <= following.size
         commitlog.take_room(following, following.start + needed)
-        self.pieces.append(self._marker(MarkerKind.END, self._position, b""))
+        self.pieces.append(self._marker(ControlKind.END, self._position, b""))
         self._start(following, following.start)
 
-    def mark(self, kind: MarkerKind, data: bytes = b"") -> int:
+    def mark(self, kind: ControlKind, data: bytes = b"") -> int:
         """Places a marker; returns its commit-log offset."""
-        position = self.place(MARKER_SIZE + len(data))
+        position = self.place(CONTROL_RECORD_SIZE + len(data))
         self.pieces.append(self._marker(kind, position, data))
         return position
 
     def mark_epoch(self, data: bytes) -> None:
         """Places the marker that makes void what an earlier write left behind."""
-        self.mark(MarkerKind.EPOCH, data)
+        self.mark(ControlKind.EPOCH, data)
         self._marks_epoch = True
 
     def write(self) -> None:
@@ -523,8 +527,8 @@ class Append:
             raise storage_error(error, "the commit log cannot be written") from error
         self._log.adopt(self._segment, self._position)
 
-    def _marker(self, kind: MarkerKind, position: int, data: bytes) -> bytes:
-        return encode_marker(
+    def _marker(self, kind: ControlKind, position: int, data: bytes) -> bytes:
+        return encode_control_record(
             kind,
             commitlog_offset=position,
             epoch=self._log.epoch,

@@ -9,7 +9,7 @@ position bytes type   meaning
 4        4     u32    crc: CRC-32 of byte 8 to the end
 8        8     u64    commitlog_offset: where the marker begins in the log
 16       4     u32    total_size: marker and data
-20       2     u16    kind, see ``MarkerKind``
+20       2     u16    kind, see ``ControlKind``
 22       2     bytes  reserved, 0
 24       4     u32    epoch
 28       4     u32    store_id
@@ -30,10 +30,10 @@ from mqmesh.batch.store_check import NO_CHECK, StoreCheck
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, StorageError
 
-MARKER_MAGIC: Final = b"MQM1"
-MARKER_SIZE: Final = 48
+CONTROL_RECORD_MAGIC: Final = b"MQM1"
+CONTROL_RECORD_SIZE: Final = 48
 """Of a marker without data; every segment keeps room for one at its end."""
-MAX_MARKER_DATA: Final = 4096
+MAX_CONTROL_DATA: Final = 4096
 NOT_OURS: Final = "it does not bear this store's check"
 """What is said of bytes that look like a record and were not written there by this store."""
 
@@ -41,10 +41,10 @@ _MARKER = struct.Struct("<4sIQIH2sIIq8s")
 _FIELDS: Final = slice(8, 40)
 _CRC_START: Final = 8
 
-assert _MARKER.size == MARKER_SIZE
+assert _MARKER.size == CONTROL_RECORD_SIZE
 
 
-class MarkerKind(enum.IntEnum):
+class ControlKind(enum.IntEnum):
     """What a marker says. On disk: never renumbered."""
 
     END = 1
@@ -55,20 +55,20 @@ class MarkerKind(enum.IntEnum):
     """All queues of the topic in the data (UTF-8) were deleted here."""
 
 
-class Marker(msgspec.Struct, frozen=True, gc=False):
+class ControlRecord(msgspec.Struct, frozen=True, gc=False):
     """A marker that passed its checks."""
 
     commitlog_offset: int
     total_size: int
-    kind: MarkerKind
+    kind: ControlKind
     epoch: int
     store_id: int
     store_timestamp: int
     data: bytes
 
 
-def encode_marker(
-    kind: MarkerKind,
+def encode_control_record(
+    kind: ControlKind,
     *,
     commitlog_offset: int,
     epoch: int,
@@ -85,16 +85,16 @@ def encode_marker(
         epoch: Of the log.
         store_id: Of the store.
         store_timestamp: Now, in ms.
-        data: Depends on the kind; up to ``MAX_MARKER_DATA`` bytes.
+        data: Depends on the kind; up to ``MAX_CONTROL_DATA`` bytes.
         store_check: Of the store; None leaves zeros.
 
     Returns:
-        Layout: marker, ``MARKER_SIZE + len(data)`` bytes.
+        Layout: marker, ``CONTROL_RECORD_SIZE + len(data)`` bytes.
     """
-    assert len(data) <= MAX_MARKER_DATA
-    size = MARKER_SIZE + len(data)
+    assert len(data) <= MAX_CONTROL_DATA
+    size = CONTROL_RECORD_SIZE + len(data)
     fields = _MARKER.pack(
-        MARKER_MAGIC,
+        CONTROL_RECORD_MAGIC,
         0,
         commitlog_offset,
         size,
@@ -107,12 +107,12 @@ def encode_marker(
     )[_FIELDS]
     check = NO_CHECK if store_check is None else store_check(fields + data)
     checked = fields + check + data
-    return MARKER_MAGIC + crc32(checked).to_bytes(4, "little") + checked
+    return CONTROL_RECORD_MAGIC + crc32(checked).to_bytes(4, "little") + checked
 
 
-def decode_marker(
+def decode_control_record(
     buffer: Buffer, position: int = 0, *, store_check: StoreCheck | None = None
-) -> Marker:
+) -> ControlRecord:
     """Reads and checks a marker.
 
     Args:
@@ -124,19 +124,23 @@ def decode_marker(
         CorruptRecord: No good marker begins there.
         StorageError: A good one of an unknown kind, so of a later program.
     """
-    if len(buffer) - position < MARKER_SIZE:
+    if len(buffer) - position < CONTROL_RECORD_SIZE:
         raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
     magic, crc, offset, size, kind, _, epoch, store_id, timestamp, check = _MARKER.unpack_from(
         buffer, position
     )
-    if magic != MARKER_MAGIC:
+    if magic != CONTROL_RECORD_MAGIC:
         raise CorruptRecord(f"no marker here: magic {magic!r}")
-    if not MARKER_SIZE <= size <= min(MARKER_SIZE + MAX_MARKER_DATA, len(buffer) - position):
+    if (
+        not CONTROL_RECORD_SIZE
+        <= size
+        <= min(CONTROL_RECORD_SIZE + MAX_CONTROL_DATA, len(buffer) - position)
+    ):
         raise CorruptRecord(f"marker of impossible size {size}")
     checked = bytes(memoryview(buffer)[position + _CRC_START : position + size])
     if crc32(checked) != crc:
         raise CorruptRecord(f"marker checksum is {crc32(checked):#010x}, not {crc:#010x}")
-    data = checked[MARKER_SIZE - _CRC_START :]
+    data = checked[CONTROL_RECORD_SIZE - _CRC_START :]
     # Before the kind: what anybody may have written says nothing about later programs.
     if (
         store_check is not None
@@ -144,10 +148,10 @@ def decode_marker(
     ):
         raise CorruptRecord(NOT_OURS)
     try:
-        known = MarkerKind(kind)
+        known = ControlKind(kind)
     except ValueError:
         raise StorageError(
             f"the marker at {offset} is of kind {kind}, which this program does not know; it "
             f"leaves the store alone"
         ) from None
-    return Marker(offset, size, known, epoch, store_id, timestamp, data)
+    return ControlRecord(offset, size, known, epoch, store_id, timestamp, data)

@@ -32,7 +32,7 @@ LOST: Final = "segments are missing that retention did not remove"
 _LAYOUT = struct.Struct("<4sIQ")
 
 
-def read_log_beginning(path: Path) -> int | None:
+def read_log_start(path: Path) -> int | None:
     """Where the log begins at the latest; None if nobody knows.
 
     Args:
@@ -50,7 +50,7 @@ def read_log_beginning(path: Path) -> int | None:
     return int(log_start)
 
 
-def write_log_beginning(path: Path, log_start: int) -> None:
+def write_log_start(path: Path, log_start: int) -> None:
     """Notes, durably, where the log is to begin; if that fails, that nobody knows.
 
     Args:

@@ -8,7 +8,7 @@ from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.interface import LogChunk
-from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind
+from mqmesh.storage.log.control_record import CONTROL_RECORD_SIZE, ControlKind
 from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
 from mqmesh.units import CommitLogOffset
 
@@ -55,7 +55,7 @@ def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) 
         epoch = its_epoch
         position += size
         end = start + position
-        if not is_batch and _number(head[_KIND_OF_MARKER]) == MarkerKind.END:
+        if not is_batch and _number(head[_KIND_OF_MARKER]) == ControlKind.END:
             end = segment_end
             break
     return LogChunk(
@@ -92,8 +92,8 @@ def records_of(chunk: LogChunk, check: RecordCheck, *, epoch: int) -> list[Recor
         record = check.record(piece, start, epoch=epoch, segment_end=chunk.segment_end)
         if record.epoch != chunk.epoch:
             raise CorruptRecord(f"the record at {start} is of epoch {record.epoch}")
-        is_end = record.marker is not None and record.marker.kind is MarkerKind.END
-        if start + size + MARKER_SIZE * (not is_end) > chunk.segment_end:
+        is_end = record.marker is not None and record.marker.kind is ControlKind.END
+        if start + size + CONTROL_RECORD_SIZE * (not is_end) > chunk.segment_end:
             raise CorruptRecord(f"the record at {start} leaves no room for the end of its segment")
         records.append(record)
         epoch, position, end = record.epoch, position + size, CommitLogOffset(record.end)

@@ -29,14 +29,14 @@ from mqmesh.batch.record_batch import (
 from mqmesh.batch.store_check import bears_check
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
-from mqmesh.storage.log.marker import (
-    MARKER_MAGIC,
-    MARKER_SIZE,
-    MAX_MARKER_DATA,
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_MAGIC,
+    CONTROL_RECORD_SIZE,
+    MAX_CONTROL_DATA,
     NOT_OURS,
-    Marker,
-    MarkerKind,
-    decode_marker,
+    ControlKind,
+    ControlRecord,
+    decode_control_record,
 )
 from mqmesh.storage.log.store_key import StoreKey
 
@@ -70,7 +70,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     end: int
     epoch: int
     batch: BatchHeader | None
-    marker: Marker | None
+    marker: ControlRecord | None
     data: memoryview
 
 
@@ -94,15 +94,15 @@ def record_size(head: Buffer) -> int:
         if HEADER_SIZE <= size <= MAX_BATCH_BYTES:
             return int(size)
         raise CorruptRecord(f"batch of impossible size {size}")
-    if magic == MARKER_MAGIC:
-        if len(head) < MARKER_SIZE:
-            return MARKER_SIZE
+    if magic == CONTROL_RECORD_MAGIC:
+        if len(head) < CONTROL_RECORD_SIZE:
+            return CONTROL_RECORD_SIZE
         (size,) = _SIZE.unpack_from(head, _MARKER_SIZE_POSITION)
-        if MARKER_SIZE <= size <= MARKER_SIZE + MAX_MARKER_DATA:
+        if CONTROL_RECORD_SIZE <= size <= CONTROL_RECORD_SIZE + MAX_CONTROL_DATA:
             return int(size)
         raise CorruptRecord(f"marker of impossible size {size}")
     if 0 < len(head) < 4:
-        return MARKER_SIZE
+        return CONTROL_RECORD_SIZE
     raise CorruptRecord(f"no record: it begins with {magic.hex() or 'nothing'}")
 
 
@@ -141,9 +141,9 @@ class RecordCheck:
             header = self.batch(view, start)
             record = Record(start, start + header.total_size, header.epoch, header, None, view)
         else:
-            marker = decode_marker(view, store_check=self._key.marker_check)
+            marker = decode_control_record(view, store_check=self._key.marker_check)
             self._check_place(start, marker.commitlog_offset, marker.store_id)
-            is_end = marker.kind is MarkerKind.END
+            is_end = marker.kind is ControlKind.END
             end = segment_end if is_end else start + marker.total_size
             record = Record(start, end, marker.epoch, None, marker, view[: marker.total_size])
         self.epoch(record.epoch, epoch)

@@ -14,8 +14,8 @@ import msgspec
 from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC, MAX_BATCH_BYTES
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.atomic_file import storage_error
+from mqmesh.storage.log.control_record import CONTROL_RECORD_MAGIC
 from mqmesh.storage.log.mapped_file import ScannedFile
-from mqmesh.storage.log.marker import MARKER_MAGIC
 from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
 from mqmesh.storage.log.segments import Segment, SegmentList
 from mqmesh.storage.log.store_key import StoreKey
@@ -158,7 +158,7 @@ class LogScanner:
 
     def _first_good(self, piece_start: int, piece: bytes, stop: int, epoch: int) -> int | None:
         places = []
-        for magic in (MAGIC, MARKER_MAGIC):
+        for magic in (MAGIC, CONTROL_RECORD_MAGIC):
             place = piece.find(magic)
             while place >= 0:
                 places.append(place)

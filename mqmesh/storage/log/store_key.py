@@ -69,7 +69,7 @@ class StoreKey:
         return state.digest()
 
     def marker_check(self, fields: bytes) -> bytes:
-        """The check of a marker, as ``log_marker.encode_marker`` wants it."""
+        """The check of a marker, as ``log_marker.encode_control_record`` wants it."""
         state = self._markers.copy()
         state.update(fields)
         return state.digest()

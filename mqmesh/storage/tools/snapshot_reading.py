@@ -19,7 +19,12 @@ from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.index.part import HEAD_KEY, IndexPart, decode_head
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.lmdb.env import LmdbEnv
-from mqmesh.storage.log.marker import MARKER_SIZE, MAX_MARKER_DATA, MarkerKind, decode_marker
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_SIZE,
+    MAX_CONTROL_DATA,
+    ControlKind,
+    decode_control_record,
+)
 from mqmesh.storage.log.scan import Damaged, LogScanner
 from mqmesh.storage.log.segments import Segment
 from mqmesh.storage.log.store_key import StoreKey, read_store_key
@@ -384,16 +389,16 @@ def _headers(segment: Segment, files: OpenFiles) -> Iterator[tuple[int, BatchHea
     """Where batches begin, and their headers; None where the rest cannot be walked through."""
     position = segment.start
     while position < segment.end:
-        data = _pread(segment, files, position, MARKER_SIZE + MAX_MARKER_DATA)
+        data = _pread(segment, files, position, CONTROL_RECORD_SIZE + MAX_CONTROL_DATA)
         try:
             header = read_header(data)
         except CorruptBatch:
             try:
-                marker = decode_marker(data)
+                marker = decode_control_record(data)
             except CorruptRecord:
                 yield position, None
                 return
-            if marker.kind is MarkerKind.END:
+            if marker.kind is ControlKind.END:
                 return
             position += marker.total_size
             continue

@@ -27,10 +27,10 @@ from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb.opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load
-from mqmesh.storage.log.beginning import NAME, read_log_beginning
+from mqmesh.storage.log.control_record import ControlKind, ControlRecord, decode_control_record
 from mqmesh.storage.log.epochs import NAME as EPOCHS
 from mqmesh.storage.log.epochs import decode_epochs
-from mqmesh.storage.log.marker import Marker, MarkerKind, decode_marker
+from mqmesh.storage.log.log_start import NAME, read_log_start
 from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
 from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import StoreKey, read_store_key
@@ -194,7 +194,7 @@ class StoppedCommitLog(StoppedStore):
         self._trusts_all = checkpoint is None or (same_boot and not checkpoint.clean)
         self._synced = 0 if checkpoint is None else checkpoint.synced_through
         self.start = next((segment.start for segment in self._segments), 0)
-        begins = read_log_beginning(directory / NAME)
+        begins = read_log_start(directory / NAME)
         self.kept_from = self.start if begins is None else min(begins, self.start)
         try:
             self._cut_at = read_log_cut(directory / TAIL_CUT) or EVERYTHING
@@ -340,7 +340,7 @@ class StoppedLmdb(StoppedStore):
             data = self._env.get(layout.log_key(low)) or b""
             is_batch = data.startswith(MAGIC)
             header = read_header(data) if is_batch else None
-            yield _item(low, high, header, None if is_batch else decode_marker(data), data)
+            yield _item(low, high, header, None if is_batch else decode_control_record(data), data)
 
     def queues(self) -> list[QueueBounds]:
         """See ``StoppedStore.queues``."""
@@ -384,13 +384,13 @@ def _load_epochs(path: Path) -> Sequence[EpochStart] | None:
 
 
 def _item(
-    start: int, end: int, header: BatchHeader | None, marker: Marker | None, data: Buffer
+    start: int, end: int, header: BatchHeader | None, marker: ControlRecord | None, data: Buffer
 ) -> Item:
     if header is not None:
         try:
             return Item(start, end, header=header, meta=read_meta(data, header), data=data)
         except CorruptBatch as error:
             return Item(start, end, wrong=str(error))
-    if marker is not None and marker.kind is MarkerKind.TOPIC_DELETED:
+    if marker is not None and marker.kind is ControlKind.TOPIC_DELETED:
         return Item(start, end, deleted_topic=marker.data.decode("utf-8", "replace"))
     return Item(start, end)

@@ -7,7 +7,7 @@ import msgspec
 
 from mqmesh.log_identity import EpochStart
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
-from mqmesh.storage.log.beginning import LOST
+from mqmesh.storage.log.log_start import LOST
 from mqmesh.storage.tools.stopped_store import Item, StoppedStore
 from mqmesh.units import MIB
 

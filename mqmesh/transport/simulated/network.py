@@ -30,7 +30,7 @@ Deliver = Callable[..., None]
 """Has something called, with its arguments, in a node's loop or as a step of the node."""
 
 
-class Weather:
+class NetworkConditions:
     """How long frames take.
 
     Attributes:
@@ -75,7 +75,7 @@ class Network:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.weather = Weather()
+        self.weather = NetworkConditions()
         self.connections: dict[SimulatedConnection, None] = {}
         self._bound: dict[str, Listener] = {}
         self._cut: set[tuple[str, str]] = set()

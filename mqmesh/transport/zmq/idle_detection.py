@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.transport.zmq.accounts import Mark, PeerAccount
 from mqmesh.transport.zmq.connections import Received, measure, not_taken
+from mqmesh.transport.zmq.memory_accounting import Mark, PeerMemory
 from mqmesh.transport.zmq.peers import PeerTable
 from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
 
@@ -52,7 +52,7 @@ class _Probe(msgspec.Struct):
     not_taken: int
 
 
-class SilenceWatch:
+class IdleDetection:
     """Watches peers from a frame on until it is known that they live.
 
     Args:
@@ -65,7 +65,7 @@ class SilenceWatch:
     def __init__(
         self,
         peers: PeerTable,
-        accounts: Mapping[bytes, PeerAccount],
+        accounts: Mapping[bytes, PeerMemory],
         probe: Callable[[bytes], Mark | None],
         ask: Callable[[int], Received | None] = measure,
     ) -> None:
@@ -82,7 +82,7 @@ class SilenceWatch:
         """When to look next; None if nobody is watched."""
         return self._looks[0][0] if self._looks else None
 
-    def watch(self, peer: bytes, account: PeerAccount) -> None:
+    def watch(self, peer: bytes, account: PeerMemory) -> None:
         """A peer that is not watched sent a frame; ``heard_ms`` says when."""
         account.watched = True
         self._plan(peer, account.heard_ms + PROOF_MS)
@@ -116,7 +116,7 @@ class SilenceWatch:
     def _plan(self, peer: bytes, due_ms: int) -> None:
         heapq.heappush(self._looks, (due_ms, next(self._order), peer))
 
-    def _judge(self, peer: bytes, account: PeerAccount, descriptor: int, now_ms: int) -> int | None:
+    def _judge(self, peer: bytes, account: PeerMemory, descriptor: int, now_ms: int) -> int | None:
         """When to look again; None if the peer lives, ``now_ms`` if it hangs."""
         if now_ms < account.heard_ms + PROOF_MS:
             self._probes.pop(peer, None)
@@ -136,7 +136,7 @@ class SilenceWatch:
         return max(now_ms, came_ms + HEARTBEAT_TIMEOUT_MS)
 
     def _judge_by_probe(
-        self, peer: bytes, account: PeerAccount, descriptor: int, now_ms: int
+        self, peer: bytes, account: PeerMemory, descriptor: int, now_ms: int
     ) -> int | None:
         size = not_taken(descriptor)
         if size is None:

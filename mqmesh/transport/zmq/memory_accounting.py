@@ -41,7 +41,7 @@ class Mark(Protocol):
         """True when ZeroMQ has no use for it any more."""
 
 
-class PeerAccount:
+class PeerMemory:
     """What is held for one peer.
 
     Attributes:

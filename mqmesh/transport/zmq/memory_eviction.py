@@ -4,8 +4,8 @@ from typing import Final
 
 from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.process_memory import MemoryWatch, give_back
-from mqmesh.transport.zmq.accounts import MARK_BYTES, PeerAccount, PeerLoad, worst
 from mqmesh.transport.zmq.connections import measure
+from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerLoad, PeerMemory, worst
 from mqmesh.transport.zmq.outbox import Outbox
 from mqmesh.transport.zmq.peers import PeerTable
 
@@ -22,7 +22,7 @@ TRIMS: Final = 2
 and what is freed after the first time would stay with the allocator."""
 
 
-class Relief:
+class MemoryEviction:
     """Finds the connections that take too much.
 
     Args:
@@ -61,7 +61,7 @@ class Relief:
         """A connection was made; the next one by this descriptor takes its place."""
         self._connected_ms[descriptor] = now_ms
 
-    def peer_left(self, account: PeerAccount, now_ms: int) -> None:
+    def peer_left(self, account: PeerMemory, now_ms: int) -> None:
         """A peer is gone; what was held for it is to be given back."""
         if account.held or account.largest >= MARK_BYTES:
             if not self._trims_wanted:
@@ -102,7 +102,7 @@ class Relief:
         for descriptor, peer in self._peers.connections():
             account = self._outbox.accounts.get(peer) if peer is not None else None
             if account is None:  # it has said nothing yet, at least no whole frame
-                account = PeerAccount(self._connected_ms.get(descriptor, self._started_ms))
+                account = PeerMemory(self._connected_ms.get(descriptor, self._started_ms))
             received = measure(descriptor)
             incoming = 0
             if received is not None:

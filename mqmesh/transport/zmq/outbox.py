@@ -8,8 +8,8 @@ import zmq
 from mqmesh.protocol.command import Principal
 from mqmesh.transport.interface import ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.accounts import MARK_BYTES, Mark, PeerAccount, room_of_one
 from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, Mark, PeerMemory, room_of_one
 from mqmesh.units import KIB, MIB
 
 RETRY_MS: Final = 10
@@ -62,22 +62,22 @@ class Outbox:
         self._most_room = max(room_of_one(0, limits) - HEAD_BYTES, LEAST_ROOM_BYTES)
         self._on_excess = on_excess
         self._on_deaf = on_deaf
-        self._waiting: dict[bytes, PeerAccount] = {}
+        self._waiting: dict[bytes, PeerMemory] = {}
         self._deaf: set[bytes] = set()
         self._excess_told = False
         self._swept_ms = 0
         self._retry: Timer | None = None
         self._untaken: Timer | None = None
-        self.accounts: dict[bytes, PeerAccount] = {}
+        self.accounts: dict[bytes, PeerMemory] = {}
         self.held = 0
         self.dropped = 0
 
-    def open(self, peer: bytes, now_ms: int, principal: Principal) -> PeerAccount:
+    def open(self, peer: bytes, now_ms: int, principal: Principal) -> PeerMemory:
         """A peer is there."""
-        account = self.accounts[peer] = PeerAccount(now_ms, principal)
+        account = self.accounts[peer] = PeerMemory(now_ms, principal)
         return account
 
-    def forget(self, peer: bytes) -> PeerAccount | None:
+    def forget(self, peer: bytes) -> PeerMemory | None:
         """A peer is gone, and what was held for it with it."""
         self._waiting.pop(peer, None)
         self._deaf.discard(peer)
@@ -92,7 +92,7 @@ class Outbox:
             if timer is not None:
                 timer.cancel()
 
-    def has_room(self, account: PeerAccount, size: int) -> bool:
+    def has_room(self, account: PeerMemory, size: int) -> bool:
         """Whether a large answer may be held for a peer; one may, within the budget of all."""
         if account.held:
             self.held -= account.sweep()
@@ -101,7 +101,7 @@ class Outbox:
         self._look_again()
         return self._fits(account, size)
 
-    def room(self, account: PeerAccount) -> int:
+    def room(self, account: PeerMemory) -> int:
         """Bytes that the body of an answer to a peer may have; 0 or less if there is no room."""
         if not self.held:
             return self._most_room  # nearly always
@@ -113,7 +113,7 @@ class Outbox:
             room = self._room(account)
         return room
 
-    def _room(self, account: PeerAccount) -> int:
+    def _room(self, account: PeerMemory) -> int:
         room = room_of_one(self.held, self._limits) - HEAD_BYTES
         if account.held:
             return room - account.held
@@ -128,7 +128,7 @@ class Outbox:
         if self.held > self._limits.max_total_pending_bytes:
             self._tell_excess()
 
-    def _fits(self, account: PeerAccount, size: int) -> bool:
+    def _fits(self, account: PeerMemory, size: int) -> bool:
         if not account.held:
             return self.held <= self._limits.max_total_pending_bytes
         return account.held + size <= room_of_one(self.held, self._limits)
@@ -178,7 +178,7 @@ class Outbox:
             self.dropped += 1
 
     def _hand_over(
-        self, peer: bytes, account: PeerAccount, frames: Sequence[bytes | memoryview]
+        self, peer: bytes, account: PeerMemory, frames: Sequence[bytes | memoryview]
     ) -> bool:
         size = sum(map(len, frames))
         if account.loose + size >= MARK_BYTES and account.held > self._limits.max_pending_bytes:
@@ -224,7 +224,7 @@ class Outbox:
         if waiting:
             self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
 
-    def _keep(self, peer: bytes, account: PeerAccount, frame: bytes) -> None:
+    def _keep(self, peer: bytes, account: PeerMemory, frame: bytes) -> None:
         if account.held + len(frame) > 2 * self._limits.max_pending_bytes:
             self.dropped += 1
             if peer not in self._deaf:

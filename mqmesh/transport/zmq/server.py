@@ -34,13 +34,13 @@ from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.accounts import MARK_BYTES, PeerAccount, PeerLoad
 from mqmesh.transport.zmq.connections import hang_up
+from mqmesh.transport.zmq.idle_detection import LOOK_MS, PROOF_MS, IdleDetection
 from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerLoad, PeerMemory
+from mqmesh.transport.zmq.memory_eviction import MemoryEviction
 from mqmesh.transport.zmq.outbox import Outbox
 from mqmesh.transport.zmq.peers import PeerTable, is_automatic
-from mqmesh.transport.zmq.relief import Relief
-from mqmesh.transport.zmq.silence import LOOK_MS, PROOF_MS, SilenceWatch
 from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ class CommandServer:
             on_deaf=self._on_deaf,
         )
         self._accounts = self._outbox.accounts
-        self._relief = Relief(
+        self._relief = MemoryEviction(
             self._peers,
             self._outbox,
             self._limits,
             queued_frames=sockets.SERVER_RECEIVE_HIGH_WATER_MARK,
             now_ms=loop.clock.monotonic_ms(),
         )
-        self._silence = SilenceWatch(
+        self._silence = IdleDetection(
             self._peers, self._accounts, lambda peer: self._outbox.probe(peer, _PROBE)
         )
         self._silence_timer: Timer | None = None
@@ -354,7 +354,7 @@ class CommandServer:
             else:
                 self._take(peer, account, frame)
 
-    def _take(self, peer: bytes, account: PeerAccount, frame: zmq.Frame) -> None:
+    def _take(self, peer: bytes, account: PeerMemory, frame: zmq.Frame) -> None:
         buffer = frame.buffer
         account.take(len(buffer))
         account.heard_ms = self.readable_ms
@@ -366,7 +366,7 @@ class CommandServer:
         else:
             self._serve(peer, account, buffer)
 
-    def _watch(self, peer: bytes, account: PeerAccount) -> None:
+    def _watch(self, peer: bytes, account: PeerMemory) -> None:
         self._silence.watch(peer, account)
         if self._silence_timer is None:
             self._silence_timer = self._loop.call_later(PROOF_MS, self._look_for_silent)
@@ -458,7 +458,7 @@ class CommandServer:
             retry_after_ms=BUSY_RETRY_AFTER_MS,
         )
 
-    def _serve(self, peer: bytes, account: PeerAccount, frame: memoryview) -> None:
+    def _serve(self, peer: bytes, account: PeerMemory, frame: memoryview) -> None:
         self.requests += 1
         try:
             command = decode_frame(frame)
@@ -486,7 +486,7 @@ class CommandServer:
             if reply is not None:
                 self.reply(request, reply)
 
-    def _no_room(self, account: PeerAccount) -> SystemBusy:
+    def _no_room(self, account: PeerMemory) -> SystemBusy:
         limits = self._limits
         return SystemBusy(
             f"{account.held} bytes of answers wait for this client, {self._outbox.held} for all "

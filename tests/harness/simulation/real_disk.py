@@ -26,7 +26,7 @@ from mqmesh.storage.files.chores import Chores
 from mqmesh.storage.files.disk_space import Space
 from mqmesh.storage.interface import (
     BatchToPut,
-    LogBeginning,
+    LogStart,
     MessageStore,
     OnProgress,
     PutResult,
@@ -121,7 +121,7 @@ class RealDisk(Disk):
         return open_it
 
     def copier(
-        self, directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+        self, directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True
     ) -> Path | None:
         """See ``begin_copy``; the files of this life are meant, whatever the directory."""
         return begin_copy(self.files, beginning, now_ms=now_ms, keeps=keeps)

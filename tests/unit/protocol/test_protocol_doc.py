@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import mqmesh.protocol
-from mqmesh import figures, host
+from mqmesh import host, metrics
 from mqmesh.protocol import command, messaging, pulling, retries, route
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.commands import COMMANDS
@@ -39,10 +39,10 @@ HEADERS = {
     kind.__name__: kind
     for kind in (
         host.ProcessMark,
-        figures.FigureReading,
-        figures.Figure,
-        figures.FigureSample,
-        figures.Distribution,
+        metrics.MetricReading,
+        metrics.Metric,
+        metrics.MetricSample,
+        metrics.Distribution,
     )
 }
 

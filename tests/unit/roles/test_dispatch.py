@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
-from mqmesh.figures import FigureBoard, FigureSample
+from mqmesh.metrics import MetricBoard, MetricSample
 from mqmesh.protocol.admin import GetTopicConfigRequest
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import (
@@ -20,7 +20,7 @@ from mqmesh.protocol.command import (
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import DeleteTopicRequest
-from mqmesh.roles.dispatch import FIGURES, Dispatch
+from mqmesh.roles.dispatch import METRICS, Dispatch
 
 PULL = PullRequest("g", "t", 0, 0)
 
@@ -94,20 +94,20 @@ def test_commands_are_counted_and_timed_also_those_that_fail():
     serve(request_of(RequestCode.PULL_MESSAGE, PULL))
     with pytest.raises(BrokerNotAvailable):
         serve(request_of(RequestCode.PULL_MESSAGE, PULL))
-    board = FigureBoard()
-    board.add(FIGURES, lambda: dispatch.counts)
-    samples = {one.figure.name: one.samples for one in board.read()}
+    board = MetricBoard()
+    board.add(METRICS, lambda: dispatch.counts)
+    samples = {one.metric.name: one.samples for one in board.read()}
     labels = ("pull_message",)
-    assert samples["command_requests_total"] == [FigureSample(labels, 3)]
-    assert samples["command_failures_total"] == [FigureSample(labels, 1)]
-    assert samples["command_spent_ms_total"] == [FigureSample(labels, 16)]
-    assert samples["command_longest_ms"] == [FigureSample(labels, 10)]
+    assert samples["command_requests_total"] == [MetricSample(labels, 3)]
+    assert samples["command_failures_total"] == [MetricSample(labels, 1)]
+    assert samples["command_spent_ms_total"] == [MetricSample(labels, 16)]
+    assert samples["command_longest_ms"] == [MetricSample(labels, 10)]
 
 
 def latencies(dispatch) -> dict[tuple[str, ...], tuple[int, ...]]:
-    board = FigureBoard()
-    board.add(FIGURES, lambda: dispatch.counts)
-    (told,) = (one for one in board.read() if one.figure.name == "command_latency_ms")
+    board = MetricBoard()
+    board.add(METRICS, lambda: dispatch.counts)
+    (told,) = (one for one in board.read() if one.metric.name == "command_latency_ms")
     return {one.labels: one.value.counts for one in told.samples}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, UnsupportedCommand
-from mqmesh.figures import Labelled, Readings, gauge
+from mqmesh.metrics import Labelled, Readings, gauge
 from mqmesh.protocol.admin import GetAccessListRequest, RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -114,13 +114,13 @@ def test_without_security_there_is_no_access_list_whatever_else_is_refused(shell
         server.ask(RequestCode.GET_ACCESS_LIST, GetAccessListRequest())
 
 
-def test_every_role_tells_its_figures(shell):
+def test_every_role_tells_its_metrics(shell):
     shell.tell((gauge("topics", "topics", len),), lambda: ["a", "b"])
     server = shell.open()
     server.refusals.note("SYSTEM_BUSY", "planned")
     ping(server)
     asked = server.ask(RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoRequest())
-    told = Readings(decode_header(RuntimeInfo, asked.header).figures)
+    told = Readings(decode_header(RuntimeInfo, asked.header).metrics)
     expected = {"state": "starting", "topics": 2, "connections": 3, "callback_failures_total": 2}
     assert {name: told[name] for name in expected} == expected
     assert told.number("refusals_total", "system_busy") == 1
@@ -137,7 +137,7 @@ def test_the_longest_turn_is_told_to_all_who_look_and_forgotten_in_time(shell):
     assert [shell.look_at_turns() for _ in range(2)] == [2, 0]
 
 
-def test_very_many_figures_are_told_in_pages_and_anew_by_one_that_forgot_them(shell):
+def test_very_many_metrics_are_told_in_pages_and_anew_by_one_that_forgot_them(shell):
     topics = [f"t{number}" for number in range(2_500)]
     told = Labelled(topics, lambda name: (name,), len)
     shell.tell((gauge("sizes", "sizes", lambda _: told, labels=("topic",)),), lambda: None)
@@ -151,11 +151,11 @@ def test_very_many_figures_are_told_in_pages_and_anew_by_one_that_forgot_them(sh
     page, found = ask(), []
     listing = page.listing
     while page.next_place > 0:
-        found += page.figures
+        found += page.metrics
         page = ask(listing, page.next_place)
         assert page.listing == listing
-    found += page.figures
-    names = [one.figure.name for one in found]
+    found += page.metrics
+    names = [one.metric.name for one in found]
     assert names[-1] == "folded_label_sets"
     assert [name for name in set(names) if names.count(name) > 1] == ["sizes"]  # it went on
     assert len(set(names)) == len(Readings(found))
@@ -164,7 +164,7 @@ def test_very_many_figures_are_told_in_pages_and_anew_by_one_that_forgot_them(sh
     for place in ((one.listing, one.next_place), (others[-1].listing, 7)):
         again = ask(*place)
         assert again.listing not in {one.listing, *(other.listing for other in others)}
-        assert (again.next_place, again.figures[0]) == (1, one.figures[0])
+        assert (again.next_place, again.metrics[0]) == (1, one.metrics[0])
 
 
 def test_timers_end_with_the_role_and_closing_twice_does_no_harm(shell):

@@ -22,7 +22,7 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample
+from mqmesh.metrics import Metric, MetricKind, MetricReading, MetricSample
 from mqmesh.protocol import admin as words
 from mqmesh.protocol import groups as words_of_groups
 from mqmesh.protocol.codes import RequestCode
@@ -318,9 +318,9 @@ def test_statistics_come_from_the_brokers_of_the_route(network, client):
     assert client.topic_stats("t") == {"broker-b": stats}
 
 
-def test_figures_come_from_every_master_with_their_types(network, client):
+def test_metrics_come_from_every_master_with_their_types(network, client):
     readings = [
-        FigureReading(Figure(name, FigureKind.GAUGE, "", ""), [FigureSample((), value)])
+        MetricReading(Metric(name, MetricKind.GAUGE, "", ""), [MetricSample((), value)])
         for name, value in {"a": 1, "b": 0.5, "c": True}.items()
     ]
     for endpoint in (A, B):
@@ -338,25 +338,25 @@ def test_figures_come_from_every_master_with_their_types(network, client):
     assert list(client.role_info(A)) == readings
 
 
-def test_figures_that_come_in_pages_are_put_together_and_begin_anew_where_they_were_forgotten(
+def test_metrics_that_come_in_pages_are_put_together_and_begin_anew_where_they_were_forgotten(
     network, client
 ):
     def page(number, listing, next_place):
-        figure = Figure(f"f{number}", FigureKind.GAUGE, "", "")
+        metric = Metric(f"f{number}", MetricKind.GAUGE, "", "")
         return words.RuntimeInfo(
-            [FigureReading(figure, [FigureSample((), number)])], listing, next_place
+            [MetricReading(metric, [MetricSample((), number)])], listing, next_place
         )
 
     pages = [page(1, 5, 1), page(1, 6, 1), page(2, 6, 2), page(3, 6, -1)]
     network.answer(A, RequestCode.GET_BROKER_RUNTIME_INFO, iter(pages))
     told = client.role_info(A)
-    assert {one.figure.name: one.samples[0].value for one in told} == {"f1": 1, "f2": 2, "f3": 3}
+    assert {one.metric.name: one.samples[0].value for one in told} == {"f1": 1, "f2": 2, "f3": 3}
     asked = [decode_header(words.RuntimeInfoRequest, header) for _, _, header in network.asked]
     places = [(0, 0), (5, 1), (6, 1), (6, 2)]
     assert asked == [words.RuntimeInfoRequest(*place) for place in places]
 
 
-def test_figures_that_are_forgotten_again_and_again_are_not_taken_for_all(network, client):
+def test_metrics_that_are_forgotten_again_and_again_are_not_taken_for_all(network, client):
     pages = (words.RuntimeInfo([], listing, 1) for listing in range(1, 9))
     network.answer(A, RequestCode.GET_BROKER_RUNTIME_INFO, pages)
     with pytest.raises(SystemBusy, match=f"{A} forgot 4 times .* ask again"):
@@ -525,7 +525,7 @@ GROUP = words_of_groups.GroupSummary(words_of_groups.GroupConfig("g"))
 QUEUE = words_of_groups.QueueProgress("t", 3, 0, 9, 4)
 CHANGE = words_of_groups.OffsetChange("t", 3, 0, 9, 0, 9)
 ENDLESS = {
-    "figures": (
+    "metrics": (
         RequestCode.GET_BROKER_RUNTIME_INFO,
         words.RuntimeInfo([], 7, 5),
         lambda client: client.role_info(A),

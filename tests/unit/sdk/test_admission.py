@@ -236,7 +236,7 @@ class Text(str):
     __slots__ = ()
 
 
-class Letter(Message, array_like=True, gc=False):
+class OutgoingRequest(Message, array_like=True, gc=False):
     pass
 
 
@@ -245,7 +245,7 @@ class Letter(Message, array_like=True, gc=False):
     [
         "no message",
         None,
-        Letter("t", b"x"),
+        OutgoingRequest("t", b"x"),
         Message(Text("t"), b"x"),
         Message("other", b"x"),
         Message(["t"], b"x"),  # type: ignore[arg-type]

@@ -26,11 +26,11 @@ from mqmesh.protocol.retries import (
     SendBackResult,
 )
 from mqmesh.sdk.client.outbox import WATCH_MS
-from mqmesh.sdk.consumer.listening.back_sender import (
+from mqmesh.sdk.consumer.listening.send_back_queue import (
     AGAIN_MS,
     MAX_ENTRIES,
     TRIES,
-    BackSender,
+    SendBackQueue,
     SentBack,
     join,
 )
@@ -42,7 +42,7 @@ class Case(HandNetwork):
     def __init__(self):
         super().__init__()
         self.outcomes = []
-        self.sender = BackSender("g", self, self.may_come, 16, threading.Condition())
+        self.sender = SendBackQueue("g", self, self.may_come, 16, threading.Condition())
 
     def back(self, first, count=1, reason="E: no", queue=0, broker="a", level=0):
         queue = MessageQueue("t", broker, queue)

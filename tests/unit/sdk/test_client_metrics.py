@@ -10,8 +10,8 @@ import pytest
 from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import MQMeshError
-from mqmesh.figures import MAX_LABEL_SETS, OTHER
 from mqmesh.message import Message
+from mqmesh.metrics import MAX_LABEL_SETS, OTHER
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.sdk.producer.sender import SendCounts
 
@@ -21,10 +21,10 @@ def test_every_way_to_send_counts_each_message_once(world):
     world.call(lambda: producer.send(Message("t", b"alone")))
     futures = [producer.send_async(Message("t", b"x")) for _ in range(5)]
     batch = producer.send_batch_async([Message("t", b"x")] * 3)
-    assert producer.figures().number("send_buffer_bytes") > 0
+    assert producer.metrics().number("send_buffer_bytes") > 0
     world.run()
     assert all(future.exception() is None for future in [*futures, batch])
-    told = producer.figures()
+    told = producer.metrics()
     assert told.number("sends_total", "t", "SEND_OK") == 9
     assert told["send_latency_ms"].count >= 2, "one alone, and a request at least"
     assert told.number("send_requests_in_flight") == 0
@@ -46,7 +46,7 @@ def test_sends_are_told_apart_by_what_became_of_them(world, alone):
     send(Fault(FaultKind.REFUSE, ResponseCode.SYSTEM_BUSY))
     send(Fault(FaultKind.STATUS, 2))
     send()
-    told = producer.figures()
+    told = producer.metrics()
     assert told.number("sends_total", "t", "SystemBusy") == 1
     assert told.number("sends_total", "t", "FLUSH_SLAVE_TIMEOUT") == 1
     assert told.number("sends_total", "t", "SEND_OK") == 1
@@ -61,7 +61,7 @@ def test_a_send_that_was_repeated_has_one_outcome(world):
     world.broker.start()
     world.run(5_000)
     assert future.exception() is None
-    (sends,) = [one for one in producer.figures() if one.figure.name == "sends_total"]
+    (sends,) = [one for one in producer.metrics() if one.metric.name == "sends_total"]
     assert [(one.labels, one.value) for one in sends.samples] == [(("t", "SEND_OK"), 1)]
 
 
@@ -87,10 +87,10 @@ def test_the_page_that_the_documentation_makes_of_them_has_all(world, project_ro
     world.call(lambda: producer.send(Message("t", b"alone")))
     made = runpy.run_path(str(tmp_path / "page.py"))
     registry = prometheus_client.CollectorRegistry()
-    registry.register(made["ClientFigures"](producer, "shop_"))
+    registry.register(made["ClientMetrics"](producer, "shop_"))
     page = prometheus_client.generate_latest(registry).decode()
     assert 'shop_sends_total{status="SEND_OK",topic="t"} 1.0' in page
     assert 'shop_send_latency_ms_bucket{le="+Inf"} 1.0' in page
     assert "shop_send_latency_ms_count 1.0" in page
-    told = {reading.figure.name for reading in producer.figures()}
+    told = {reading.metric.name for reading in producer.metrics()}
     assert told == {name for name in told if f"# HELP shop_{name} " in page}

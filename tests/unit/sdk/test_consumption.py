@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqmesh.sdk.consumer.telling.consumption import SAMPLE_MS, Consumption, TopicTotals
+from mqmesh.sdk.consumer.introspection.consumption import SAMPLE_MS, Consumption, TopicTotals
 
 
 class Case:

@@ -1,4 +1,4 @@
-"""What the figures about groups and resets come to."""
+"""What the metrics about groups and resets come to."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_what_hooks_raise_is_told_once_and_counted_and_costs_nothing(world, capl
     check_stored(world, seen, 3, batches=3)
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert [text.partition(" ")[0] for text in told] == ["Broken.before_send", "Broken.after_send"]
-    assert producer.figures().number("hook_failures_total") == 2 * 3
+    assert producer.metrics().number("hook_failures_total") == 2 * 3
 
 
 @pytest.mark.parametrize(

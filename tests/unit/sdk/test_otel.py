@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from harness.open_telemetry import Telling, telling
+from harness.open_telemetry import IntrospectionService, telling
 from harness.simulated_cluster import Fault, FaultKind
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
@@ -39,7 +39,7 @@ INFO = BatchInfo("t", 2, "a", QueueOffset(0), CommitLogOffset(0), 9, AT, AT, "h"
 
 
 @pytest.fixture
-def told() -> Iterator[Telling]:
+def told() -> Iterator[IntrospectionService]:
     with telling() as told:
         yield told
 

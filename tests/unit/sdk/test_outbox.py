@@ -18,7 +18,7 @@ from mqmesh.errors import (
     RequestTimeout,
 )
 from mqmesh.protocol.command import Command
-from mqmesh.sdk.client.outbox import WATCH_MS, Effects, Letter, RequestOutbox, Turns
+from mqmesh.sdk.client.outbox import WATCH_MS, Effects, OutgoingRequest, RequestOutbox, Turns
 
 PAUSE_MS = 50
 TIMEOUT_MS = 1_000
@@ -41,13 +41,13 @@ class Numbers:
     def brokers(self) -> list[str]:
         return [name for name, numbers in self.waiting.items() if numbers]
 
-    def take(self, broker: str) -> Letter | None:
+    def take(self, broker: str) -> OutgoingRequest | None:
         self.end_late(broker, RequestTimeout("late"))
         if not self.waiting.get(broker):
             return None
         number, deadline_ms = self.waiting[broker].popleft()
         on_answer = partial(self.answered, broker, number, deadline_ms)
-        return Letter(7, [b"%d" % number], b"head", 100, on_answer)
+        return OutgoingRequest(7, [b"%d" % number], b"head", 100, on_answer)
 
     def answered(self, broker, number, deadline_ms, answer) -> Effects | None:
         now_ms = self.clock.monotonic_ms()

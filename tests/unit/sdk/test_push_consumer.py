@@ -20,10 +20,10 @@ from mqmesh.sdk.consumer.consumer_options import (
 )
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
-from mqmesh.sdk.consumer.listening.back_sender import SentBack
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting
+from mqmesh.sdk.consumer.listening.send_back_queue import SentBack
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer, PushSink
 from mqmesh.units import MIB

@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import EndpointUnreachable, NoPermission
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.consumer.queue_starts import (
+from mqmesh.sdk.consumer.start_offsets import (
     LOCATE_RETRY_MS,
     LOCK_RETRY_MAX_MS,
     MOST_AT_ONCE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from mqmesh.protocol.asking import MAX_STACKS_LENGTH
-from mqmesh.sdk.consumer.telling import stacks
-from mqmesh.sdk.consumer.telling.stacks import read_stacks
+from mqmesh.protocol.client_rpc import MAX_STACKS_LENGTH
+from mqmesh.sdk.consumer.introspection import stacks
+from mqmesh.sdk.consumer.introspection.stacks import read_stacks
 
 
 def test_threads_whose_names_begin_so_stand_in_front():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
 from mqmesh.security.access_list import Quota
-from mqmesh.security.quotas import FIGURES, MAX_WAIT_MS, Flow, Quotas
+from mqmesh.security.quotas import MAX_WAIT_MS, METRICS, Flow, Quotas
 from mqmesh.token_bucket import TokenBucket
 
 SHOP = credentials("shop")
@@ -99,12 +99,12 @@ def test_a_user_has_so_many_connections():
     assert made.refused_connections == {"shop": 1}
 
 
-def test_figures_tell_who_used_what():
+def test_metrics_tell_who_used_what():
     made = quotas(send_messages_per_s=1, read_bytes_per_s=1, connections=1)
     made.sending["shop"].check(0)
     made.sending["shop"].note(3, 700)
     wait_of(made.sending["shop"], 0)
-    told = {one.figure.name: one.read(made) for one in FIGURES}
+    told = {one.metric.name: one.read(made) for one in METRICS}
     assert told == {
         "quota_messages_total": {("shop", "in"): 3, ("shop", "out"): 0},
         "quota_bytes_total": {("shop", "in"): 700, ("shop", "out"): 0},

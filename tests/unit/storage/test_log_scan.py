@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.chores import Chores
-from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_SIZE,
+    ControlKind,
+    encode_control_record,
+)
 from mqmesh.storage.log.record import MOST_EPOCHS_AT_ONCE
 from mqmesh.storage.log.scan import WINDOW_BYTES, LogScanner
 from mqmesh.storage.log.segments import FoundSegments, Segments
@@ -46,8 +50,8 @@ def write(directory: Path, position: int, data: bytes) -> None:
 
 
 def void(position: int, *, epoch: int = 5, store_id: int = STORE_ID, key: StoreKey = KEY) -> bytes:
-    return encode_marker(
-        MarkerKind.EPOCH,
+    return encode_control_record(
+        ControlKind.EPOCH,
         commitlog_offset=position,
         epoch=epoch,
         store_id=store_id,
@@ -94,7 +98,7 @@ def test_a_scanner_without_an_id_takes_that_of_the_first_record(
         scanner.read(48, epoch=0)
 
 
-@given(place=st.integers(1, SEGMENT_BYTES - MARKER_SIZE), noise=st.binary(max_size=300))
+@given(place=st.integers(1, SEGMENT_BYTES - CONTROL_RECORD_SIZE), noise=st.binary(max_size=300))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_the_next_good_record_is_found_wherever_it_is(
     tmp_path: Path, chores: Chores, place: int, noise: bytes

@@ -4,17 +4,23 @@ import pytest
 
 from mqmesh.batch.record_batch import HEADER_SIZE, MAX_BATCH_BYTES
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.log.marker import MARKER_SIZE, MAX_MARKER_DATA, MarkerKind, encode_marker
+from mqmesh.storage.log.control_record import (
+    CONTROL_RECORD_SIZE,
+    MAX_CONTROL_DATA,
+    ControlKind,
+    encode_control_record,
+)
 from mqmesh.storage.log.record import record_size
 from mqmesh.testing.store_contract import make_batch
 
-MARKER = encode_marker(
-    MarkerKind.EPOCH, commitlog_offset=0, epoch=1, store_id=2, store_timestamp=3, data=b"note"
+MARKER = encode_control_record(
+    ControlKind.EPOCH, commitlog_offset=0, epoch=1, store_id=2, store_timestamp=3, data=b"note"
 )
 
 
 @pytest.mark.parametrize(
-    ("record", "head_size"), [(bytes(make_batch().data), HEADER_SIZE), (MARKER, MARKER_SIZE)]
+    ("record", "head_size"),
+    [(bytes(make_batch().data), HEADER_SIZE), (MARKER, CONTROL_RECORD_SIZE)],
 )
 def test_the_head_tells_the_size_and_less_tells_how_much_is_needed(
     record: bytes, head_size: int
@@ -32,7 +38,7 @@ def test_sizes_that_no_record_has_are_refused() -> None:
         with pytest.raises(CorruptRecord, match=f"impossible size {size}"):
             record_size(batch)
     marker = bytearray(MARKER)
-    for size in (0, MARKER_SIZE - 1, MARKER_SIZE + MAX_MARKER_DATA + 1):
+    for size in (0, CONTROL_RECORD_SIZE - 1, CONTROL_RECORD_SIZE + MAX_CONTROL_DATA + 1):
         marker[16:20] = size.to_bytes(4, "little")
         with pytest.raises(CorruptRecord, match=f"impossible size {size}"):
             record_size(marker)

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from mqmesh.storage.commitlog import checkpoint
-from mqmesh.storage.log import marker as log_marker
+from mqmesh.storage.log import control_record as log_marker
 from mqmesh.storage.log import store_key, tail_cut
 from mqmesh.storage.queues import consume_queue
 
@@ -56,7 +56,7 @@ def struct_table(layout: struct.Struct) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("heading", "module", "layout"),
     [
-        ("### Marker", log_marker, log_marker._MARKER),
+        ("### ControlRecord", log_marker, log_marker._MARKER),
         ("## Consume queue", consume_queue, consume_queue.ENTRY),
         ("## Checkpoint", checkpoint, checkpoint._SLOT),
         ("### Store key", store_key, store_key._LAYOUT),
@@ -73,10 +73,10 @@ def test_tables_of_page_docstring_and_code_agree(
 
 
 def test_kinds_of_markers_are_those_of_the_page(page: str) -> None:
-    section = page.partition("### Marker\n")[2].partition("\n##")[0]
+    section = page.partition("### ControlRecord\n")[2].partition("\n##")[0]
     found = re.findall(r"^\| (\d) \| `(\w+)` \|", section, re.MULTILINE)
     assert [(int(number), name) for number, name in found] == [
-        (kind.value, kind.name) for kind in log_marker.MarkerKind
+        (kind.value, kind.name) for kind in log_marker.ControlKind
     ]
 
 

@@ -8,7 +8,11 @@ from harness.store_files import StoreFiles, put_bodies
 
 from mqmesh.batch.store_check import CHECK_SIZE, bears_check
 from mqmesh.errors import StorageError
-from mqmesh.storage.log.marker import MarkerKind, decode_marker, encode_marker
+from mqmesh.storage.log.control_record import (
+    ControlKind,
+    decode_control_record,
+    encode_control_record,
+)
 from mqmesh.storage.log.store_key import NAMES, StoreKey, open_store_key, read_store_key
 
 
@@ -104,7 +108,9 @@ def test_every_bit_that_is_covered_matters(tmp_path: Path) -> None:
 def test_a_marker_of_an_unknown_kind_counts_only_if_the_store_wrote_it() -> None:
     key = StoreKey.random()
     numbers = {"commitlog_offset": 0, "epoch": 1, "store_id": 2, "store_timestamp": 3}
-    made = encode_marker(MarkerKind.EPOCH, **numbers, data=b"x", store_check=key.marker_check)
-    assert decode_marker(made, store_check=key.marker_check).data == b"x"
+    made = encode_control_record(
+        ControlKind.EPOCH, **numbers, data=b"x", store_check=key.marker_check
+    )
+    assert decode_control_record(made, store_check=key.marker_check).data == b"x"
     with pytest.raises(StorageError, match="this store's check"):
-        decode_marker(made, store_check=StoreKey.random().marker_check)
+        decode_control_record(made, store_check=StoreKey.random().marker_check)

@@ -19,7 +19,7 @@ from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import MessageStore, PutResult, RecoveryProgress, StoreConfig
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
-from mqmesh.storage.log.beginning import write_log_beginning
+from mqmesh.storage.log.log_start import write_log_start
 from mqmesh.storage.tools.index_rebuild import rebuild_index
 from mqmesh.storage.tools.stopped_store import StoppedCommitLog, open_stopped
 from mqmesh.storage.tools.verify import VerifyReport, verify_store
@@ -128,7 +128,7 @@ def test_a_lost_segment_is_damage(tmp_path: Path) -> None:
 
 def test_segments_that_retention_has_removed_are_no_damage(tmp_path: Path) -> None:
     fill("commitlog", tmp_path)
-    write_log_beginning(tmp_path / "log-beginning", 64 * KIB)
+    write_log_start(tmp_path / "log-beginning", 64 * KIB)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
     report = verify(tmp_path)
     assert report.sound
@@ -206,10 +206,10 @@ def test_a_lost_beginning_is_damage_and_a_cleaned_one_is_not(tmp_path: Path) -> 
     assert not report.sound
     assert (report.log_damage[0].start_offset, report.log_damage[0].end_offset) == (0, 64 * KIB)
     assert "retention did not remove" in report.log_damage[0].reason
-    write_log_beginning(tmp_path / "log-beginning", 64 * KIB)
+    write_log_start(tmp_path / "log-beginning", 64 * KIB)
     assert verify(tmp_path).sound
     # Killed after the note and before the removal of the second segment.
-    write_log_beginning(tmp_path / "log-beginning", 128 * KIB)
+    write_log_start(tmp_path / "log-beginning", 128 * KIB)
     assert verify(tmp_path).sound
     (tmp_path / "log-beginning").unlink()
     assert verify(tmp_path).sound, "as in stores that were made before there was a note"

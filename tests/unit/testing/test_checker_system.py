@@ -73,14 +73,14 @@ def test_what_comes_back_is_good():
 
 
 @pytest.mark.parametrize(
-    ("figure", "value"),
+    ("metric", "value"),
     [("rss_bytes", 1_101), ("descriptors", 53), ("threads", 6), ("disk_bytes", 15_001)],
 )
-def test_c10_a_figure_that_does_not_come_back(figure, value):
-    figures = {"rss_bytes": 1, "descriptors": 1, "threads": 1, "disk_bytes": 1, figure: value}
-    report = check(History(returns=[Return(BEFORE, Resources("broker", **figures), GROWTH)]))
+def test_c10_a_metric_that_does_not_come_back(metric, value):
+    metrics = {"rss_bytes": 1, "descriptors": 1, "threads": 1, "disk_bytes": 1, metric: value}
+    report = check(History(returns=[Return(BEFORE, Resources("broker", **metrics), GROWTH)]))
     assert report.broken == ["C10"]
-    assert figure in report.text()
+    assert metric in report.text()
 
 
 @pytest.mark.parametrize(

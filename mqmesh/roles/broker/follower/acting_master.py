@@ -33,7 +33,7 @@ RETRY_MS: Final = 1_000
 _log = logging.getLogger(__name__)
 
 
-class StandIn:
+class ActingMaster:
     """The part of one follower.
 
     Args:

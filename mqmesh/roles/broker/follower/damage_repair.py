@@ -12,7 +12,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.replication import ReplicateLog
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.storage.interface import DamagedRange, LogChunk, ReplicableLog
 from mqmesh.units import CommitLogOffset
 

@@ -24,15 +24,15 @@ from mqmesh.protocol.replication import (
 )
 from mqmesh.roles.broker.environment import Environment, build_features
 from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.follower.acting_master import ActingMaster
 from mqmesh.roles.broker.follower.damage_repair import DamageRepair
 from mqmesh.roles.broker.follower.follower_reads import FollowerReads
 from mqmesh.roles.broker.follower.replica_link import LogCopy, ReplicaLink
-from mqmesh.roles.broker.follower.stand_in import StandIn
-from mqmesh.roles.broker.ha.promises import Promises
+from mqmesh.roles.broker.ha.vote_state import VoteState
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import BrokerRole
-from mqmesh.storage.interface import LogBeginning, MessageStore, ReplicableLog, replicable
+from mqmesh.storage.interface import LogStart, MessageStore, ReplicableLog, replicable
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.units import MAX_OFFSET, CommitLogOffset
 
@@ -64,9 +64,9 @@ class FollowerRole(BrokerRole):
         given: Environment,
         store: MessageStore,
         *,
-        replace_store: Callable[[LogBeginning], MessageStore],
+        replace_store: Callable[[LogStart], MessageStore],
         promote: Callable[[int], None],
-        promises: Promises,
+        promises: VoteState,
     ) -> None:
         super().__init__(given, given.config.broker_id)
         self._store = store
@@ -77,7 +77,7 @@ class FollowerRole(BrokerRole):
         self._alone_ms = given.clock.monotonic_ms()
         self._epoch = self._unclean_since = self._confirmed_epoch = 0
         self._outside = ""
-        self._stand_in = StandIn(given)
+        self._stand_in = ActingMaster(given)
         self._is_alone = False
         self._repair = DamageRepair(
             self._log, given.replication, on_repaired=self._on_repaired, clock=given.clock
@@ -302,7 +302,7 @@ class FollowerRole(BrokerRole):
         self._rest("the log of this follower was repaired")
         self._read()
 
-    def _become_copy(self, beginning: LogBeginning) -> None:
+    def _become_copy(self, beginning: LogStart) -> None:
         if beginning.log_start <= self._log().log_end():
             # Whose log begins further on has had what is confirmed, and removed it.
             self._check_confirmed(beginning.log_start)

@@ -33,10 +33,10 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
     agreed_version,
 )
-from mqmesh.roles.broker.ha.promises import Promises
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
-from mqmesh.storage.commitlog.log_copy import decode_beginning
-from mqmesh.storage.interface import LogBeginning, LogChunk, ReplicableLog
+from mqmesh.roles.broker.ha.vote_state import VoteState
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
+from mqmesh.storage.commitlog.log_copy import decode_log_start
+from mqmesh.storage.interface import LogChunk, LogStart, ReplicableLog
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import CommitLogOffset
 
@@ -98,8 +98,8 @@ class LogCopy(msgspec.Struct, frozen=True):
     durable_offset: Callable[[], int]
     heard: Callable[[ReplicateLog], None]
     truncate: Callable[[CommitLogOffset], None]
-    become_copy: Callable[[LogBeginning], None]
-    promises: Promises
+    become_copy: Callable[[LogStart], None]
+    promises: VoteState
     counts: ReplicaCounts
     zone: str = ""
     serves_reads: bool = True
@@ -302,7 +302,7 @@ class ReplicaLink:
             self._counts.cuts += 1
             self._counts.cut_bytes += before - answer.offset
         elif answer.mode == ReplicationMode.COPY:
-            beginning = decode_beginning(outcome.body)
+            beginning = decode_log_start(outcome.body)
             self._check_own(log, beginning)
             self._counts.copies += 1
             self._promises.begin_copy(beginning.store_id)
@@ -326,7 +326,7 @@ class ReplicaLink:
             )
         self._open()
 
-    def _check_own(self, log: ReplicableLog, beginning: LogBeginning) -> None:
+    def _check_own(self, log: ReplicableLog, beginning: LogStart) -> None:
         # A leader whose store was wiped, or that is another one's, is no reason to lose this one.
         own, theirs = log.identity(), (beginning.store_id, StoreKey(beginning.key).proof())
         if own.log_end > own.log_start and theirs != (own.store_id, own.key_proof):

@@ -12,7 +12,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.protocol.replication import MAX_CHUNK_BYTES, MAX_REPLICA_ID, ReplicaStatus
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import MAX_OFFSET
 

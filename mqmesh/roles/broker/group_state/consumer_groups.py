@@ -26,7 +26,7 @@ from mqmesh.protocol.membership import (
 from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.roles.broker.group_state.queue_ownership import (
     NO_GENERATION,
-    QueueClaims,
+    QueueOwnership,
 )
 from mqmesh.roles.broker.group_state.subscription_check import (
     SubscriptionCheck,
@@ -118,7 +118,7 @@ class ConsumerGroups:
         self._expiry_ms = expiry_ms
         self._most_clients = most_clients
         self._busy_retry_after_ms = busy_retry_after_ms
-        self.claims = QueueClaims()
+        self.claims = QueueOwnership()
         self._generation = first_generation
         self._clients: dict[str, GroupClient] = {}
         self._groups: dict[str, Group] = {}

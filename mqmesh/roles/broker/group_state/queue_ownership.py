@@ -29,7 +29,7 @@ MOST_CLAIMS: Final = 5_000_000
 _Queue = tuple[str, int]
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Ownership(msgspec.Struct, frozen=True):
     """A queue was given to a member.
 
     Attributes:
@@ -41,7 +41,7 @@ class Claim(msgspec.Struct, frozen=True):
     generation: int
 
 
-class QueueClaims:
+class QueueOwnership:
     """The claims of all groups at one broker.
 
     Args:
@@ -50,10 +50,10 @@ class QueueClaims:
 
     def __init__(self, most: int = MOST_CLAIMS) -> None:
         self._most = most
-        self._groups: dict[str, dict[_Queue, Claim]] = {}
+        self._groups: dict[str, dict[_Queue, Ownership]] = {}
         self._count = 0
 
-    def find(self, group: str, topic: str, queue_id: int) -> Claim | None:
+    def find(self, group: str, topic: str, queue_id: int) -> Ownership | None:
         """The claim to a queue, if there is one."""
         return self._groups.get(group, {}).get((topic, queue_id))
 
@@ -72,7 +72,7 @@ class QueueClaims:
             )
         if known is None:
             self._count += 1
-        self._groups.setdefault(group, {})[topic, queue_id] = Claim(client_id, generation)
+        self._groups.setdefault(group, {})[topic, queue_id] = Ownership(client_id, generation)
         while self._count > self._most and len(self._groups) > 1:
             self.forget_group(next(name for name in self._groups if name != group))
 
@@ -80,7 +80,7 @@ class QueueClaims:
         """A member gives a queue back."""
         known = self.find(group, topic, queue_id)
         if known is not None and known.client_id == client_id:
-            self._groups[group][topic, queue_id] = Claim(NOBODY, known.generation)
+            self._groups[group][topic, queue_id] = Ownership(NOBODY, known.generation)
 
     def commit(
         self,

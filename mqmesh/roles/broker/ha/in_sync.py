@@ -42,7 +42,7 @@ ACKS_MS: Final = 1_000
 HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
 
 
-class Candidature(msgspec.Struct, frozen=True):
+class CandidateState(msgspec.Struct, frozen=True):
     """What the leader knows of a follower, beside its position.
 
     Attributes:
@@ -99,7 +99,7 @@ class InSyncSet(msgspec.Struct):
     unknown_since_ms: int | None = None
     reread_ms: int = 0
     fewest: int = 1
-    followers: dict[int, Candidature] = {}
+    followers: dict[int, CandidateState] = {}
     voters_change: VotersChange | None = None
     gone_ms: dict[int, int] = {}
 
@@ -120,7 +120,7 @@ class InSyncSet(msgspec.Struct):
             now_ms: Monotonic clock.
             can_store: Its disk takes writes and is not nearly full.
         """
-        one = self.followers.get(replica_id, Candidature(now_ms, log_end, now_ms))
+        one = self.followers.get(replica_id, CandidateState(now_ms, log_end, now_ms))
         has = self.log.links[replica_id].has
         changes: dict[str, object] = {"can_store": can_store, "heard_ms": now_ms}
         if has >= log_end:
@@ -348,7 +348,7 @@ class InSyncSet(msgspec.Struct):
         one = self.followers.get(member.replica_id)
         if one is None:
             # It has not been heard in this epoch; it has so long to come.
-            self.followers[member.replica_id] = Candidature(now_ms, self.log.marker_end, now_ms)
+            self.followers[member.replica_id] = CandidateState(now_ms, self.log.marker_end, now_ms)
             return True
         return one.can_store and now_ms - one.caught_up_ms <= self.lag_max_ms
 

@@ -63,7 +63,7 @@ class StoreHistory(msgspec.Struct, frozen=True, kw_only=True):
                 '"auto" (mqmesh up --replicas). If the others are gone for good, remove '
                 f"{root / REPLICA_STATE}"
             )
-        # The first replica may begin a group with what it has, see Founding.
+        # The first replica may begin a group with what it has, see GroupBootstrap.
         begins = config.ha.mode is HaMode.AUTO and config.broker_id == 1 and not self.has_joined
         if self.follows and not self.is_promoted and (alone or begins):
             raise ConfigError(

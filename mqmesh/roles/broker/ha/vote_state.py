@@ -9,7 +9,7 @@ from mqmesh.errors import StaleEpoch
 from mqmesh.roles.broker.ha.replica_state import DRAWN_BITS, ReplicaState
 
 
-class Promises(Protocol):
+class VoteState(Protocol):
     """What the link of a follower asks."""
 
     @property
@@ -43,7 +43,7 @@ class Promises(Protocol):
         """
 
 
-class NoPromises:
+class NoVoteState:
     """Of a follower whose master is no matter of elections."""
 
     incarnation = 0
@@ -59,7 +59,7 @@ class NoPromises:
         """Nobody counts on what it had."""
 
 
-class KeptPromises:
+class KeptVoteState:
     """Those of a replica that takes part in elections.
 
     Args:
@@ -80,16 +80,16 @@ class KeptPromises:
 
     @property
     def incarnation(self) -> int:
-        """See ``Promises``."""
+        """See ``VoteState``."""
         return self.state.incarnation
 
     @property
     def promised_epoch(self) -> int:
-        """See ``Promises``."""
+        """See ``VoteState``."""
         return self.state.promised_epoch
 
     def promise(self, epoch: int) -> None:
-        """See ``Promises``."""
+        """See ``VoteState``."""
         if epoch < self.state.promised_epoch:
             raise StaleEpoch(
                 f"epoch {epoch} is over: replica {self.state.replica_id} has promised "
@@ -98,12 +98,12 @@ class KeptPromises:
         self._keep(self.state.promise(epoch))
 
     def begin_copy(self, store_id: int) -> None:
-        """See ``Promises``."""
+        """See ``VoteState``."""
         renewed = self.state.renewed(self._chance(DRAWN_BITS))
         self._keep(msgspec.structs.replace(renewed, log_id=store_id))
 
     def renew(self) -> None:
-        """See ``Promises``."""
+        """See ``VoteState``."""
         self._keep(self.state.renewed(self._chance(DRAWN_BITS)))
 
     def _keep(self, state: ReplicaState) -> None:

@@ -1,10 +1,10 @@
-"""How the index of a broker is, as far as the broker knows; and its figures."""
+"""How the index of a broker is, as far as the broker knows; and its metrics."""
 
 from typing import Final
 
 import msgspec
 
-from mqmesh.figures import Measured, counter, gauge, text
+from mqmesh.metrics import Measured, counter, gauge, text
 from mqmesh.protocol.queries import IndexProgress
 
 
@@ -37,7 +37,7 @@ INDEX_STATE: Final[Measured[IndexStatus]] = text(
 )
 """Told also where there is no index."""
 
-INDEX_PROCESS_FIGURES: Final[tuple[Measured[IndexStatus], ...]] = (
+INDEX_PROCESS_METRICS: Final[tuple[Measured[IndexStatus], ...]] = (
     gauge(
         "index_pid",
         "process id of the index process, 0 while there is none",
@@ -51,7 +51,7 @@ INDEX_PROCESS_FIGURES: Final[tuple[Measured[IndexStatus], ...]] = (
         "how far the index is behind the log",
         lambda index: index.lag_bytes,
         unit="bytes",
-        metric="rocketmq_storage_dispatch_behind_bytes",
+        rocketmq_name="rocketmq_storage_dispatch_behind_bytes",
     ),
     gauge(
         "index_lag_ms", "how far the index is behind the log", lambda index: index.lag_ms, unit="ms"

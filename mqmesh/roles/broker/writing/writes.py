@@ -165,7 +165,7 @@ class Writes:
             return
         fill_in(sends, batches, results)
         safe_offset = self._commit_point.offset()
-        arrived = self._account(batches, results, self._commit_point.shown_offset())
+        arrived = self._account(batches, results, self._commit_point.high_watermark())
         for send in sends:
             if send.end_offset > safe_offset:
                 self._wait(send)
@@ -264,7 +264,7 @@ class Writes:
         self,
         batches: list[BatchToPut],
         results: list[PutResult],
-        shown_offset: int,
+        high_watermark: int,
     ) -> dict[QueueKey, None]:
         """Counts what was stored; returns the queues that somebody waits at and can see it."""
         arrived: dict[QueueKey, None] = {}
@@ -291,7 +291,7 @@ class Writes:
             listener = self._listeners.get(name)
             if listener is not None:
                 listener.on_stored(batch, result, self._clock.monotonic_ms())
-            if result.end_offset > shown_offset:
+            if result.end_offset > high_watermark:
                 self._commit_point.note_arrival((name, queue_id), result.end_offset)
             elif waited_for and (name, queue_id) in waited_for:
                 arrived[name, queue_id] = None

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
-from mqmesh.protocol.asking import AskClient, ClientAnswer
+from mqmesh.protocol.client_rpc import AskClient, ClientAnswer
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.sdk.client.client import ClientEngine

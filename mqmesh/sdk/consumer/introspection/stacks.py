@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from mqmesh.protocol.asking import MAX_STACKS_LENGTH
+from mqmesh.protocol.client_rpc import MAX_STACKS_LENGTH
 
 MAX_DEPTH: Final = 64
 """Frames of one thread or task, the innermost ones."""

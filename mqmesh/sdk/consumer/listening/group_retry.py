@@ -14,10 +14,10 @@ from mqmesh.failure_text import failure_text, one_line
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, StateSpan
-from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, is_rejected
 from mqmesh.sdk.consumer.listening.consume_work import OnFailed, Portion
 from mqmesh.sdk.consumer.listening.local_retry import report_failure
+from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue, SentBack
 
 SEND_AGAIN_MS: Final = 5_000
 """What cannot be sent back, and no listener may try once more, is sent back again after this."""
@@ -79,7 +79,7 @@ class GroupRetry:
     def __init__(
         self,
         group: str,
-        sender: BackSender,
+        sender: SendBackQueue,
         call_later: Callable[[int, Callable[[], None]], object],
         keep: OnFailed,
     ) -> None:

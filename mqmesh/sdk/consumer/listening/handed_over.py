@@ -7,7 +7,7 @@ from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import InvalidArgument
 from mqmesh.failure_text import failure_text
 from mqmesh.message import PROPERTY_HANDED_OVER, StoredMessage
-from mqmesh.protocol.asking import HandedOver, HandedResult
+from mqmesh.protocol.client_rpc import HandedOver, HandedResult
 from mqmesh.sdk.consumer.listening.consume_result import why_again
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener

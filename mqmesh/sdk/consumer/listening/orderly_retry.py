@@ -15,11 +15,11 @@ from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
-from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
 from mqmesh.sdk.consumer.listening.consume_result import Cause
 from mqmesh.sdk.consumer.listening.consume_work import Portion
 from mqmesh.sdk.consumer.listening.group_retry import Retry, consecutive, reason_of
 from mqmesh.sdk.consumer.listening.orderly_service import ToDeadLetters
+from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue, SentBack
 
 TELL_MS: Final = 60_000
 """A queue that waits for ever is told of again and again."""
@@ -57,7 +57,7 @@ class OrderlyRetry(Retry):
 
     def __init__(
         self,
-        sender: BackSender,
+        sender: SendBackQueue,
         gives_up: bool,
         pass_over: Callable[[MessageQueue, int], None],
     ) -> None:
@@ -133,7 +133,7 @@ def _report_unreadable(queue: MessageQueue, one: Unreadable) -> None:
     )
 
 
-def to_dead_letters(sender: BackSender) -> ToDeadLetters:
+def to_dead_letters(sender: SendBackQueue) -> ToDeadLetters:
     """How messages that failed too often in order become dead letters.
 
     Args:

@@ -24,7 +24,7 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResponse,
 )
-from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, OutboxNetwork, OutgoingRequest, RequestOutbox
 from mqmesh.transport.interface import Condition
 from mqmesh.transport.requests import no_connection
 
@@ -94,7 +94,7 @@ class SendBacks:
         self._changed = changed
         self._waiting: dict[str, list[SentBack]] = {}
         self._joined: dict[str, deque[list[SentBack]]] = {}
-        self._again: dict[str, Letter] = {}
+        self._again: dict[str, OutgoingRequest] = {}
         self._open = 0
         self._closed: MQMeshError | None = None
 
@@ -129,7 +129,7 @@ class SendBacks:
         joined = [name for name, groups in self._joined.items() if groups]
         return list(dict.fromkeys([*self._again, *joined, *self._waiting]))
 
-    def take(self, broker_name: str) -> Letter | None:
+    def take(self, broker_name: str) -> OutgoingRequest | None:
         """The next request to a broker; first the one that had no answer."""
         again = self._again.pop(broker_name, None)
         if again is not None:
@@ -165,8 +165,8 @@ class SendBacks:
 
     def _letter(
         self, broker_name: str, header: bytes, groups: list[list[SentBack]], attempt: int
-    ) -> Letter:
-        return Letter(
+    ) -> OutgoingRequest:
+        return OutgoingRequest(
             RequestCode.CONSUMER_SEND_MSG_BACK,
             (),
             header,
@@ -203,7 +203,7 @@ class SendBacks:
             self._changed.notify_all()
 
 
-class BackSender:
+class SendBackQueue:
     """Sends messages back, one request at a time to each broker.
 
     What is to go to a broker that there is no connection to is not waited for.

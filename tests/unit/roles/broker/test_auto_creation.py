@@ -59,8 +59,8 @@ def test_a_topic_costs_its_queues_too():
         creation.check_topic(b"one", 8, 0)
     creation.check_topic(b"one", 8, no.value.retry_after_ms)
     creation.groups.check(b"one", 0)
-    assert creation.figures("made") == {("topics",): 2, ("queues",): 16, ("groups",): 0}
-    assert creation.figures("refused") == {("topics",): 0, ("queues",): 1, ("groups",): 0}
+    assert creation.metrics("made") == {("topics",): 2, ("queues",): 16, ("groups",): 0}
+    assert creation.metrics("refused") == {("topics",): 0, ("queues",): 1, ("groups",): 0}
 
 
 def test_a_topic_of_more_queues_than_a_minute_s_is_made_all_the_same_and_paid_for():

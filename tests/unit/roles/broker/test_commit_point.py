@@ -10,7 +10,7 @@ import pytest
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.roles.broker.commit_point import CommitPoint, Holder
+from mqmesh.roles.broker.commit_point import AckParticipant, CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.environment import commit_point_of
 from mqmesh.roles.broker.followers.follower_table import FollowerTable
@@ -29,8 +29,8 @@ class Positions:
 
     def holders(self):
         return (
-            Holder("the disk", lambda: self.disk, SendStatus.FLUSH_DISK_TIMEOUT),
-            Holder("replica 1", lambda: self.replica, SendStatus.FLUSH_SLAVE_TIMEOUT),
+            AckParticipant("the disk", lambda: self.disk, SendStatus.FLUSH_DISK_TIMEOUT),
+            AckParticipant("replica 1", lambda: self.replica, SendStatus.FLUSH_SLAVE_TIMEOUT),
         )
 
 
@@ -86,7 +86,7 @@ def test_the_disk_counts_only_with_sync_flush(flush, offset):
 def test_nobody_waits_for_a_holder_that_is_not_there_but_is_told_that_it_lacks_the_put():
     at, there = Positions(disk=50, replica=20), [True]
     disk = at.holders()[0]
-    replica = Holder(
+    replica = AckParticipant(
         "a follower",
         lambda: at.replica,
         SendStatus.FLUSH_SLAVE_TIMEOUT,

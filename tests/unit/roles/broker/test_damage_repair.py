@@ -8,7 +8,7 @@ from mqmesh.errors import BrokerNotAvailable, CorruptRecord, MQMeshError
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import ReplicateLog
 from mqmesh.roles.broker.follower.damage_repair import RETRY_MS, DamageRepair
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.storage.interface import DamagedRange
 from mqmesh.testing.clock import ManualClock
 

@@ -57,14 +57,14 @@ def test_there_may_be_only_so_many():
     assert servers.on_register(b"x", request("x"), EXPIRY_MS + 1)
 
 
-def test_figures_are_sums_over_those_that_are_there():
+def test_metrics_are_sums_over_those_that_are_there():
     servers = FilterServers(True, "broker-a")
     for peer, name in ((b"1", "a"), (b"2", "b")):
         told = RegisterFilterServerRequest(name, BrokerAddress("h:1"), 3, 1, 100, 20)
         servers.on_register(peer, told, 0)
     owner = SimpleNamespace(servers=servers)
-    figures = {one.figure.name: one for one in FilterServersFeature.metrics}
-    assert {name: one.read(owner) for name, one in figures.items()} == {
+    metrics = {one.metric.name: one for one in FilterServersFeature.metrics}
+    assert {name: one.read(owner) for name, one in metrics.items()} == {
         "filter_servers": 2,
         "filters": 6,
         "filters_parked": 2,
@@ -72,4 +72,4 @@ def test_figures_are_sums_over_those_that_are_there():
         "filter_misses": 40,
     }
     servers.on_disconnect(b"1")
-    assert figures["filters"].read(owner) == 3
+    assert metrics["filters"].read(owner) == 3

@@ -19,7 +19,7 @@ def follower(stage):
 
 def metric(features, name):
     traffic = features.of(TrafficFeature)
-    return next(one.read(traffic) for one in traffic.metrics if one.figure.name == name)
+    return next(one.read(traffic) for one in traffic.metrics if one.metric.name == name)
 
 
 def test_a_follower_counts_today_and_yesterday_from_midnight_on(stage, follower):

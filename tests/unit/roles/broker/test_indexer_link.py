@@ -13,12 +13,12 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.figures import FigureBoard, Readings
+from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES, INDEX_STATE
+from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_METRICS, INDEX_STATE
 from mqmesh.roles.broker.index.indexer_link import (
     HANG_MS,
     IDLE_MS,
@@ -30,7 +30,7 @@ from mqmesh.roles.broker.index.indexer_link import (
     LogExtent,
     indexer_arguments,
 )
-from mqmesh.roles.index_figures import INDEX_FIGURES
+from mqmesh.roles.index_metrics import INDEX_METRICS
 from mqmesh.testing.clock import ManualClock
 
 
@@ -108,10 +108,10 @@ class Stage:
         self.clock.advance(after_ms)
         self.link.tick()
 
-    def figures(self, name: str) -> object:
-        board = FigureBoard()
-        board.add((INDEX_STATE, *INDEX_PROCESS_FIGURES), self.link.status)
-        board.add(INDEX_FIGURES, lambda: self.link.status().progress)
+    def metrics(self, name: str) -> object:
+        board = MetricBoard()
+        board.add((INDEX_STATE, *INDEX_PROCESS_METRICS), self.link.status)
+        board.add(INDEX_METRICS, lambda: self.link.status().progress)
         return Readings(board.read())[f"index_{name}"]
 
 
@@ -172,17 +172,17 @@ def test_lag_is_told_in_bytes_and_in_time(running):
     running.grow(1000)
     running.tick()
     running.tick(700)
-    assert (running.figures("lag_bytes"), running.figures("lag_ms")) == (1000, 700)
+    assert (running.metrics("lag_bytes"), running.metrics("lag_ms")) == (1000, 700)
     running.client.answer(progress(1000, segments=3, sealed=2, queries=5, mismatches=1))
-    assert (running.figures("lag_bytes"), running.figures("lag_ms")) == (0, 0)
-    assert running.figures("sealed_segments") == 2
-    assert running.figures("state") == "running"
+    assert (running.metrics("lag_bytes"), running.metrics("lag_ms")) == (0, 0)
+    assert running.metrics("sealed_segments") == 2
+    assert running.metrics("state") == "running"
 
 
 def test_a_process_that_is_held_up_says_why(running):
     running.tick(IDLE_MS)
     running.client.answer(progress(0, waiting="the disk is full"))
-    assert running.figures("state") == "waiting: the disk is full"
+    assert running.metrics("state") == "waiting: the disk is full"
 
 
 def test_a_process_that_died_is_started_again_later_and_later(running):
@@ -190,7 +190,7 @@ def test_a_process_that_died_is_started_again_later_and_later(running):
     for number in range(1, 5):
         running.processes[-1].code = 1
         running.tick()
-        assert running.figures("state") == "down"
+        assert running.metrics("state") == "down"
         waited = 0
         while len(running.processes) == number:
             running.tick()
@@ -198,7 +198,7 @@ def test_a_process_that_died_is_started_again_later_and_later(running):
         delays.append(waited)
     assert delays == sorted(delays)
     assert delays[-1] > delays[0]
-    assert running.figures("starts_total") == 5
+    assert running.metrics("starts_total") == 5
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_queries_are_bounded(running):
         running.link.query(RequestCode.QUERY_MESSAGE, b"", lambda answer: None)
     running.client.answer(progress(0))
     running.link.query(RequestCode.QUERY_MESSAGE, b"", lambda answer: None)
-    assert running.figures("query_refusals_total") == 1
+    assert running.metrics("query_refusals_total") == 1
 
 
 def test_a_query_waits_for_a_process_that_starts_soon_and_for_no_other(running):

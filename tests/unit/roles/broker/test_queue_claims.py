@@ -7,22 +7,22 @@ import pytest
 from mqmesh.errors import StaleGeneration
 from mqmesh.roles.broker.group_state.queue_ownership import (
     NOBODY,
-    Claim,
-    QueueClaims,
+    Ownership,
+    QueueOwnership,
 )
 
 
 @pytest.fixture
 def claims():
     """Member a was given queue 0 of topic t in generation 5."""
-    claims = QueueClaims()
+    claims = QueueOwnership()
     claims.claim("g", "t", 0, "a", 5)
     return claims
 
 
 def test_a_later_generation_replaces_an_earlier_one(claims):
     claims.claim("g", "t", 0, "b", 6)
-    assert claims.find("g", "t", 0) == Claim("b", 6)
+    assert claims.find("g", "t", 0) == Ownership("b", 6)
 
 
 @pytest.mark.parametrize("generation", [4, 5])
@@ -34,17 +34,17 @@ def test_within_a_generation_a_queue_has_one_member(claims, generation):
 def test_a_member_may_claim_again(claims):
     claims.claim("g", "t", 0, "a", 5)
     claims.claim("g", "t", 0, "a", 7)
-    assert claims.find("g", "t", 0) == Claim("a", 7)
+    assert claims.find("g", "t", 0) == Ownership("a", 7)
 
 
 def test_what_was_given_back_is_free_in_the_same_generation(claims):
     claims.release("g", "t", 0, "b")  # not its own
     claims.release("g", "t", 1, "a")  # never claimed
-    assert claims.find("g", "t", 0) == Claim("a", 5)
+    assert claims.find("g", "t", 0) == Ownership("a", 5)
     claims.release("g", "t", 0, "a")
-    assert claims.find("g", "t", 0) == Claim(NOBODY, 5)
+    assert claims.find("g", "t", 0) == Ownership(NOBODY, 5)
     claims.claim("g", "t", 0, "b", 5)
-    assert claims.find("g", "t", 0) == Claim("b", 5)
+    assert claims.find("g", "t", 0) == Ownership("b", 5)
 
 
 def test_who_was_replaced_by_one_that_gave_the_queue_back_is_replaced_all_the_same(claims):
@@ -57,12 +57,12 @@ def test_who_was_replaced_by_one_that_gave_the_queue_back_is_replaced_all_the_sa
 
 
 def test_beyond_the_most_the_oldest_group_is_forgotten():
-    claims = QueueClaims(most=3)
+    claims = QueueOwnership(most=3)
     for group in ("old", "new"):
         for queue_id in range(2):
             claims.claim(group, "t", queue_id, "a", 1)
     assert claims.find("old", "t", 0) is None
-    assert claims.find("new", "t", 0) == claims.find("new", "t", 1) == Claim("a", 1)
+    assert claims.find("new", "t", 0) == claims.find("new", "t", 1) == Ownership("a", 1)
     claims.claim("new", "t", 2, "a", 1)
     claims.claim("new", "t", 3, "a", 1)  # one group alone may have more
     assert claims.find("new", "t", 0) is not None
@@ -101,11 +101,11 @@ def test_nothing_is_kept_of_what_is_gone(claims):
 
 
 def test_after_a_restart_the_first_to_commit_has_the_queue_unless_it_goes_back():
-    claims = QueueClaims()
+    claims = QueueOwnership()
     with pytest.raises(StaleGeneration, match="z is behind what group 'g' has committed"):
         claims.commit("g", "t", 0, "z", 5, goes_back=True)
     claims.commit("g", "t", 0, "a", 5, goes_back=False)
-    assert claims.find("g", "t", 0) == Claim("a", 5)
+    assert claims.find("g", "t", 0) == Ownership("a", 5)
     claims.commit("g", "t", 0, "a", 5, goes_back=True)  # it seeks
     with pytest.raises(StaleGeneration, match="was given to a"):
         claims.commit("g", "t", 0, "z", 5, goes_back=False)

@@ -26,16 +26,16 @@ from mqmesh.roles.broker.follower.replica_link import (
     LogCopy,
     ReplicaLink,
 )
-from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_state import first_state
-from mqmesh.roles.broker.replica_figures import ReplicaCounts
-from mqmesh.storage.commitlog.log_copy import encode_beginning
-from mqmesh.storage.interface import LogBeginning
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState
+from mqmesh.roles.broker.replica_metrics import ReplicaCounts
+from mqmesh.storage.commitlog.log_copy import encode_log_start
+from mqmesh.storage.interface import LogStart
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.testing.clock import ManualClock
 
 STREAM, TRUNCATE, COPY, RENEW = map(int, ReplicationMode)
-BEGINNING = LogBeginning(b"k" * 32, 7, 65_536, 0, [EpochStart(1, 0)], [])
+BEGINNING = LogStart(b"k" * 32, 7, 65_536, 0, [EpochStart(1, 0)], [])
 
 
 class Log:
@@ -49,7 +49,7 @@ class Log:
         proof = StoreKey(BEGINNING.key).proof()
         return LogIdentity(7, proof, 0, len(self.data), [EpochStart(1, 0)])
 
-    def beginning(self) -> LogBeginning:
+    def beginning(self) -> LogStart:
         return BEGINNING
 
     def log_end(self) -> int:
@@ -74,7 +74,7 @@ class Leader:
         self.done: list[object] = []
         self.closed = False
         self.counts = ReplicaCounts()
-        self.promises = KeptPromises(
+        self.promises = KeptVoteState(
             first_state(7, 2, identity="i", boot_id="b", place="p", drawn=0),
             lambda state: None,
             lambda bits: 76,
@@ -103,7 +103,7 @@ class Leader:
         self.send, self.connect = on_command, on_connection
         return self
 
-    def _become_copy(self, beginning: LogBeginning) -> None:
+    def _become_copy(self, beginning: LogStart) -> None:
         self.done.append(beginning)
         self.incarnation_at_copy = self.promises.incarnation
 
@@ -193,7 +193,7 @@ def test_an_end_that_the_leader_has_not_is_cut_then_it_opens_again(leader):
 
 
 def test_without_anything_in_common_it_becomes_a_copy(leader):
-    leader.answer(COPY, 0, encode_beginning(BEGINNING))
+    leader.answer(COPY, 0, encode_log_start(BEGINNING))
     assert leader.done == [BEGINNING]
     assert len(leader.asked) == 2
 
@@ -244,7 +244,7 @@ def test_who_fails_often_waits_longer(leader):
 
 @pytest.mark.parametrize("mode", [TRUNCATE, COPY, RENEW])
 def test_a_leader_that_never_goes_on_is_asked_with_pauses_and_the_log_says_so(leader, mode, caplog):
-    body = encode_beginning(BEGINNING)
+    body = encode_log_start(BEGINNING)
     for _ in range(MOST_STEPS - 1):
         leader.answer(mode, 50, body)
     assert len(leader.asked) == MOST_STEPS, "what may be needed to begin waits for nothing"
@@ -282,18 +282,18 @@ def test_a_leader_of_an_epoch_that_is_over_is_not_followed(leader):
 
 def test_a_store_with_another_log_is_not_moved_aside_for_a_leader_that_may_be_wiped(leader):
     other = msgspec.structs.replace(BEGINNING, store_id=8)
-    leader.answer(COPY, 0, encode_beginning(other))
+    leader.answer(COPY, 0, encode_log_start(other))
     assert leader.done == []
     assert "another log (0x00000007)" in leader.link.failure
     assert "store_path_root_dir" in leader.link.failure
     leader.log.data = b""
     leader.tick(RETRY_MS)
-    leader.answer(COPY, 0, encode_beginning(other))
+    leader.answer(COPY, 0, encode_log_start(other))
     assert leader.done == [other], "there is nothing to lose"
 
 
 def test_a_copy_has_another_incarnation_before_anything_is_gone(leader):
-    leader.answer(COPY, 0, encode_beginning(BEGINNING))
+    leader.answer(COPY, 0, encode_log_start(BEGINNING))
     assert leader.incarnation_at_copy == 77
     assert leader.promises.state.log_id == BEGINNING.store_id
 

@@ -31,8 +31,8 @@ from mqmesh.errors import (
     RemoteProtocolError,
     SystemBusy,
 )
-from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import SCHEDULE_TOPIC, Message
+from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
 from mqmesh.protocol.groups import (
@@ -58,7 +58,7 @@ from mqmesh.protocol.transactions import (
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.features.delays import due_messages
 from mqmesh.roles.exporter.families import Families
-from mqmesh.roles.exporter.names import Node, broker_series, figure_series, group_series
+from mqmesh.roles.exporter.names import Node, broker_series, group_series, metric_series
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, SessionState
 from mqmesh.roles.schedule.timetable import Timetable
@@ -644,7 +644,7 @@ def test_kills_at_any_step_lose_nothing_and_repeat_nothing(make_stage, seed):
     # A cancellation whose answer was lost may have been carried out.
     done = rig.stage.features.state.schedule
     assert len(missing) == 0 or all(rig.cancel(s) == ResponseCode.CANCEL_REFUSED for s in missing)
-    assert len(missing) <= 3, (missing, done.figures())
+    assert len(missing) <= 3, (missing, done.metrics())
     for sequence, at in delivered:
         assert at >= due[sequence], "early"
 
@@ -783,7 +783,7 @@ class Shop:
     def numbers(self):
         """How many messages are in each state, as Prometheus is told."""
         node = Node("c", "broker", "a", "a:1", True, "a")
-        board = FigureBoard()
+        board = MetricBoard()
         for kind in FEATURES:
             board.add(kind.metrics, partial(self.stage.features.of, kind))
         readings = Readings(board.read())
@@ -792,7 +792,7 @@ class Shop:
         (group,) = [one for one in told.groups if one.group == "g"]
         families = Families(
             [
-                *figure_series(node, readings),
+                *metric_series(node, readings),
                 *broker_series(node, readings, told.now_ms),
                 *group_series(node, group, told.now_ms),
             ]

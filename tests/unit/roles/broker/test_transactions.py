@@ -10,8 +10,8 @@ from mqmesh.errors import RemoteProtocolError, SequenceConflict, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
 from mqmesh.roles.broker.features.transactions import check_timetable
 from mqmesh.roles.broker.features.transactions.check_timetable import (
-    Asked,
     Check,
+    CheckedMessages,
     Park,
     TransactionSettings,
 )
@@ -354,7 +354,7 @@ def test_what_was_found_in_the_log_counts():
     desk.table.replay(0, 0, 2, COMMIT)
     desk.table.replay(0, 0, 2, COMMIT)
     desk.table.replay(99, 0, 2, COMMIT)
-    desk.table.timetable.replay({0: [Asked(2, 2, 14, 50 * S)]})
+    desk.table.timetable.replay({0: [CheckedMessages(2, 2, 14, 50 * S)]})
     assert desk.table.pending_count == 2
     (found,) = desk.checks(60 * S)
     assert (found[0], found[1].check_times, found[1].ordinals) == (50 * S, 15, [2, 3])

@@ -11,7 +11,7 @@ import pytest
 
 from mqmesh.config import parse_config
 from mqmesh.errors import ConfigError
-from mqmesh.figures import FigureKind
+from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
 from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
 from mqmesh.roles.exporter.alarm_rules import (
@@ -22,7 +22,7 @@ from mqmesh.roles.exporter.alarm_rules import (
     TOPIC_RULES,
     History,
 )
-from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.monitor import Monitor
 from mqmesh.roles.exporter.monitor_config import MonitorConfig, NotifyConfig, RuleChange
 from mqmesh.roles.exporter.names import COMMITTED
@@ -33,8 +33,8 @@ DEAD = "rocketmq_send_to_dlq_messages_total"
 
 
 def series(name, value, /, **labels):
-    metric = Metric(name, FigureKind.GAUGE, "h", tuple(labels))
-    return Series(metric, tuple(labels.values()), value)
+    exported = ExportedMetric(name, MetricKind.GAUGE, "h", tuple(labels))
+    return Series(exported, tuple(labels.values()), value)
 
 
 def group(lag, *, name="billing", topic="orders", latency_ms=90_000, members=0, done=0):
@@ -51,7 +51,7 @@ def names(alarms):
 
 
 class Watch:
-    """A board that looks at made-up figures."""
+    """A board that looks at made-up metrics."""
 
     def __init__(self, *changes, repeat_s=0):
         self.board = AlarmBoard(changes, repeat_s)
@@ -423,7 +423,7 @@ def test_a_wrong_setting_is_told(make, told):
         make()
 
 
-# ---- Telling ------------------------------------------------------------------------------
+# ---- Introspection ---------------------------------------------------------------------
 
 
 def an_alarm(status="firing"):

@@ -11,28 +11,28 @@ import yaml
 from harness.prometheus import promtool
 
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.ha.member.chronicle import MEMBER_FIGURES
-from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES
-from mqmesh.roles.broker.replica_figures import COUNT_FIGURES, REPLICA_FIGURES
-from mqmesh.roles.broker.store_figures import STORE_FIGURES
-from mqmesh.roles.dispatch import FIGURES as COMMAND_FIGURES
-from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES, own_metric
-from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
-from mqmesh.roles.shell import _CONNECTION_FIGURES, _PROCESS_FIGURES
-from mqmesh.security.guard import FIGURES as GUARD_FIGURES
+from mqmesh.roles.broker.ha.member.ha_metrics import MEMBER_METRICS
+from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_METRICS
+from mqmesh.roles.broker.replica_metrics import COUNT_METRICS, REPLICA_METRICS
+from mqmesh.roles.broker.store_metrics import STORE_METRICS
+from mqmesh.roles.dispatch import METRICS as COMMAND_METRICS
+from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES, exported_as_own
+from mqmesh.roles.schedule.service import SCHEDULE_METRICS
+from mqmesh.roles.shell import _CONNECTION_METRICS, _PROCESS_METRICS
+from mqmesh.security.guard import METRICS as GUARD_METRICS
 
-FIGURES = (
+METRICS = (
     *(one for feature in FEATURES for one in feature.metrics),
-    *STORE_FIGURES,
-    *SCHEDULE_FIGURES,
-    *INDEX_PROCESS_FIGURES,
-    *MEMBER_FIGURES,
-    *COUNT_FIGURES,
-    *REPLICA_FIGURES,
-    *COMMAND_FIGURES,
-    *_CONNECTION_FIGURES,
-    *_PROCESS_FIGURES,
-    *GUARD_FIGURES,
+    *STORE_METRICS,
+    *SCHEDULE_METRICS,
+    *INDEX_PROCESS_METRICS,
+    *MEMBER_METRICS,
+    *COUNT_METRICS,
+    *REPLICA_METRICS,
+    *COMMAND_METRICS,
+    *_CONNECTION_METRICS,
+    *_PROCESS_METRICS,
+    *GUARD_METRICS,
 )
 
 # What raises each alarm, beside labels that all have.
@@ -103,8 +103,8 @@ def boards(project_root: Path) -> Path:
 
 
 def test_every_name_that_is_asked_for_is_told(boards, project_root):
-    told = {one.figure.metric or own_metric(one.figure)[0].name for one in FIGURES}
-    # Those that are no figures; a process test looks for each of them.
+    told = {one.metric.rocketmq_name or exported_as_own(one.metric)[0].name for one in METRICS}
+    # Those that are no metrics; a process test looks for each of them.
     lines = (project_root / "tests" / "data" / "rocketmq-metrics.txt").read_text().splitlines()
     told |= {line.split()[0] for line in lines}
     told |= {"mqmesh_up", "mqmesh_group_differing_members", COMMITTED, DELIVERIES, FAILURES}

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqmesh.errors import ConfigError, RequestTimeout
-from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample, Readings
+from mqmesh.metrics import Metric, MetricKind, MetricReading, MetricSample, Readings
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.groups import GroupTopics
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
@@ -19,8 +19,8 @@ from mqmesh.testing.clock import ManualClock
 
 
 def gauge(name, value):
-    figure = Figure(name, FigureKind.GAUGE, "", "what it is")
-    return FigureReading(figure, [FigureSample((), value)])
+    metric = Metric(name, MetricKind.GAUGE, "", "what it is")
+    return MetricReading(metric, [MetricSample((), value)])
 
 
 def entry(endpoint, name):
@@ -86,7 +86,7 @@ def make(world, **settings) -> Collector:
 
 
 def told(collector, name):
-    """Values of a metric by node."""
+    """Values of a exported by node."""
     families = text_string_to_metric_families(text_of(collector.collect()).decode())
     return {
         (sample.labels["node_type"], sample.labels["node_id"]): sample.value

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from mqmesh.figures import OTHER, FigureKind
 from mqmesh.message import TRANS_HALF_TOPIC, dlq_topic, retry_topic
-from mqmesh.roles.exporter.families import Metric, Series
+from mqmesh.metrics import OTHER, MetricKind
+from mqmesh.roles.exporter.families import ExportedMetric, Series
 from mqmesh.roles.exporter.globs import Globs, matches
 
 
@@ -38,7 +38,9 @@ def test_a_glob_that_would_take_a_backtracking_search_for_ever_is_quick():
 
 
 def series(**labels):
-    return Series(Metric("m", FigureKind.GAUGE, "h", tuple(labels)), tuple(labels.values()), 1.0)
+    return Series(
+        ExportedMetric("m", MetricKind.GAUGE, "h", tuple(labels)), tuple(labels.values()), 1.0
+    )
 
 
 def test_what_names_another_topic_or_group_is_left_out():

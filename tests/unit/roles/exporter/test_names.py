@@ -1,4 +1,4 @@
-"""Figures under the names that Prometheus gets."""
+"""Metrics under the names that Prometheus gets."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqmesh.figures import (
+from mqmesh.metrics import (
     Distribution,
-    Figure,
-    FigureKind,
-    FigureReading,
-    FigureSample,
+    Metric,
+    MetricKind,
+    MetricReading,
+    MetricSample,
     Readings,
 )
 from mqmesh.protocol.groups import ConsumerConnection, GroupFailures, GroupTopics, TopicProgress
@@ -20,9 +20,9 @@ from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import (
     Node,
     broker_series,
-    figure_series,
+    exported_as_own,
     group_series,
-    own_metric,
+    metric_series,
 )
 from mqmesh.roles.exporter.page import text_of
 from mqmesh.roles.exporter.rates import DayTotals, Rates
@@ -31,9 +31,9 @@ from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names, put_times
 NODE = Node("c", "broker", "broker-a", "127.0.0.1:10911", True, "broker-a")
 
 
-def reading(name, value, kind=FigureKind.GAUGE, unit="", labels=(), metric=""):
-    samples = value if isinstance(value, list) else [FigureSample((), value)]
-    return FigureReading(Figure(name, kind, unit, "what it is", labels, metric), samples)
+def reading(name, value, kind=MetricKind.GAUGE, unit="", labels=(), exported=""):
+    samples = value if isinstance(value, list) else [MetricSample((), value)]
+    return MetricReading(Metric(name, kind, unit, "what it is", labels, exported), samples)
 
 
 def values_of(series):
@@ -49,46 +49,46 @@ def values_of(series):
 
 
 @pytest.mark.parametrize(
-    ("figure", "name", "scale"),
+    ("metric", "name", "scale"),
     [
-        (Figure("topics", FigureKind.GAUGE, "", ""), "mqmesh_topics", 1),
-        (Figure("uptime_ms", FigureKind.GAUGE, "ms", ""), "mqmesh_uptime_seconds", 1_000),
+        (Metric("topics", MetricKind.GAUGE, "", ""), "mqmesh_topics", 1),
+        (Metric("uptime_ms", MetricKind.GAUGE, "ms", ""), "mqmesh_uptime_seconds", 1_000),
         (
-            Figure("command_spent_ms_total", FigureKind.COUNTER, "ms", ""),
+            Metric("command_spent_ms_total", MetricKind.COUNTER, "ms", ""),
             "mqmesh_command_spent_seconds_total",
             1_000,
         ),
-        (Figure("used_percent", FigureKind.GAUGE, "percent", ""), "mqmesh_used_ratio", 100),
-        (Figure("put_bytes_per_s", FigureKind.GAUGE, "", ""), "mqmesh_put_bytes_per_second", 1),
+        (Metric("used_percent", MetricKind.GAUGE, "percent", ""), "mqmesh_used_ratio", 100),
+        (Metric("put_bytes_per_s", MetricKind.GAUGE, "", ""), "mqmesh_put_bytes_per_second", 1),
         (
-            Figure("store_duplicates", FigureKind.COUNTER, "", ""),
+            Metric("store_duplicates", MetricKind.COUNTER, "", ""),
             "mqmesh_store_duplicates_total",
             1,
         ),
-        (Figure("ha_role", FigureKind.TEXT, "", ""), "mqmesh_ha_role_info", 1),
+        (Metric("ha_role", MetricKind.TEXT, "", ""), "mqmesh_ha_role_info", 1),
     ],
 )
-def test_our_own_names_are_in_base_units(figure, name, scale):
-    metric, divisor = own_metric(figure)
-    assert (metric.name, divisor) == (name, scale)
+def test_our_own_names_are_in_base_units(metric, name, scale):
+    exported, divisor = exported_as_own(metric)
+    assert (exported.name, divisor) == (name, scale)
 
 
 def test_values_come_out_as_prometheus_reads_them():
     latency = Distribution((1.0, 5.0), (2, 3, 1), 40.0)
     found = values_of(
-        figure_series(
+        metric_series(
             NODE,
             Readings(
                 [
                     reading("uptime_ms", 2_500, unit="ms"),
-                    reading("ha_role", 'MA"STER\n', FigureKind.TEXT),
-                    reading("wait_ms", latency, FigureKind.HISTOGRAM, "ms"),
+                    reading("ha_role", 'MA"STER\n', MetricKind.TEXT),
+                    reading("wait_ms", latency, MetricKind.HISTOGRAM, "ms"),
                     reading(
                         "topic_put_messages_total",
-                        [FigureSample(("orders", "normal", "false"), 7)],
-                        FigureKind.COUNTER,
+                        [MetricSample(("orders", "normal", "false"), 7)],
+                        MetricKind.COUNTER,
                         labels=("topic", "message_type", "is_system"),
-                        metric="rocketmq_messages_in_total",
+                        exported="rocketmq_messages_in_total",
                     ),
                 ]
             ),
@@ -107,7 +107,7 @@ def test_values_come_out_as_prometheus_reads_them():
 
 
 def test_what_rocketmq_tells_of_a_broker():
-    decided = [FigureSample(("commit", "orders"), 4), FigureSample(("rollback", "orders"), 1)]
+    decided = [MetricSample(("commit", "orders"), 4), MetricSample(("rollback", "orders"), 1)]
     found = values_of(
         broker_series(
             NODE,
@@ -205,7 +205,7 @@ def test_a_broker_by_the_names_of_rocketmq_4():
     names = RocketMQ4Names(Rates(), DayTotals())
 
     def told(total, now_ms):
-        put = reading("topic_put_messages_total", [FigureSample(("orders", "normal", "f"), total)])
+        put = reading("topic_put_messages_total", [MetricSample(("orders", "normal", "f"), total)])
         readings = Readings([put, reading("put_messages_total", total)])
         return values_of(names.broker(NODE, readings, now_ms, wall_ms=now_ms))
 
@@ -219,7 +219,7 @@ def test_a_broker_by_the_names_of_rocketmq_4():
 
 def test_times_of_sends_go_into_the_steps_that_rocketmq_4_has():
     took = Distribution((0.25, 5.0, 100.0), (4, 3, 2, 1), 0.0)
-    told = [FigureSample(("send_message", "false"), took), FigureSample(("ping", "false"), took)]
+    told = [MetricSample(("send_message", "false"), took), MetricSample(("ping", "false"), took)]
     counts = dict(put_times(Readings([reading("command_latency_ms", told)])))
     assert {name: count for name, count in counts.items() if count} == {
         "0ms": 4,

@@ -7,14 +7,14 @@ import math
 from prometheus_client import core
 from prometheus_client.exposition import generate_latest
 
-from mqmesh.figures import Distribution, FigureKind
-from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.metrics import Distribution, MetricKind
+from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.page import text_of
 
-GAUGE = Metric("free_bytes", FigureKind.GAUGE, 'a "help" of \\ and\nmore', ("disk", "node"))
-COUNTER = Metric("sent_total", FigureKind.COUNTER, "sent", ("topic",))
-HISTOGRAM = Metric("took_seconds", FigureKind.HISTOGRAM, "took", ("code",))
-PLAIN = Metric("up", FigureKind.GAUGE, "up", ())
+GAUGE = ExportedMetric("free_bytes", MetricKind.GAUGE, 'a "help" of \\ and\nmore', ("disk", "node"))
+COUNTER = ExportedMetric("sent_total", MetricKind.COUNTER, "sent", ("topic",))
+HISTOGRAM = ExportedMetric("took_seconds", MetricKind.HISTOGRAM, "took", ("code",))
+PLAIN = ExportedMetric("up", MetricKind.GAUGE, "up", ())
 VALUES = [0, 1, True, 2.5, -3, 1e300, 123456789012345678, 1e-9, math.inf, -math.inf, math.nan]
 NAMES = ["plain", 'with "quotes"', "a\\b", "two\nlines", "ä", ""]
 

@@ -16,9 +16,9 @@ import pytest
 
 from mqmesh.cli.processes.cluster import _ping
 from mqmesh.errors import ConfigError, RequestTimeout
-from mqmesh.figures import FigureKind
+from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.config import ExporterConfig
-from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.exporter.server import (
     LATELY_MS,
@@ -38,7 +38,9 @@ class Counting:
 
     def collect(self):
         self.asked += 1
-        return Families([Series(Metric("asked", FigureKind.GAUGE, "h", ()), (), self.asked)])
+        return Families(
+            [Series(ExportedMetric("asked", MetricKind.GAUGE, "h", ()), (), self.asked)]
+        )
 
     def close(self):
         pass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import FilterFailed, FilterUnknown, MessageIllegal, SystemBusy
-from mqmesh.figures import FigureBoard, Readings
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, filter_id
+from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.roles.filtersrv.filter_runner import FilterState
-from mqmesh.roles.filtersrv.filter_table import EVICT_IDLE_MS, FILTER_FIGURES, FilterTable
+from mqmesh.roles.filtersrv.filter_table import EVICT_IDLE_MS, FILTER_METRICS, FilterTable
 from mqmesh.sandbox.frames import Status
 
 
@@ -179,14 +179,14 @@ def test_what_became_of_messages_is_counted_beyond_a_filters_life(make_table, st
 
 def told(table):
     """The state of the one filter that there is, matches, misses, deaths."""
-    board = FigureBoard()
-    board.add(FILTER_FIGURES, table.status)
-    figures = Readings(board.read())
-    states = [one for one in FilterState if figures.number("filters", one.value)]
+    board = MetricBoard()
+    board.add(FILTER_METRICS, table.status)
+    metrics = Readings(board.read())
+    states = [one for one in FilterState if metrics.number("filters", one.value)]
     assert len(states) == len(table)
     return (
         states[0] if states else None,
-        figures["filter_matches_total"],
-        figures["filter_misses_total"],
-        figures["filter_process_deaths_total"],
+        metrics["filter_matches_total"],
+        metrics["filter_misses_total"],
+        metrics["filter_process_deaths_total"],
     )

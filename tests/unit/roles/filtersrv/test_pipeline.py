@@ -16,7 +16,7 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.pulling import PullResponse, PullStatus
-from mqmesh.roles.filtersrv.pipeline import QUESTION_MESSAGES, Passage
+from mqmesh.roles.filtersrv.pipeline import QUESTION_MESSAGES, FilterPass
 
 
 def stored(base, count, queue_id=0):
@@ -43,7 +43,7 @@ def stored(base, count, queue_id=0):
 def passage(*batches, queue_offset=0, end=None):
     body = b"".join(batches)
     answer = PullResponse(int(PullStatus.FOUND), end or 100, 0, 100)
-    return Passage(answer, memoryview(body), queue_offset)
+    return FilterPass(answer, memoryview(body), queue_offset)
 
 
 def received(reply):

@@ -1,10 +1,10 @@
-"""Figures of `mqmesh up`, read from its run file."""
+"""Metrics of `mqmesh up`, read from its run file."""
 
 from __future__ import annotations
 
-from mqmesh.figures import Readings
+from mqmesh.metrics import Readings
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord
-from mqmesh.roles.supervisor.supervisor_figures import read_figures
+from mqmesh.roles.supervisor.supervisor_metrics import read_metrics
 
 ENDED = {"killed by SIGKILL": 2, "exit code 1": 1}
 
@@ -16,7 +16,7 @@ def test_they_tell_how_the_processes_are():
         RoleEntry(role="namesrv", name="n", pid=9, state="running", started_ms=9_000),
     ]
     told = Readings(
-        read_figures(RunRecord(pid=7, started_ms=1_000, namesrv="", roles=roles), 6_000)
+        read_metrics(RunRecord(pid=7, started_ms=1_000, namesrv="", roles=roles), 6_000)
     )
     assert told["supervisor_uptime_ms"] == 5_000
     assert told.number("supervisor_children", "running") == 2

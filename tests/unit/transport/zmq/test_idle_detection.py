@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from mqmesh.transport.zmq.accounts import PeerAccount
 from mqmesh.transport.zmq.connections import Received
+from mqmesh.transport.zmq.idle_detection import HANDSHAKE_BYTES, LOOK_MS, PROOF_MS, IdleDetection
+from mqmesh.transport.zmq.memory_accounting import PeerMemory
 from mqmesh.transport.zmq.peers import PeerTable
-from mqmesh.transport.zmq.silence import HANDSHAKE_BYTES, LOOK_MS, PROOF_MS, SilenceWatch
 from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
 
 PEER = b"\0abcd"
@@ -28,7 +28,7 @@ class Scene:
 
     def __init__(self, descriptor: int = 5, connection: socket.socket | None = None) -> None:
         self.peers = PeerTable()
-        self.accounts = {PEER: PeerAccount(0)}
+        self.accounts = {PEER: PeerMemory(0)}
         self.account = self.accounts[PEER]
         self.descriptor = connection.fileno() if connection else descriptor
         self.connection = connection
@@ -42,7 +42,7 @@ class Scene:
         self.peers.accept(self.descriptor)
         self.peers.meet(PEER, self.descriptor)
         options = {} if connection else {"ask": self.ask}
-        self.watch = SilenceWatch(self.peers, self.accounts, self.probe, **options)
+        self.watch = IdleDetection(self.peers, self.accounts, self.probe, **options)
         self.hear(0)
 
     def probe(self, peer):

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.transport.interface import ServerLimits
-from mqmesh.transport.zmq.accounts import OVERHEAD_BYTES, PeerAccount, PeerLoad, room_of_one, worst
 from mqmesh.transport.zmq.connections import Received
+from mqmesh.transport.zmq.memory_accounting import (
+    OVERHEAD_BYTES,
+    PeerLoad,
+    PeerMemory,
+    room_of_one,
+    worst,
+)
 from mqmesh.units import MIB
 
 
@@ -17,7 +23,7 @@ class FakeMark:
 
 @pytest.fixture
 def account():
-    return PeerAccount(0)
+    return PeerMemory(0)
 
 
 def test_what_has_left_is_not_held_any_more_and_neither_is_what_went_before(account):

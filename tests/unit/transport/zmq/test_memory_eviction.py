@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.transport.interface import ServerLimits
-from mqmesh.transport.zmq import relief
-from mqmesh.transport.zmq.accounts import PeerAccount
+from mqmesh.transport.zmq import memory_eviction as relief
 from mqmesh.transport.zmq.connections import Received
+from mqmesh.transport.zmq.memory_accounting import PeerMemory
+from mqmesh.transport.zmq.memory_eviction import SETTLE_MS, TRIM_MS, TRIMS, MemoryEviction
 from mqmesh.transport.zmq.peers import PeerTable
-from mqmesh.transport.zmq.relief import SETTLE_MS, TRIM_MS, TRIMS, Relief
 from mqmesh.units import MIB
 
 DAY_MS = 86_400_000
@@ -21,7 +21,7 @@ class NothingHeld:
     """An outbox with accounts, and no answers that wait."""
 
     def __init__(self) -> None:
-        self.accounts: dict[bytes, PeerAccount] = {}
+        self.accounts: dict[bytes, PeerMemory] = {}
         self.held = 0
 
     def sweep(self) -> None:
@@ -35,7 +35,7 @@ class Scene:
         self.received: dict[int, int] = {}
         self.peers = PeerTable()
         monkeypatch.setattr(relief, "measure", lambda fd: Received(self.received[fd], 0))
-        self.relief = Relief(
+        self.relief = MemoryEviction(
             self.peers,
             NothingHeld(),
             ServerLimits(max_total_pending_bytes=100 * MIB),
@@ -83,7 +83,7 @@ def test_a_descriptor_that_was_used_before_is_as_old_as_its_connection(scene):
 def test_memory_that_is_freed_long_after_its_peer_has_gone_is_given_back_too(scene, monkeypatch):
     given_back = []
     monkeypatch.setattr(relief, "give_back", lambda: given_back.append(now_ms))
-    account = PeerAccount(0)
+    account = PeerMemory(0)
     account.take(MIB)
     scene.relief.peer_left(account, 0)
     scene.relief.peer_left(account, SETTLE_MS - 1)
@@ -99,7 +99,7 @@ def test_memory_that_is_freed_long_after_its_peer_has_gone_is_given_back_too(sce
 
 def test_a_small_peer_that_goes_leaves_nothing_to_give_back(scene, monkeypatch):
     monkeypatch.setattr(relief, "give_back", lambda: pytest.fail("there was nothing"))
-    account = PeerAccount(0)
+    account = PeerMemory(0)
     account.take(100)
     scene.relief.peer_left(account, 0)
     for now_ms in range(0, 60_000, 100):

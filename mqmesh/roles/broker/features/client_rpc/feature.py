@@ -10,7 +10,7 @@ from typing import Final
 from mqmesh.batch.half_batch import is_half
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
 from mqmesh.errors import ClientNotOnline, InvalidArgument, MessageIllegal
-from mqmesh.protocol.asking import (
+from mqmesh.protocol.client_rpc import (
     MAX_ANSWER_BYTES,
     AskClient,
     ClientAnswer,

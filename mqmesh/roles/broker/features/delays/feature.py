@@ -19,8 +19,8 @@ from mqmesh.errors import (
     OffsetIllegal,
     OffsetOutOfRange,
 )
-from mqmesh.figures import counter, gauge, text
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
+from mqmesh.metrics import counter, gauge, text
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -306,7 +306,7 @@ class DelaysFeature(Feature):
             "delayed messages that wait, those for a retry too; -1 for unknown",
             lambda feature: feature.pending(),
             unit="messages",
-            metric="rocketmq_timing_messages",
+            rocketmq_name="rocketmq_timing_messages",
         ),
         gauge(
             "schedule_retries",

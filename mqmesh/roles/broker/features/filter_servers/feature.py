@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mqmesh.figures import gauge
+from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, Request
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.figures import gauge
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
+from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, Request
 from mqmesh.protocol.groups import (
@@ -434,7 +434,7 @@ class GroupAdminFeature(Feature):
             "subscription_groups",
             "consumer groups with settings",
             lambda feature: len(feature._group_table),
-            metric="rocketmq_consumer_group_number",
+            rocketmq_name="rocketmq_consumer_group_number",
         ),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mqmesh.errors import GroupNotFound
-from mqmesh.figures import gauge
+from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -141,6 +141,6 @@ class MembershipFeature(Feature):
             "clients of producer groups",
             lambda feature: feature._groups.producer_counts,
             labels=("language", "version"),
-            metric="rocketmq_producer_connections",
+            rocketmq_name="rocketmq_producer_connections",
         ),
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
-from mqmesh.figures import counter, gauge
+from mqmesh.metrics import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
 from mqmesh.protocol.groups import check_client_group

@@ -5,8 +5,8 @@ from typing import Final
 
 from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
-from mqmesh.figures import Labelled, counter, gauge
 from mqmesh.message import is_system_topic
+from mqmesh.metrics import Labelled, counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
@@ -355,7 +355,7 @@ class PullingFeature(Feature):
             lambda feature: feature._by_group("messages"),
             unit="messages",
             labels=_GROUP_LABELS,
-            metric="rocketmq_messages_out_total",
+            rocketmq_name="rocketmq_messages_out_total",
         ),
         counter(
             "group_get_bytes_total",
@@ -363,7 +363,7 @@ class PullingFeature(Feature):
             lambda feature: feature._by_group("stored_bytes"),
             unit="bytes",
             labels=_GROUP_LABELS,
-            metric="rocketmq_throughput_out_total",
+            rocketmq_name="rocketmq_throughput_out_total",
         ),
     )
 

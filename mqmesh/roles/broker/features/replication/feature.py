@@ -12,8 +12,8 @@ from mqmesh.errors import (
     OffsetOutOfRange,
     StaleEpoch,
 )
-from mqmesh.figures import counter, gauge, histogram
 from mqmesh.log_identity import LogIdentity, common_end
+from mqmesh.metrics import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Answer, Reply, Request, encode_header
 from mqmesh.protocol.replication import (
@@ -40,7 +40,7 @@ from mqmesh.roles.broker.ha.leadership import ISOLATED, Leadership
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.roles.dispatch import Handler
-from mqmesh.storage.commitlog.log_copy import encode_beginning
+from mqmesh.storage.commitlog.log_copy import encode_log_start
 from mqmesh.storage.interface import FlushDiskType, replicable
 from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import CommitLogOffset
@@ -175,7 +175,7 @@ class ReplicationFeature(Feature):
         if mode in (ReplicationMode.STREAM, ReplicationMode.COPY):
             store.keep_from(HOLDER.format(asked.replica_id), CommitLogOffset(offset))
         if mode is ReplicationMode.COPY:
-            beginning = encode_beginning(log.beginning())
+            beginning = encode_log_start(log.beginning())
             if len(beginning) > MAX_FRAME_BYTES // 2:
                 raise InvalidArgument(
                     f"too many queues without messages for a copy: {len(beginning)} bytes tell of "

@@ -7,7 +7,7 @@ it, and tries again when the connection to the client broke in between.
 from collections.abc import Mapping
 
 from mqmesh.errors import ClientNotOnline, MessageIllegal
-from mqmesh.figures import counter
+from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.replies import (

@@ -13,7 +13,6 @@ from mqmesh.errors import (
     OffsetIllegal,
     TopicNotFound,
 )
-from mqmesh.figures import counter
 from mqmesh.message import (
     DEAD_LETTER_MARKS_TOPIC,
     PROPERTY_RESENT_FROM_DLQ,
@@ -22,6 +21,7 @@ from mqmesh.message import (
     dlq_topic,
     retry_topic,
 )
+from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Request
 from mqmesh.protocol.messaging import BatchOutcome

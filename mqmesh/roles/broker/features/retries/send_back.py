@@ -12,8 +12,8 @@ import msgspec
 
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
-from mqmesh.figures import counter
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
+from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome

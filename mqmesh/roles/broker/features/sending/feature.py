@@ -29,7 +29,6 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.figures import Histogram, Labelled, LabelValues, counter, gauge, histogram
 from mqmesh.message import (
     MAX_KEY_LENGTH,
     MAX_KEYS,
@@ -42,6 +41,7 @@ from mqmesh.message import (
     TRANS_HALF_TOPIC,
     is_system_topic,
 )
+from mqmesh.metrics import Histogram, Labelled, LabelValues, counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome
@@ -360,7 +360,7 @@ class SendingFeature(Feature):
             lambda feature: feature._by_topic(lambda topic: topic.put_messages),
             unit="messages",
             labels=_TOPIC_LABELS,
-            metric="rocketmq_messages_in_total",
+            rocketmq_name="rocketmq_messages_in_total",
         ),
         counter(
             "topic_put_bytes_total",
@@ -368,7 +368,7 @@ class SendingFeature(Feature):
             lambda feature: feature._by_topic(lambda topic: topic.put_bytes),
             unit="bytes",
             labels=_TOPIC_LABELS,
-            metric="rocketmq_throughput_in_total",
+            rocketmq_name="rocketmq_throughput_in_total",
         ),
         histogram(
             "topic_message_size_bytes",
@@ -376,7 +376,7 @@ class SendingFeature(Feature):
             lambda feature: feature._by_topic(lambda topic: topic.sizes),
             unit="bytes",
             labels=_TOPIC_LABELS,
-            metric="rocketmq_message_size",
+            rocketmq_name="rocketmq_message_size",
         ),
     )
 

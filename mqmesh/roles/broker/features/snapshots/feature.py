@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
-from mqmesh.figures import counter
+from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.figures import gauge, text
 from mqmesh.message import STATE_TOPIC
+from mqmesh.metrics import gauge, text
 from mqmesh.protocol.admin import (
     CreateTopicsRequest,
     GetTopicConfigRequest,
@@ -213,7 +213,7 @@ class TopicsFeature(Feature):
             "topics",
             "topics",
             lambda feature: len(feature._topics),
-            metric="rocketmq_topic_number",
+            rocketmq_name="rocketmq_topic_number",
         ),
         text(
             "topic_data_version",

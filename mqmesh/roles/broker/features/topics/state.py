@@ -15,7 +15,6 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.figures import SIZE_BOUNDS_BYTES, Histogram
 from mqmesh.message import (
     DLQ_PREFIX,
     HIDDEN_TOPICS,
@@ -24,6 +23,7 @@ from mqmesh.message import (
     is_closed_topic,
     is_system_topic,
 )
+from mqmesh.metrics import SIZE_BOUNDS_BYTES, Histogram
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.roles.broker.stats import Before

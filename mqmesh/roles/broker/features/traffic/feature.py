@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from mqmesh.figures import Labelled, gauge, text
+from mqmesh.metrics import Labelled, gauge, text
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls

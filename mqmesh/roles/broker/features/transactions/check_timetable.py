@@ -56,7 +56,7 @@ class Watch(msgspec.Struct, eq=False):
         return self.due_ms < other.due_ms
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckedMessages(msgspec.Struct, frozen=True):
     """That consecutive messages of a batch were asked about, as the log has it.
 
     Attributes:
@@ -170,7 +170,7 @@ class CheckTimetable:
         if not stored:
             park.watch.parking = False
 
-    def replay(self, found: Mapping[int, Sequence[Asked]]) -> None:
+    def replay(self, found: Mapping[int, Sequence[CheckedMessages]]) -> None:
         """It was found in the log how often messages were asked about.
 
         Args:

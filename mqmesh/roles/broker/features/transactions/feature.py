@@ -15,13 +15,13 @@ from mqmesh.batch.payload import split_payload
 from mqmesh.batch.record_batch import BatchHeader, read_header, read_payload
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerError, BrokerNotAvailable, MQMeshError, StorageError, SystemBusy
-from mqmesh.figures import Labelled, counter, gauge, histogram
 from mqmesh.message import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
     format_message_id,
     parse_message_id,
 )
+from mqmesh.metrics import Labelled, counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
     Answer,
@@ -189,7 +189,7 @@ class TransactionsFeature(Feature):
         table = desk.table
         opened = OpenEnd(request.without_frame(), [], [])
         may_commit = self.has_queue
-        safe_offset = self._commit_point.shown_offset()
+        safe_offset = self._commit_point.high_watermark()
         halves = [table.batches.get(end.base_queue_offset) for end in ends]
         for topic in {half.topic for half in halves if half is not None}:
             self._replies.permit(request, topic)  # of all, before anything is decided
@@ -555,7 +555,7 @@ class TransactionsFeature(Feature):
             ),
             unit="s",
             labels=("topic",),
-            metric="rocketmq_finish_message_latency_milliseconds",
+            rocketmq_name="rocketmq_finish_message_latency_milliseconds",
         ),
         counter(
             "half_messages_lost_total",

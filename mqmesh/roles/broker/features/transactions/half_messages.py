@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
-from mqmesh.figures import Histogram
+from mqmesh.metrics import Histogram
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings

@@ -25,7 +25,7 @@ from mqmesh.batch.record_batch import (
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from mqmesh.roles.broker.features.transactions.check_timetable import Asked
+from mqmesh.roles.broker.features.transactions.check_timetable import CheckedMessages
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
 from mqmesh.roles.broker.features.transactions.half_checkpoint import HalfCheckpoint
 from mqmesh.roles.broker.features.transactions.op_records import OP_QUEUE, Op, OpKind, decode_ops
@@ -83,7 +83,7 @@ class HalfRecovery:
         half_min, half_max = store.queue_bounds(TRANS_HALF_TOPIC, HALF_QUEUE)
         op_min, op_max = store.queue_bounds(TRANS_OP_HALF_TOPIC, OP_QUEUE)
         half_from, op_from = int(half_min), int(op_min)
-        asked: dict[int, list[Asked]] = {}
+        asked: dict[int, list[CheckedMessages]] = {}
         if checkpoint is not None and self._fits(checkpoint, half_max, op_max):
             half_from = max(half_from, checkpoint.half_queue_offset)
             op_from = max(op_from, checkpoint.op_queue_offset)
@@ -134,7 +134,7 @@ class HalfRecovery:
         return fits
 
     def _take_note(
-        self, checkpoint: HalfCheckpoint, half_min: int, asked: dict[int, list[Asked]]
+        self, checkpoint: HalfCheckpoint, half_min: int, asked: dict[int, list[CheckedMessages]]
     ) -> None:
         table, interval_ms = self._table, self._table.settings.check_interval_ms
         for noted in checkpoint.batches:
@@ -155,7 +155,7 @@ class HalfRecovery:
                     table.parked(batch, [ordinal])
             if noted.checks:
                 due_ms = self._now_ms + interval_ms
-                asked[batch.base] = [Asked(0, batch.count, noted.checks, due_ms)]
+                asked[batch.base] = [CheckedMessages(0, batch.count, noted.checks, due_ms)]
 
     def _batches(
         self, topic: str, queue_id: int, queue_offset: int, most: int = 1 << 62
@@ -191,7 +191,7 @@ class HalfRecovery:
         return batch
 
     def _take_ops(
-        self, header: BatchHeader, data: memoryview, asked: dict[int, list[Asked]]
+        self, header: BatchHeader, data: memoryview, asked: dict[int, list[CheckedMessages]]
     ) -> None:
         self.read_batches += 1
         table = self._table
@@ -215,7 +215,7 @@ class HalfRecovery:
             elif op.kind == OpKind.CHECK:
                 since_ms = max(self._wall_ms - header.store_timestamp, 0)
                 due_ms = self._now_ms + max(interval_ms - since_ms, 0)
-                again = Asked(op.first, op.count, op.checks, due_ms)
+                again = CheckedMessages(op.first, op.count, op.checks, due_ms)
                 asked.setdefault(op.base, []).append(again)
 
     # ---- Torn commits ------------------------------------------------------------------------

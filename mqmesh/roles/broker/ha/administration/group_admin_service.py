@@ -48,14 +48,14 @@ PUTS: Final = 5
 _log = logging.getLogger(__name__)
 
 
-class DeskLoop(Protocol):
+class ServiceLoop(Protocol):
     """What is needed of the loop."""
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
         """Calls back once."""
 
 
-class DeskView(msgspec.Struct, frozen=True):
+class GroupAdminView(msgspec.Struct, frozen=True):
     """What the desk sees of its replica.
 
     Attributes:
@@ -75,7 +75,7 @@ class DeskView(msgspec.Struct, frozen=True):
     fail: Callable[[Request, Exception], None]
 
 
-class GroupDesk:
+class GroupAdminService:
     """Serves those requests at one replica.
 
     Args:
@@ -87,7 +87,12 @@ class GroupDesk:
     """
 
     def __init__(
-        self, group: str, coordinator: Coordinator, view: DeskView, loop: DeskLoop, clock: Clock
+        self,
+        group: str,
+        coordinator: Coordinator,
+        view: GroupAdminView,
+        loop: ServiceLoop,
+        clock: Clock,
     ) -> None:
         self._group = group
         self._coordinator = coordinator

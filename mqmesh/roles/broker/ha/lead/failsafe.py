@@ -71,7 +71,7 @@ class Failsafe(msgspec.Struct):
         )
 
 
-class Stillness(msgspec.Struct):
+class VoteAbstention(msgspec.Struct):
     """What a replica has promised to leaders: not to stand, and not to lead.
 
     A start forgets that, so whoever was started holds still as if it had just promised, unless it

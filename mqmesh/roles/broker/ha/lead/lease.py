@@ -20,7 +20,7 @@ RETRY_MS: Final = 500
 """After the coordinator could not be asked for a session."""
 
 
-class ReplicaLease(msgspec.Struct):
+class SessionLease(msgspec.Struct):
     """One replica's lease; all times are of the clock since boot.
 
     Attributes:

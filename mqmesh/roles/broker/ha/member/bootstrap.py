@@ -18,12 +18,12 @@ from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.member.process import Replica
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
-from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 
 _log = logging.getLogger(__name__)
 
 
-class Founding:
+class GroupBootstrap:
     """Makes the record, from one replica.
 
     Args:
@@ -38,7 +38,7 @@ class Founding:
         config: BrokerConfig,
         session: ReplicaSession,
         replica: Replica,
-        promises: KeptPromises,
+        promises: KeptVoteState,
     ) -> None:
         self._config = config
         self._session = session

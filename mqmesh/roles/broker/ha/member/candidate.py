@@ -43,7 +43,7 @@ from mqmesh.roles.broker.ha.election import (
     standing_delay_ms,
     suspicion_of,
 )
-from mqmesh.roles.broker.ha.member.chronicle import Chronicle
+from mqmesh.roles.broker.ha.member.ha_metrics import HaMetrics
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
@@ -58,7 +58,7 @@ REST_MS: Final = 300
 _log = logging.getLogger(__name__)
 
 
-class Ballot(msgspec.Struct, frozen=True):
+class CandidateEnvironment(msgspec.Struct, frozen=True):
     """What a candidacy sees of its replica, and tells it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Ballot(msgspec.Struct, frozen=True):
         still_ms: How long it has promised not to stand.
         me: The replica now.
         minimum: With ``all``: so many have to be in sync (min_in_sync_replicas).
-        promise: Promises an epoch, durably; raises ``StorageError``.
+        promise: VoteState an epoch, durably; raises ``StorageError``.
         on_members: Told who is there, by the coordinator.
         on_elected: Told the record by which the replica leads.
         on_not_elected: Told the newest record that is known, None for none, when it does not.
@@ -84,7 +84,7 @@ class Ballot(msgspec.Struct, frozen=True):
     on_not_elected: Callable[[StateRecord | None], None]
 
 
-class Candidacy:
+class Candidate:
     """The elections that one replica stands for, one at a time.
 
     Args:
@@ -105,8 +105,8 @@ class Candidacy:
         session: ReplicaSession,
         peers: ReplicaPeers,
         replica: Replica,
-        chronicle: Chronicle,
-        ballot: Ballot,
+        chronicle: HaMetrics,
+        ballot: CandidateEnvironment,
         world: World,
     ) -> None:
         self._config = config

@@ -37,20 +37,24 @@ from mqmesh.protocol.replication import (
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.administration.cluster_settings import ClusterSettings
-from mqmesh.roles.broker.ha.administration.group_desk import DeskView, GroupDesk, check_epoch
+from mqmesh.roles.broker.ha.administration.group_admin_service import (
+    GroupAdminService,
+    GroupAdminView,
+    check_epoch,
+)
 from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord, ResumeSends
 from mqmesh.roles.broker.ha.election import SILENCE_MS
-from mqmesh.roles.broker.ha.lead.failsafe import Stillness
+from mqmesh.roles.broker.ha.lead.failsafe import VoteAbstention
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
-from mqmesh.roles.broker.ha.member.candidacy import Ballot, Candidacy
-from mqmesh.roles.broker.ha.member.chronicle import Chronicle, MemberStatus
-from mqmesh.roles.broker.ha.member.founding import Founding
-from mqmesh.roles.broker.ha.member.mandate import Mandate
+from mqmesh.roles.broker.ha.member.bootstrap import GroupBootstrap
+from mqmesh.roles.broker.ha.member.candidate import Candidate, CandidateEnvironment
+from mqmesh.roles.broker.ha.member.ha_metrics import HaMetrics, MemberStatus
+from mqmesh.roles.broker.ha.member.leader_hand_over import LeaderHandOver
+from mqmesh.roles.broker.ha.member.leadership_lease import LeadershipLease
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
-from mqmesh.roles.broker.ha.member.succession import Succession
-from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 from mqmesh.roles.dispatch import Handler
 
 SETTINGS_MS: Final = 5_000
@@ -84,7 +88,7 @@ class GroupMember:
         config: BrokerConfig,
         address: BrokerAddress,
         coordinator: Coordinator,
-        promises: KeptPromises,
+        promises: KeptVoteState,
         replica: Replica,
         peers: ReplicaPeers,
         world: World,
@@ -103,9 +107,9 @@ class GroupMember:
         self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
         self._settings = ClusterSettings(config)
         self._settings_ms = 0
-        self._founding = Founding(config, self._session, replica, promises)
-        self._chronicle = Chronicle()
-        self._candidacy = Candidacy(
+        self._founding = GroupBootstrap(config, self._session, replica, promises)
+        self._chronicle = HaMetrics()
+        self._candidacy = Candidate(
             config,
             coordinator,
             self._session,
@@ -115,7 +119,7 @@ class GroupMember:
             self._ballot(),
             world,
         )
-        self._succession = Succession(
+        self._succession = LeaderHandOver(
             config.broker_id,
             replica,
             lambda: self.leadership,
@@ -123,18 +127,20 @@ class GroupMember:
             self.turn_ended,
             world,
         )
-        self._mandate = Mandate(config, self._session, peers, lambda: self.leadership, self._clock)
+        self._mandate = LeadershipLease(
+            config, self._session, peers, lambda: self.leadership, self._clock
+        )
         self._started_ms = self._clock.boot_ms()
-        self._stillness = Stillness(started_until_ms=self._started_ms + ttl_ms)
+        self._stillness = VoteAbstention(started_until_ms=self._started_ms + ttl_ms)
         self._leader = ("", -1)
         self._is_outside = False
         self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
-        self._desk = GroupDesk(
+        self._desk = GroupAdminService(
             config.broker_name,
             coordinator,
-            DeskView(
+            GroupAdminView(
                 lambda: self.leadership,
                 lambda: self._session.session_id,
                 self._settings.check,
@@ -146,8 +152,8 @@ class GroupMember:
             world.clock,
         )
 
-    def _ballot(self) -> Ballot:
-        return Ballot(
+    def _ballot(self) -> CandidateEnvironment:
+        return CandidateEnvironment(
             lambda: self._view,
             lambda: self.leadership is not None,
             self._still_ms,
@@ -449,7 +455,7 @@ class GroupMember:
         self._react()
 
     def _promise(self, epoch: int) -> FenceResponse:
-        """Promises an epoch, unless a higher one was; what the log has is read after it."""
+        """VoteState an epoch, unless a higher one was; what the log has is read after it."""
         state = self._promises.state
         if epoch > state.promised_epoch:
             # Nothing of an earlier leader comes after what is answered.

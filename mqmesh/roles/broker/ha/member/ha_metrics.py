@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.coordination.interface import GroupState, MemberIncarnation
-from mqmesh.figures import Distribution, Measured, counter, gauge, histogram
+from mqmesh.metrics import Distribution, Measured, counter, gauge, histogram
 from mqmesh.roles.broker.ha.leadership import Leadership
 
 _log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 REASONS: Final = ("founding", "failover", "handed_over", "unclean")
 
 
-class Chronicle(msgspec.Struct):
+class HaMetrics(msgspec.Struct):
     """What came of elections, and of the set of replicas in sync while this one led.
 
     Attributes:
@@ -73,7 +73,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """A replica's membership at one moment.
 
     Attributes:
-        elections: As of ``Chronicle``.
+        elections: As of ``HaMetrics``.
         lease_ms: How long its session lives if it is not renewed; 0 without one.
         has_session: The coordinator knows it, as far as that can be known.
         promised_epoch: It follows nobody of an earlier one.
@@ -98,7 +98,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     state: GroupState | None
 
 
-MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
+MEMBER_METRICS: Final[tuple[Measured[MemberStatus], ...]] = (
     counter(
         "ha_elections_total",
         "how often this replica came to lead",

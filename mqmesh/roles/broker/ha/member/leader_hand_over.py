@@ -11,7 +11,7 @@ from mqmesh.coordination.interface import Presence
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.replication import SwitchOverRequest, SwitchOverResponse
-from mqmesh.roles.broker.ha.administration.group_desk import check_epoch
+from mqmesh.roles.broker.ha.administration.group_admin_service import check_epoch
 from mqmesh.roles.broker.ha.effects import Effect, Follow
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 from mqmesh.roles.broker.ha.lead.preference import Preference
@@ -31,7 +31,7 @@ STEP_MS: Final = 20
 _log = logging.getLogger(__name__)
 
 
-class Succession:
+class LeaderHandOver:
     """The switch-overs of one replica, one at a time, while it leads.
 
     Args:

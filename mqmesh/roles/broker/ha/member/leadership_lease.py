@@ -20,7 +20,7 @@ from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 _log = logging.getLogger(__name__)
 
 
-class Mandate:
+class LeadershipLease:
     """A replica's right to lead, while it does.
 
     Args:

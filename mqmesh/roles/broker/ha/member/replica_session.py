@@ -14,8 +14,8 @@ from mqmesh.coordination.interface import (
     SessionLost,
 )
 from mqmesh.errors import MQMeshError
-from mqmesh.figures import LATENCY_BOUNDS_MS, Distribution, Histogram
-from mqmesh.roles.broker.ha.lead.lease import ReplicaLease
+from mqmesh.metrics import LATENCY_BOUNDS_MS, Distribution, Histogram
+from mqmesh.roles.broker.ha.lead.lease import SessionLease
 from mqmesh.roles.broker.ha.member.process import World
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ReplicaSession:
         self._presence = presence
         self._on_begun = on_begun
         self._loop, self._clock = world.loop, world.clock
-        self._lease = ReplicaLease(ttl_ms)
+        self._lease = SessionLease(ttl_ms)
         self._must_begin = False
         self._closed = False
         self._renewals = Histogram(LATENCY_BOUNDS_MS)

@@ -1,4 +1,4 @@
-"""Administration of topics, and figures."""
+"""Administration of topics, and metrics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mqmesh.errors import (
     OffsetOutOfRange,
     TopicNotFound,
 )
-from mqmesh.figures import FigureBoard, FigureKind, Readings
 from mqmesh.message import Message
+from mqmesh.metrics import MetricBoard, MetricKind, Readings
 from mqmesh.protocol.admin import (
     CreateTopicsRequest,
     GetTopicConfigRequest,
@@ -35,7 +35,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.store_figures import STORE_FIGURES
+from mqmesh.roles.broker.store_metrics import STORE_METRICS
 from mqmesh.storage.interface import StoreStats
 
 
@@ -248,18 +248,18 @@ def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
 
 
 def readings_of(stage) -> Readings:
-    board = FigureBoard()
+    board = MetricBoard()
     for kind in FEATURES:
         board.add(kind.metrics, partial(stage.features.of, kind))
-    board.add(STORE_FIGURES, stage.store.stats)
+    board.add(STORE_METRICS, stage.store.stats)
     return Readings(board.read())
 
 
-def test_figures_are_told_by_name(stage):
+def test_metrics_are_told_by_name(stage):
     stage.send(stage.batch(bodies=(b"a", b"b")))
     stage.begin_pull(queue_offset=2, suspend_timeout_ms=1_000)
     stage.features.core.stats.sample(0)
-    figures = readings_of(stage)
+    metrics = readings_of(stage)
     expected = {
         "broker_name": "broker-a",
         "topics": 1,
@@ -267,12 +267,12 @@ def test_figures_are_told_by_name(stage):
         "held_pulls": 1,
         "store_backend": "memory",
     }
-    assert {name: figures[name] for name in expected} == expected
+    assert {name: metrics[name] for name in expected} == expected
 
 
 def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
     stage.send(stage.batch())
-    told = {one.figure.name: one for one in readings_of(stage)}
+    told = {one.metric.name: one for one in readings_of(stage)}
     texts = {
         name
         for name, one in told.items()
@@ -287,40 +287,40 @@ def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
         "store_backend",
         "store_store_id",
     }
-    assert texts == {name for name, one in told.items() if one.figure.kind is FigureKind.TEXT}
+    assert texts == {name for name, one in told.items() if one.metric.kind is MetricKind.TEXT}
     assert told["store_writable"].samples[0].value is True
     assert isinstance(told["put_messages_per_s"].samples[0].value, float)
 
 
-def test_what_a_store_tells_of_itself_is_a_figure_and_has_a_help():
-    names = {one.figure.name for one in STORE_FIGURES}
+def test_what_a_store_tells_of_itself_is_a_metric_and_has_a_help():
+    names = {one.metric.name for one in STORE_METRICS}
     assert names >= {f"store_{name}" for name in StoreStats.__struct_fields__}
-    declared = [*STORE_FIGURES, *(one for feature in FEATURES for one in feature.metrics)]
-    assert all(one.figure.help for one in declared)
+    declared = [*STORE_METRICS, *(one for feature in FEATURES for one in feature.metrics)]
+    assert all(one.metric.help for one in declared)
     assert all(
-        one.figure.name.endswith("_total") == (one.figure.kind is FigureKind.COUNTER)
+        one.metric.name.endswith("_total") == (one.metric.kind is MetricKind.COUNTER)
         for one in declared
-        if not one.figure.name.startswith("store_")
+        if not one.metric.name.startswith("store_")
     )
 
 
-def test_every_counter_of_a_broker_is_a_figure(stage):
+def test_every_counter_of_a_broker_is_a_metric(stage):
     total = stage.features.core.stats.total
     for number, name in enumerate(total.__struct_fields__, 1):
         setattr(total, name, number)
-    figures = readings_of(stage)
+    metrics = readings_of(stage)
     for number, name in enumerate(total.__struct_fields__, 1):
-        assert figures[f"{name}_total"] == number, name
+        assert metrics[f"{name}_total"] == number, name
 
 
 def test_messages_and_bytes_are_counted_by_topic_and_by_group(stage):
     stage.send(stage.batch(bodies=(b"a", b"b")))
     reply = stage.answer(stage.begin_pull())
     size = sum(map(len, reply.body))
-    figures = readings_of(stage)
-    assert figures.number("topic_put_messages_total", "t", "normal", "false") == 2
-    assert figures.number("topic_put_bytes_total", "t", "normal", "false") == size
-    (sizes,) = (one.samples for one in figures if one.figure.name == "topic_message_size_bytes")
+    metrics = readings_of(stage)
+    assert metrics.number("topic_put_messages_total", "t", "normal", "false") == 2
+    assert metrics.number("topic_put_bytes_total", "t", "normal", "false") == size
+    (sizes,) = (one.samples for one in metrics if one.metric.name == "topic_message_size_bytes")
     assert (sizes[0].value.counts[0], sizes[0].value.total) == (2, size), "both are below 1 KiB"
-    assert figures.number("group_get_messages_total", "t", "g", "false") == 2
-    assert figures.number("group_get_bytes_total", "t", "g", "false") == size
+    assert metrics.number("group_get_messages_total", "t", "g", "false") == 2
+    assert metrics.number("group_get_bytes_total", "t", "g", "false") == size

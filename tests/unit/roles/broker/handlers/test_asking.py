@@ -12,7 +12,7 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
-from mqmesh.protocol.asking import (
+from mqmesh.protocol.client_rpc import (
     MAX_ANSWER_BYTES,
     AskClient,
     ClientAnswer,

@@ -17,7 +17,6 @@ from mqmesh.batch.record_batch import (
     encode_batch,
 )
 from mqmesh.errors import DiskFull, InvalidArgument
-from mqmesh.figures import MAX_LABEL_SETS
 from mqmesh.message import (
     PROPERTY_LAST_FAILURE,
     PROPERTY_RECONSUME_TIMES,
@@ -25,6 +24,7 @@ from mqmesh.message import (
     SENT_BACK_TOPIC,
     Message,
 )
+from mqmesh.metrics import MAX_LABEL_SETS
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.groups import (
     DeleteGroupRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation
-from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, Stillness
+from mqmesh.roles.broker.ha.lead.failsafe import Failsafe, VoteAbstention
 from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS
 
 TTL_MS = 3_000
@@ -45,12 +45,14 @@ def test_where_nobody_else_can_be_elected_no_promise_is_needed():
     assert not Failsafe(TTL_MS, is_enabled=False).must_ask(0, 0)
 
 
-def left(still: Stillness, now_ms: int, state: GroupState = STATE, *, me: int = 2, last: int = 5):
+def left(
+    still: VoteAbstention, now_ms: int, state: GroupState = STATE, *, me: int = 2, last: int = 5
+):
     return still.left_ms(state, me, last, now_ms)
 
 
 def test_who_has_promised_holds_still_for_that_time():
-    still = Stillness()
+    still = VoteAbstention()
     assert left(still, 0) == 0
     still.promise(2_000)
     still.promise(1_000)
@@ -68,7 +70,7 @@ def test_who_has_promised_holds_still_for_that_time():
     ],
 )
 def test_a_start_counts_as_a_promise_but_for_the_leader_itself(me, last_epoch, master, left_ms):
-    still = Stillness(started_until_ms=TTL_MS)
+    still = VoteAbstention(started_until_ms=TTL_MS)
     state = GroupState(
         log_id=7, epoch=5, master=master, in_sync=STATE.in_sync, mode=AckReplicas.NONE
     )
@@ -77,4 +79,4 @@ def test_a_start_counts_as_a_promise_but_for_the_leader_itself(me, last_epoch, m
 
 def test_where_copies_confirm_nobody_holds_still():
     state = GroupState(log_id=7, epoch=5, master=1, in_sync=STATE.in_sync, mode=AckReplicas.ALL)
-    assert left(Stillness(5_000, 5_000), 0, state) == 0
+    assert left(VoteAbstention(5_000, 5_000), 0, state) == 0

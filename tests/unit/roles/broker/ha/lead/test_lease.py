@@ -9,14 +9,14 @@ from mqmesh.errors import NotMaster
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.environment import commit_point_of
 from mqmesh.roles.broker.ha.confirm import AckPolicy
-from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS, RETRY_MS, ReplicaLease
+from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS, RETRY_MS, SessionLease
 from mqmesh.roles.broker.ha.leadership import Leadership
 
 TTL_MS = 3_000
 
 
-def begun(at_ms: int = 1_000) -> ReplicaLease:
-    lease = ReplicaLease(TTL_MS)
+def begun(at_ms: int = 1_000) -> SessionLease:
+    lease = SessionLease(TTL_MS)
     assert lease.must_ask(at_ms)
     lease.on_begun()
     return lease
@@ -29,7 +29,7 @@ def test_it_counts_from_when_it_was_asked_for_and_ends_a_little_early():
 
 
 def test_asking_alone_gives_nothing():
-    lease = ReplicaLease(TTL_MS)
+    lease = SessionLease(TTL_MS)
     assert not lease.holds(0)
     assert lease.must_ask(0)
     assert not lease.holds(0)
@@ -125,7 +125,7 @@ def test_with_copies_the_lease_decides_nothing():
 
 
 def test_another_time_counts_from_when_a_session_is_asked_for_and_the_shorter_one_at_once():
-    lease = ReplicaLease(10_000)
+    lease = SessionLease(10_000)
     assert lease.must_ask(0)
     lease.on_begun()
     assert lease.must_ask(2_500)

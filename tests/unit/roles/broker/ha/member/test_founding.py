@@ -10,10 +10,10 @@ import pytest
 from mqmesh.coordination.interface import AckReplicas, MemberIncarnation, Presence
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import rule_of
-from mqmesh.roles.broker.ha.member.founding import Founding
+from mqmesh.roles.broker.ha.member.bootstrap import GroupBootstrap
 from mqmesh.roles.broker.ha.member.process import LogPosition, Replica
-from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_state import first_state
+from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 
 STORE_ID = 77
@@ -34,13 +34,13 @@ class Session:
 def founding(mode=AckReplicas.ALL, *, broker_id=1, promised=0):
     """A replica of a group of three, and its session."""
     state = first_state(STORE_ID, broker_id, identity="i", boot_id="b", place="p", drawn=broker_id)
-    promises = KeptPromises(msgspec.structs.replace(state, promised_epoch=promised), None, None)
+    promises = KeptVoteState(msgspec.structs.replace(state, promised_epoch=promised), None, None)
     at = LogPosition(store_id=STORE_ID, last_epoch=4, end=100, synced=100)
     replica = Replica(lambda: at, None, None, None, None, None, None)
     ha = HaConfig(mode=HaMode.AUTO, ack_replicas=mode, total_replicas=3)
     config = BrokerConfig(broker_id=broker_id, ha=ha)
     session = Session()
-    return Founding(config, session, replica, promises), session
+    return GroupBootstrap(config, session, replica, promises), session
 
 
 def present(*ends):
