@@ -36,6 +36,9 @@ it is known to be silent after the interval and the timeout together: in under 2
 KEEPALIVE_S: Final = 15
 """The system looks after a silent connection so often; after the fourth time it is given up."""
 HANDSHAKE_TIMEOUT_MS: Final = 5_000
+CONNECT_TIMEOUT_MS: Final = 3_000
+"""For one attempt. Without it the kernel's own repeats, ever further apart, decide how long after a
+cut of the network a connection comes back."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 1_000
 HIGH_WATER_MARK: Final = 1_000
@@ -149,6 +152,7 @@ def _socket(context: Context, kind: int) -> Socket:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
     socket.setsockopt(zmq.BACKLOG, 1_024)
