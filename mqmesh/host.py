@@ -118,7 +118,7 @@ def socket_directory() -> Path:
 def socket_path(owner: Path, name: str = "sock") -> Path:
     """Where a local socket of a store stands: in its own folder, which nobody else may enter.
 
-    Where that path is too long or not UTF-8, or its file system takes no sockets, and for who has
+    Where that path is too long or cannot be printed, or its file system takes no sockets, and for who has
     no folder, it is in ``socket_directory``.
 
     Args:
@@ -134,10 +134,9 @@ def socket_path(owner: Path, name: str = "sock") -> Path:
     """
     own = owner.resolve() / name
     name_bytes = os.fsencode(own)
-    # Endpoints travel in messages, which are UTF-8.
-    fits = len(name_bytes) <= MAX_SOCKET_PATH_BYTES and name_bytes.decode(errors="ignore") == str(
-        own
-    )
+    # Endpoints travel in messages, which are UTF-8, and name servers take printable ones only. No
+    # path that is not UTF-8 can be printed: surrogates stand for its bytes.
+    fits = len(name_bytes) <= MAX_SOCKET_PATH_BYTES and str(own).isprintable()
     if owner.is_dir() and fits and _takes_socket(own):
         return own
     digest = hashlib.blake2b(name_bytes, digest_size=8).hexdigest()

@@ -61,7 +61,9 @@ def test_where_that_does_not_do_the_sockets_are_in_the_temporary_directory(tempo
     deep.mkdir()
     unclear = temporary / "\udcff"
     unclear.mkdir()
-    assert socket_path(unclear).parent == socket_directory()
+    tabbed = temporary / "a\tb"
+    tabbed.mkdir()
+    assert {socket_path(unclear).parent, socket_path(tabbed).parent} == {socket_directory()}
     paths = {socket_path(deep), socket_path(deep, "index.sock"), socket_path(Path("a"))}
     assert len(paths) == 3
     assert {path.parent for path in paths} == {socket_directory()}
