@@ -35,7 +35,7 @@ def find_cluster(cluster: ClusterConfig) -> FoundCluster:
     """
     folder = cluster.folder.absolute()
     try:
-        last = _last_start(folder / RUN)
+        last = _last_start(folder)
         roots = {Path(one.store_path_root_dir).absolute() for one in cluster.broker}
         roots |= {Path(one.root) for one in last.brokers}
         # Also replicas where older versions had them, below the folder of their broker.
@@ -76,7 +76,7 @@ def save_last_start(cluster: ClusterConfig, file: Path | None) -> None:
             broker_name=one.broker_name,
             broker_id=one.broker_id,
             total_replicas=one.ha.total_replicas if one.ha.mode is HaMode.AUTO else 0,
-            root=str(Path(one.store_path_root_dir).absolute()),
+            root=str(_below(cluster.folder.absolute(), Path(one.store_path_root_dir).absolute())),
         )
         for one in cluster.broker
     )
@@ -84,14 +84,22 @@ def save_last_start(cluster: ClusterConfig, file: Path | None) -> None:
     save_document(cluster.folder / RUN / LAST_START, msgspec.json.encode(last))
 
 
-def _last_start(run: Path) -> LastStart:
-    document = load_document(run / LAST_START)
+def _last_start(folder: Path) -> LastStart:
+    file = folder / RUN / LAST_START
+    document = load_document(file)
     if document is None:
         return LastStart()
     try:
-        return msgspec.json.decode(document, type=LastStart)
+        last = msgspec.json.decode(document, type=LastStart)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptRecord(f"{run / LAST_START} cannot be read: {error}") from error
+        raise CorruptRecord(f"{file} cannot be read: {error}") from error
+    brokers = [msgspec.structs.replace(one, root=str(folder / one.root)) for one in last.brokers]
+    return msgspec.structs.replace(last, brokers=tuple(brokers))
+
+
+def _below(folder: Path, root: Path) -> Path:
+    """A store in the data folder by its path from there: the folder may be moved or copied."""
+    return root.relative_to(folder) if root.is_relative_to(folder) else root
 
 
 def _history_of(root: Path) -> StoreHistory:

@@ -87,8 +87,9 @@ def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int
             }
         )
     else:
+        say(str(path))
         say(
-            f"{path}\nlog {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
+            f"log {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
             f"{info.disk_bytes:,} bytes in {info.file_count} files, {info.took_ms / 1000:.2f} s"
         )
     return ExitCode.OK

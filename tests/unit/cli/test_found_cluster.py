@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,14 @@ def test_a_store_itself_is_told_from_a_data_folder(tmp_path):
     assert not find_cluster(cluster_in(tmp_path)).is_store
     (tmp_path / "commitlog").mkdir()
     assert find_cluster(cluster_in(tmp_path)).is_store
+
+
+def test_a_copied_data_folder_has_its_own_stores_and_not_those_it_was_copied_from(tmp_path):
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    (folder / "broker-a" / "commitlog").mkdir(parents=True)
+    make_folder(folder / "run")
+    save_last_start(cluster_in(folder), None)
+    shutil.copytree(folder, copy)
+    found = find_cluster(cluster_in(copy))
+    assert [one.path for one in found.stores] == [copy / "broker-a"]
+    assert [one.root for one in found.last.brokers] == [str(copy / "broker-a")]
