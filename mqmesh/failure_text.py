@@ -35,8 +35,15 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text with each run of white space, line breaks too, as one space."""
-    return " ".join(text.split())
+    """Return a text with each run of white space, line breaks too, as one space.
+
+    Control characters, and marks that turn the direction of text, become escapes: whoever wrote the
+    text, it moves no terminal's cursor.
+    """
+    words = " ".join(text.split())
+    if words.isprintable():
+        return words
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
 
 
 def cut(text: str) -> str:

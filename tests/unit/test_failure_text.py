@@ -7,7 +7,14 @@ import logging
 
 import pytest
 
-from mqmesh.failure_text import CUT, MAX_FAILURE_CHARACTERS, cut, error_to_log, failure_text
+from mqmesh.failure_text import (
+    CUT,
+    MAX_FAILURE_CHARACTERS,
+    cut,
+    error_to_log,
+    failure_text,
+    one_line,
+)
 
 LONG = "x" * 10_000_000
 
@@ -92,3 +99,9 @@ def test_an_exception_of_usual_length_is_logged_as_it_is():
     except ValueError:
         assert error_to_log() is error
     assert error_to_log() is None
+
+
+def test_a_text_in_one_line_moves_no_cursor():
+    assert one_line("no\n\x1b[2Jsecond\u202eline\x00 für Größe") == (
+        "no \\x1b[2Jsecond\\u202eline\\x00 für Größe"
+    )

@@ -122,7 +122,7 @@ class Hindrances:
         self._reported.add(what)
         if one.is_topic and isinstance(error, TopicNotFound):
             if self._topic_must_exist:
-                one.fatal = error
+                one.fatal = TopicNotFound(f"topic {what}: {error}")
             if is_first:
                 self._on_missing(what)
 

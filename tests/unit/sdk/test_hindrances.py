@@ -80,7 +80,9 @@ def test_a_topic_that_must_exist_is_an_error_after_its_time_until_it_is_there():
     case = Case(wait_ms=5_000, must_exist=True)
     case.hindrances.miss("orders", lambda: GONE)
     case.run(5_000)
-    assert (case.hindrances.fatal, case.missing, case.fatal_told) == (GONE, ["orders"], 1)
+    assert str(case.hindrances.fatal) == "topic orders: it does not exist"
+    assert isinstance(case.hindrances.fatal, TopicNotFound)
+    assert (case.missing, case.fatal_told) == (["orders"], 1)
     assert not case.hindrances.waits_for_topics
     case.hindrances.end("orders")
     assert case.hindrances.fatal is None
