@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     process_tests = ROOT / "tests" / "process"
     for item in items:
         if process_tests in item.path.parents:
-            item.add_control_record(pytest.mark.slow)
+            item.add_marker(pytest.mark.slow)
 
 
 def _is_installed() -> bool:

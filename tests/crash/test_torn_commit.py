@@ -13,11 +13,13 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import check_stored, decode_messages, read_header, read_meta
 from mqmesh.message import TRANS_HALF_TOPIC, Message
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.half_messages import HalfMessages
+from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, encode_ops
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.storage.interface import BatchToPut, MessageStore
 from mqmesh.testing.store_contract import NOW
+
+pytestmark = pytest.mark.timeout(240)
 
 SEGMENT_BYTES = 1 << 16
 STEP = 23
@@ -60,9 +62,9 @@ def visible(store: MessageStore) -> list[bytes]:
     return sorted(found)
 
 
-def recover(store: MessageStore) -> HalfMessages:
-    desk = HalfMessages(TransactionSettings(), Random(1))
-    desk.recover(
+def recover(store: MessageStore) -> PendingHalfMessages:
+    half_messages = PendingHalfMessages(TransactionSettings(), Random(1))
+    half_messages.recover(
         store,
         None,
         lambda topic, queue_id: True,
@@ -70,7 +72,7 @@ def recover(store: MessageStore) -> HalfMessages:
         now_ms=0,
         segment_bytes=SEGMENT_BYTES,
     )
-    return desk
+    return half_messages
 
 
 @pytest.fixture
@@ -106,14 +108,14 @@ def test_whatever_is_left_of_the_write_ends_in_one_decision(written):
         torn = good[:position] + bytes(len(good) - position)
         crashed.write(start, torn + bytes(200))
         store = crashed.open()
-        desk = recover(store)
+        half_messages = recover(store)
         # A last byte may have been zero anyway.
         whole = [torn[:end] == good[:end] for end in boundaries]
         decided, lost = whole[0], whole[1:].count(False)
-        assert len(desk.torn) == (lost if decided else 0)
-        assert desk.table.pending_count == (0 if decided else 4), "they are asked about"
-        if desk.torn:
-            store.put([to_put(one) for one in desk.torn], NOW)
+        assert len(half_messages.torn) == (lost if decided else 0)
+        assert half_messages.table.pending_count == (0 if decided else 4), "they are asked about"
+        if half_messages.torn:
+            store.put([to_put(one) for one in half_messages.torn], NOW)
         assert visible(store) == ([b"a1", b"a2", b"b"] if decided else [])
         store.close()
         store = crashed.open()
@@ -133,9 +135,9 @@ def test_writing_again_may_itself_be_cut_off(written):
         store.put([to_put(one)], NOW)
     dead = crashed.copy()
     store = dead.open()
-    desk = recover(store)
-    assert len(desk.torn) == 1
-    store.put([to_put(one) for one in desk.torn], NOW)
+    half_messages = recover(store)
+    assert len(half_messages.torn) == 1
+    store.put([to_put(one) for one in half_messages.torn], NOW)
     assert visible(store) == [b"a1", b"a2", b"b"]
     assert recover(store).torn == []
     dead.close()

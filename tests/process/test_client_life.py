@@ -156,6 +156,15 @@ def test_a_producer_may_be_started_again_and_says_so_when_it_was_given_a_transpo
         given.start()
 
 
+def is_started(producer: Producer) -> bool:
+    """Start a producer, unless it is still being closed."""
+    try:
+        producer.start()
+    except ClientClosed:
+        return False
+    return True
+
+
 def test_a_producer_that_is_closed_in_a_callback_may_be_started_again(cluster, name):
     closed, refused = threading.Event(), []
     producer = Producer("p", namesrv_addr=cluster.namesrv_addr)
@@ -172,6 +181,7 @@ def test_a_producer_that_is_closed_in_a_callback_may_be_started_again(cluster, n
         producer.send_async(Message(name, b"x"), close)
         assert closed.wait(20)
     assert refused == ["the producer is still being closed; start it again later"]
+    until(lambda: is_started(producer))
     with producer:
         producer.send(Message(name, b"x"))
 

@@ -314,6 +314,7 @@ def test_a_filter_that_raises_pauses_its_group_and_loses_nothing(cluster):
         until(lambda: consumer.filter_errors)
         assert "KeyError" in str(consumer.filter_errors["raises"])
         # Mended while the consumer runs.
+        consumer.unsubscribe("raises")
         consumer.subscribe("raises", EVEN, listener=got)
         got.wait_for(evens(range(20)))
         until(lambda: not consumer.filter_errors)

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark everything here, so that it can be run by itself and left out."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_control_record(pytest.mark.spark)
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 from harness.syntax import parsed, walked
 
+# The first rule reads every file, which takes a while on a loaded machine.
+pytestmark = pytest.mark.timeout(300)
+
 # Bytes from outside must never become code or objects of any class.
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 from harness.syntax import parsed, walked
 
+# The first rule reads every file, which takes a while on a loaded machine.
+pytestmark = pytest.mark.timeout(300)
+
 # From the floor up. A room imports only what stands in its row.
 MAY_IMPORT = {
     "base": {"base"},

@@ -11,6 +11,9 @@ from mqmesh.roles.broker.config import CHANGEABLE, BrokerConfig
 from mqmesh.roles.namesrv.config import CHANGEABLE as OF_NAMESRV
 from mqmesh.roles.namesrv.config import NamesrvConfig
 
+# The first rule reads every file, which takes a while on a loaded machine.
+pytestmark = pytest.mark.timeout(300)
+
 DENIED = re.compile(
     r"path|dir|file(?!_reserved_time|_forcibly)|host|port|addr|bind|socket|ipc|command|key|backend"
     r"|security|secret|filter_server|coordinator|^ha\.(?!max_ha_transfer)|name"

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 from harness.syntax import parsed, walked
 
+# The first rule reads every file, which takes a while on a loaded machine.
+pytestmark = pytest.mark.timeout(300)
+
 FUNCTION_LINES_MAX = 70
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
