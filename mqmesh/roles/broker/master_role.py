@@ -74,7 +74,7 @@ class MasterRole(BrokerRole):
             )
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
-        """See ``BrokerRole.turn_ended``."""
+        """Implement ``BrokerRole.turn_ended``."""
         again = super().turn_ended(turn)
         if not self._is_open and self._leadership is not None and self._leadership.is_confirmed:
             self._is_open = True
@@ -83,7 +83,7 @@ class MasterRole(BrokerRole):
         return again
 
     def announce(self) -> None:
-        """See ``BrokerRole.announce``."""
+        """Implement ``BrokerRole.announce``."""
         if self._is_open:
             super().announce()
 
@@ -99,7 +99,7 @@ class MasterRole(BrokerRole):
         features.writes.refuse_all(error)
 
     def tick(self, now_ms: int) -> None:
-        """See ``BrokerRole.tick``."""
+        """Implement ``BrokerRole.tick``."""
         features = self.features
         # Where there are followers, offsets that were committed here and are not in the log are
         # lost with each master: they go there at once.
@@ -110,21 +110,21 @@ class MasterRole(BrokerRole):
         super().tick(now_ms)
 
     def save(self) -> None:
-        """See ``BrokerRole.save``."""
+        """Implement ``BrokerRole.save``."""
         if self.serves and self.features is not None:
             self.features.core.write_state()
         if self.features is not None and self._half_checkpoint is not None:
             self._half_checkpoint.save()
 
     def close(self) -> None:
-        """See ``BrokerRole.close``."""
+        """Implement ``BrokerRole.close``."""
         super().close()
         if self._half_checkpoint is not None:
             self._half_checkpoint.close()
             self._half_checkpoint = None
 
     def log_extent(self) -> LogExtent | None:
-        """See ``BrokerRole.log_extent``."""
+        """Implement ``BrokerRole.log_extent``."""
         if self.features is None or not self._is_open:
             return None
         core = self.features.core

@@ -138,13 +138,13 @@ class FollowerRole(BrokerRole):
         return now_ms - (self._alone_ms if self.link is None else self.link.heard_ms)
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
-        """See ``BrokerRole.turn_ended``."""
+        """Implement ``BrokerRole.turn_ended``."""
         if self.link is not None:
             self.link.turn_ended()
         return super().turn_ended(turn)
 
     def tick(self, now_ms: int) -> None:
-        """See ``BrokerRole.tick``."""
+        """Implement ``BrokerRole.tick``."""
         if self.link is not None:
             self.link.tick(now_ms)
             if self.link.streaming:
@@ -155,7 +155,7 @@ class FollowerRole(BrokerRole):
         super().tick(now_ms)
 
     def close(self) -> None:
-        """See ``BrokerRole.close``."""
+        """Implement ``BrokerRole.close``."""
         super().close()
         self._repair.close()
         self._stand_in.close()

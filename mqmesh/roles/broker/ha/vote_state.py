@@ -80,16 +80,16 @@ class KeptVoteState:
 
     @property
     def incarnation(self) -> int:
-        """See ``VoteState``."""
+        """Implement ``VoteState``."""
         return self.state.incarnation
 
     @property
     def promised_epoch(self) -> int:
-        """See ``VoteState``."""
+        """Implement ``VoteState``."""
         return self.state.promised_epoch
 
     def promise(self, epoch: int) -> None:
-        """See ``VoteState``."""
+        """Implement ``VoteState``."""
         if epoch < self.state.promised_epoch:
             raise StaleEpoch(
                 f"epoch {epoch} is over: replica {self.state.replica_id} has promised "
@@ -98,12 +98,12 @@ class KeptVoteState:
         self._keep(self.state.promise(epoch))
 
     def begin_copy(self, store_id: int) -> None:
-        """See ``VoteState``."""
+        """Implement ``VoteState``."""
         renewed = self.state.renewed(self._chance(DRAWN_BITS))
         self._keep(msgspec.structs.replace(renewed, log_id=store_id))
 
     def renew(self) -> None:
-        """See ``VoteState``."""
+        """Implement ``VoteState``."""
         self._keep(self.state.renewed(self._chance(DRAWN_BITS)))
 
     def _keep(self, state: ReplicaState) -> None:

@@ -50,7 +50,7 @@ class ClientRpcFeature(Feature):
         self._open = ReplyTable(QUESTION_TIMEOUT_MS, "questions of administrators")
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.get_running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,

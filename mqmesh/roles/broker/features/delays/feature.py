@@ -79,7 +79,7 @@ class DelaysFeature(Feature):
         self._due = DueMessages(core, writes, schedule.opened)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.OPEN_SCHEDULE: self.open_schedule,
             RequestCode.PULL_SCHEDULE: self.pull_schedule,

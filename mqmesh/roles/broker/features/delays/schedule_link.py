@@ -87,10 +87,10 @@ class ScheduleLink:
         return self.session
 
     def on_taken(self) -> None:
-        """See ``StoredListener``."""
+        """Implement ``StoredListener``."""
 
     def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
-        """See ``StoredListener``."""
+        """Implement ``StoredListener``."""
 
     def on_visible(self) -> None:
         """More delayed messages can be seen: the schedule service is to be notified."""

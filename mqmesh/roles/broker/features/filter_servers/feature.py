@@ -34,7 +34,7 @@ class FilterServersFeature(Feature):
         self.servers = FilterServers(config.filter_server_enable, config.broker_name)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.REGISTER_FILTER_SERVER: self.register_filter_server,
             RequestCode.GET_FILTER_SERVER: self.get_filter_server,

@@ -97,7 +97,7 @@ class GroupAdminFeature(Feature):
         self._listings: Listings[list[str]] = Listings()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             **self.follower_commands(),
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_and_create_group,
@@ -110,7 +110,7 @@ class GroupAdminFeature(Feature):
         }
 
     def follower_commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.follower_commands``."""
+        """Implement ``Feature.follower_commands``."""
         return {
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.get_groups,
             RequestCode.GET_CONSUME_STATS: self.get_consume_stats,

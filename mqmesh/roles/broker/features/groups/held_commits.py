@@ -148,7 +148,7 @@ class HandedOverCommitsFeature(Feature):
         self._resets = resets
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.HAND_OVER_COMMITS: self.hand_over_commits}
 
     def take_held_commits(self, commits: Sequence[HeldCommit]) -> int:

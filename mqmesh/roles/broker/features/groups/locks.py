@@ -36,7 +36,7 @@ class LocksFeature(Feature):
         self._locks = locks
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.LOCK_BATCH_MQ: self.lock_batch_mq,
             RequestCode.UNLOCK_BATCH_MQ: self.unlock_batch_mq,

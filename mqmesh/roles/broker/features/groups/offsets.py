@@ -62,14 +62,14 @@ class OffsetsFeature(Feature):
         self._membership = membership
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             **self.follower_commands(),
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update_consumer_offset,
         }
 
     def follower_commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.follower_commands``."""
+        """Implement ``Feature.follower_commands``."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query_consumer_offset,
             RequestCode.QUERY_QUEUE_BOUNDS: self.query_queue_bounds,

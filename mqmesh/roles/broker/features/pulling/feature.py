@@ -94,7 +94,7 @@ class PullingFeature(Feature):
         self.by_group = GroupPulls()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.PULL_MESSAGE: self.pull_message}
 
     follower_commands = commands

@@ -57,14 +57,14 @@ class QueriesFeature(Feature):
         self._index = index
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             **self.follower_commands(),
             RequestCode.QUERY_CONSUME_QUEUE: self.query_consume_queue,
         }
 
     def follower_commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.follower_commands``."""
+        """Implement ``Feature.follower_commands``."""
         return {
             RequestCode.QUERY_MESSAGE: self.query_message,
             RequestCode.QUERY_MESSAGE_BY_ID: self.query_message_by_id,

@@ -99,7 +99,7 @@ class ReplicationFeature(Feature):
         self.configured()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.OPEN_REPLICATION: self.open_replication,
             RequestCode.ACK_REPLICATION: self.ack_replication,

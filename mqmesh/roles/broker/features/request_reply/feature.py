@@ -41,7 +41,7 @@ class RequestReplyFeature(Feature):
         self._open = ReplyTable()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.SEND_REPLY_MESSAGE: self.send_reply_message,
             RequestCode.ACKNOWLEDGE_REPLY: self.acknowledge_reply,

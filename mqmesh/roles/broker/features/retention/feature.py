@@ -29,7 +29,7 @@ class RetentionFeature(Feature):
         self._cleaning = Cleaning()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired_commitlog}
 
     def tick(self, now_ms: int) -> None:

@@ -67,7 +67,7 @@ class DeadLettersFeature(Feature):
         self.marks = DeadLetterMarks(core.random)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.RESEND_DEAD_LETTERS: self.resend}
 
     def resend(self, request: Request, wanted: ResendRequest) -> ResendResponse | None:

@@ -20,7 +20,7 @@ from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
 from mqmesh.storage.interface import BatchToPut
 
 Place = Callable[[DelayedMeta, int], tuple[int, DelayedMeta]]
-"""See ``delays.place_delayed``."""
+"""Implement ``delays.place_delayed``."""
 
 
 class RetryStep(msgspec.Struct, frozen=True):

@@ -174,7 +174,7 @@ class SendBackFeature(Feature):
         self.marks = SentBackMarks()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: Request, back: SendBackRequest) -> Reply | None:

@@ -118,7 +118,7 @@ class SendingFeature(Feature):
         self._producer_keys = ProducerKeys(config.max_producers_per_connection)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.SEND_MESSAGE: self.send_message}
 
     def tick(self, now_ms: int) -> None:

@@ -46,7 +46,7 @@ class SnapshotsFeature(Feature):
         self._snapshots = SnapshotJobs(core.run_aside, core.root.absolute())
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {RequestCode.CREATE_SNAPSHOT: self.create_snapshot}
 
     def stopping(self) -> None:

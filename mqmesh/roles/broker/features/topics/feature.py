@@ -55,7 +55,7 @@ class TopicsFeature(Feature):
         self._committed = committed
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             **self.follower_commands(),
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_and_create_topic,
@@ -64,7 +64,7 @@ class TopicsFeature(Feature):
         }
 
     def follower_commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.follower_commands``."""
+        """Implement ``Feature.follower_commands``."""
         return {
             RequestCode.GET_TOPIC_CONFIG: self.get_topic_config,
             RequestCode.GET_TOPIC_STATS_INFO: self.get_topic_stats,

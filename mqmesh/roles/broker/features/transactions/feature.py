@@ -109,7 +109,7 @@ class TransactionsFeature(Feature):
         self._writes = writes
 
     def commands(self) -> Mapping[RequestCode, Handler]:
-        """See ``Feature.commands``."""
+        """Implement ``Feature.commands``."""
         return {
             RequestCode.END_TRANSACTION: self.end_transaction,
             RequestCode.LIST_HALF_MESSAGES: self.list_half_messages,

@@ -122,11 +122,11 @@ class PendingHalfMessages:
         self.refused = 0
 
     def on_taken(self) -> None:
-        """See ``StoredListener``."""
+        """Implement ``StoredListener``."""
         self.table.staged_halves = 0
 
     def on_visible(self) -> None:
-        """See ``StoredListener``."""
+        """Implement ``StoredListener``."""
 
     def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
         """A half batch was stored: from now on it waits for its decision.
