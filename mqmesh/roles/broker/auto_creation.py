@@ -1,4 +1,4 @@
-"""How much each client makes in a minute by using what is not there: topics, queues, groups. Pure.
+"""Rate limits on what clients create by first use: topics, queues, groups. Pure.
 
 Where users have names, all connections of one are one client. A bucket for each: full at
 first, one piece for each thing, and filled again over a minute.
@@ -70,13 +70,13 @@ class CreationRate:
             del self._spent[next(iter(self._spent))]
 
     def _left_of(self, client: bytes, now_ms: int) -> float:
-        """What counts still of what a client has spent."""
+        """Return the pieces that a client has spent and that have not been filled up again."""
         spent, at_ms = self._spent.get(client, (0.0, now_ms))
         return max(0.0, spent - (now_ms - at_ms) * self._per_minute / MINUTE_MS)
 
 
 class AutoCreation:
-    """What clients may make by using it.
+    """Rate limits of automatic creation, for each client.
 
     Args:
         topics: A minute, of each client (``auto_topics_per_minute``).
@@ -113,7 +113,7 @@ class AutoCreation:
 
 
 def client_of(request: Request) -> bytes:
-    """Whose things are counted: a user, or a connection where users have no names."""
+    """Return the key that is counted: the user, or the connection where users have no names."""
     principal = request.principal
     return request.peer if principal == ANYBODY else principal.name.encode()
 

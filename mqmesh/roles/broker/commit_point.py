@@ -3,7 +3,7 @@
 The one place that decides it, from how far each holder of the log has come. With
 ``SYNC_FLUSH`` the disk is such a holder, with ``ASYNC_FLUSH`` nobody is: everything is
 safe as soon as the store has it. A put is safe when all holders have it. Pure: holders
-say where they are, callers say the time and carry out what is told.
+say where they are, callers say the time and carry out what is returned.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ class _Wait(msgspec.Struct, Generic[Waiter], frozen=True, eq=False):
 
 
 class CommitPoint(Generic[Waiter]):
-    """How far the log is safe, who waits for it to get there, and where more can be seen then.
+    """Commit point of the log: how far it is safe, puts that wait for that, and the high watermark.
 
     Args:
         holders: Who must have a put; nobody by default.
@@ -94,27 +94,27 @@ class CommitPoint(Generic[Waiter]):
         return len(self._waits)
 
     def offset(self) -> int:
-        """What ends at this commit-log offset or before may be acknowledged."""
+        """Return the commit-log offset up to which records may be acknowledged."""
         return _least(self._holders)
 
     def high_watermark(self) -> int:
-        """What ends at this commit-log offset or before may be seen."""
+        """Return the commit-log offset up to which records may be seen."""
         offset = _least(self._limits)
         return offset if self._confirmed is None else min(offset, self._confirmed())
 
     def status_of(self, end_offset: int) -> SendStatus:
-        """What a put says that is safe: SEND_OK, or which holder that is not there lacks it."""
+        """Return the status of a safe put: SEND_OK, or that of an absent holder that lacks it."""
         for holder in self._holders:
             if holder.position() < end_offset and not holder.is_there():
                 return holder.absent_status
         return SendStatus.SEND_OK
 
     def is_safe(self, end_offset: int) -> bool:
-        """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
+        """Return whether a record that ends at a commit-log offset may be acknowledged and seen."""
         return end_offset <= min(self.offset(), self.high_watermark())
 
     def visible(self, log_end: int) -> int:
-        """How far a log may be shown that ends at a commit-log offset."""
+        """Return how far a log that ends at a commit-log offset may be shown."""
         return min(log_end, self.high_watermark())
 
     def check_room(self) -> None:

@@ -44,8 +44,8 @@ CHANGEABLE: Final = (
     "storage.disk_max_used_space_ratio",
     "storage.clean_file_forcibly_enable",
 )
-"""What administrators may change while a broker runs. Never what would let whoever may do that read
-or write a file, listen or connect elsewhere, or start a program."""
+"""Settings that administrators may change while a broker runs. None of them lets an administrator
+read or write a file, listen or connect elsewhere, or start a program."""
 
 MASTER_ID: Final = 0
 """Id of the master of a broker group."""
@@ -100,7 +100,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
-        advertised_host: Host that clients are told to connect to; empty for ``listen_host``.
+        advertised_host: Host that clients are to connect to; empty for ``listen_host``.
             Needed when that is a wildcard or lies behind a translated address.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
@@ -173,7 +173,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             longer than this to be written, 1 to 60,000 ms; see the next setting.
         os_page_cache_busy_timeout_mills: That happens only when waits have stayed so long for
             more than this, 0 to 60,000 ms: a disk that is slow for a moment refuses nobody.
-        busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
+        busy_retry_after_ms: Retry delay of a client after SYSTEM_BUSY, 1 to 60,000 ms.
         transaction_pending_max: Half messages that may wait for their decisions; more are
             refused. Up to 0.8 KiB of memory each, in batches less. 1 to 100,000,000.
         transaction_parked_max: Half messages that stay parked, 1 to 1,000,000; the oldest go.
@@ -198,8 +198,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             200 bytes of memory each.
         max_open_replies: Replies to requests that may be on their way to clients at a time, 1
             to 1,000,000; beyond it they are refused with SYSTEM_BUSY.
-        max_label_sets: Topics, or pairs of topic and consumer group, that a metric tells apart, 1
-            to 100,000; the others are added up. Each costs whoever asks, an exporter in the first
+        max_label_sets: Topics, or pairs of topic and consumer group, that a metric lists, 1
+            to 100,000; the others are added up. Each costs the reader, an exporter in the first
             place.
     """
 

@@ -142,7 +142,7 @@ def commit_point_of(
     """The commit point of a broker: ``SYNC_FLUSH`` waits for the disk, double write for a follower.
 
     Without elections a put is answered with a status when no follower is there. A group that elects
-    its master may lose it at the next election: there a put waits, whoever is there.
+    its master may lose it at the next election: there a put waits in any case.
 
     Args:
         config: Of the broker.

@@ -1,1 +1,1 @@
-"""What a broker can do, a folder a feature: its table, its rules, its handlers."""
+"""Features of a broker, a folder each: its table, its rules, its handlers."""

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prepared(msgspec.Struct):
-    """What one DELIVER_DUE comes to.
+    """Outcome of one DELIVER_DUE.
 
     Attributes:
         statuses: ``DueStatus`` of each run looked at.
@@ -110,7 +110,7 @@ class DueMessages:
     def _batch(
         self, opened: OpenedBatches, action: ScheduleAction, run: Run, now_ms: int
     ) -> bytes | None:
-        """What a run is written as; None when it is not due yet."""
+        """Return the batch that a run is written as; None when it is not due yet."""
         offset, first, count = run
         batch = opened.open(self._store, offset)
         header = batch.header

@@ -109,7 +109,7 @@ class DelaysFeature(Feature):
         )
 
     def pull_schedule(self, request: Request, asked: PullScheduleRequest) -> PullScheduleResponse:
-        """What came into the schedule topic."""
+        """Return new entries of the schedule topic."""
         desk = self._schedule
         desk.check(asked.session)
         if asked.caught_up:
@@ -204,7 +204,7 @@ class DelaysFeature(Feature):
         return EMPTY_REPLY
 
     def notify_service(self) -> None:
-        """The end of a tick: if something came into the schedule topic, its service is told."""
+        """Notify the schedule service at the end of a tick if its topic has new entries."""
         desk = self._schedule
         if desk.timer_changed and desk.service is not None:
             desk.timer_changed = False

@@ -32,7 +32,7 @@ class DelayPlacement:
         self._schedule = schedule
 
     def to_schedule(self, header: BatchHeader, data: memoryview, meta: DelayedMeta) -> BatchToPut:
-        """What is stored of a producer's batch of delayed messages.
+        """Return the batch that is stored for a producer's batch of delayed messages.
 
         The same bytes for the same batch, but after the delay levels were changed: a send that is
         repeated across such a restart is refused as one with other content.

@@ -11,11 +11,11 @@ from mqmesh.batch.delayed_batch import RECORD_QUEUE
 from mqmesh.protocol.schedule import PullScheduleRequest, ScheduledEntry, WaitingRetries
 
 MAX_GROUPS: Final = 100_000
-"""Groups that are told apart; messages of others are in no number of a group."""
+"""Groups that are counted one by one; messages of others are in no number of a group."""
 
 
 class RetryBoard:
-    """What is known of messages that wait for a retry.
+    """Messages that wait for a retry, as far as they are known.
 
     Attributes:
         is_current: The schedule service is here, and has reported what it knows.

@@ -1,6 +1,6 @@
-"""What a broker knows of its schedule service: who it is, and who waits for it.
+"""Link of a broker to its schedule service: the service's session, and open cancellations.
 
-Pure: handlers tell it what happens, and carry out what it says.
+Pure: handlers report events to it, and carry out its answers.
 """
 
 import itertools
@@ -37,7 +37,7 @@ class ScheduleLink:
     Attributes:
         session: Of the service, 0 before the first.
         service: Its connection, None while there is none.
-        timer_changed: Something was stored in the schedule topic since the service was told.
+        timer_changed: Something was stored in the schedule topic since the service was notified.
         pending: Messages that wait, as the service says; -1 for unknown.
         retries: Messages that wait for a retry, by consumer group, as far as they are known.
         keep_from: Commit-log offset from which the log must be kept; None for unknown.

@@ -1,4 +1,4 @@
-"""What is new in the schedule topic, as its service wants to know it: without the bodies."""
+"""Reading of new entries in the schedule topic for its service, without the bodies."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ScheduleNewsRead(msgspec.Struct):
-    """What a pull found; see ``PullScheduleResponse``."""
+    """Result of a pull; see ``PullScheduleResponse``."""
 
     cursors: list[int]
     entries: list[ScheduledEntry]

@@ -2,7 +2,7 @@
 
 A filter server registers with its broker each second, and is forgotten when its
 connection breaks or it falls silent. Without permission in the broker's settings none
-is taken, and consumers are told so.
+is taken, and consumers get an error that says so.
 """
 
 from typing import Final
@@ -24,11 +24,11 @@ class _Known(msgspec.Struct):
 
 
 class FilterServers:
-    """Who filters for a broker.
+    """Filter servers of a broker.
 
     Args:
         allowed: ``filter_server_enable`` of the broker's settings.
-        broker_name: For what is told.
+        broker_name: For errors.
     """
 
     def __init__(self, allowed: bool, broker_name: str) -> None:
@@ -80,7 +80,7 @@ class FilterServers:
 
     @property
     def told(self) -> list[RegisterFilterServerRequest]:
-        """What the filter servers said of themselves last."""
+        """Last registration of each filter server."""
         return [one.told for one in self._known.values()]
 
     def _check_allowed(self) -> None:

@@ -54,7 +54,7 @@ def losses(
 
 
 def sentences(moves: Sequence[QueueMove], found: Sequence[Loss], most: int) -> Iterator[str]:
-    """What to tell people: how much went, and then each group's loss.
+    """Yield sentences for administrators: how much went, and then each group's loss.
 
     Args:
         moves: How the beginnings of queues were moved.

@@ -235,7 +235,7 @@ class GroupAdminFeature(Feature):
         return AllClients(found, len(found) < len(clients))
 
     def get_consume_stats(self, request: Request, query: ConsumeStatsRequest) -> ConsumeStats:
-        """How far a group has come in each of its queues, in pages."""
+        """Return the progress of a group in each of its queues, in pages."""
         name = check_client_group(query.group)
         if query.topic:
             check_topic(query.topic)

@@ -1,6 +1,6 @@
 """Offsets that groups committed at a follower while its master was gone. Pure but for the document.
 
-The follower keeps them, and hands them to whoever has the group's offsets: the master that comes
+The follower keeps them, and hands them to the master of the group's offsets: the one that comes
 back, or itself when it is promoted. There the larger offset wins, unless the group was moved since.
 A document keeps them over the follower's death; its fields stand in ``docs/storage-format.md``.
 """
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class HeldDocument(msgspec.Struct, frozen=True):
-    """What is kept of them.
+    """Document of held commits.
 
     Attributes:
         store_id: Of the log that their offsets are of.
@@ -65,7 +65,7 @@ def decode_held(document: bytes) -> HeldDocument:
 
 
 class HeldCommits:
-    """Those of one follower.
+    """Held commits of one follower.
 
     Args:
         document: What was kept of them; None if there is none.
@@ -99,7 +99,7 @@ class HeldCommits:
 
         Args:
             store_id: Of the log.
-            offsets: What the log tells.
+            offsets: Committed offsets, by the log.
         """
         if store_id != self.store_id:
             _log.error(
@@ -108,7 +108,7 @@ class HeldCommits:
             )
             self._commits.clear()
         for key, one in self._commits.items():
-            # The end of the log may have been cut, and what it told of the group with it.
+            # The end of the log may have been cut, and offsets of the group with it.
             known = min(one.known_offset, offsets.query(*key))
             self._commits[key] = msgspec.structs.replace(one, known_offset=known)
         self.apply(offsets)
@@ -123,7 +123,7 @@ class HeldCommits:
                     _log.error("an offset that a group committed here is not shown: %s", error)
 
     def some(self) -> list[HeldCommit]:
-        """As many as one request may hand over."""
+        """Return as many held commits as one request may hand over."""
         return list(self._commits.values())[:MOST_HELD_COMMITS]
 
     def forget(self, commits: Iterable[HeldCommit]) -> None:

@@ -181,7 +181,7 @@ class ResetsFeature(Feature):
                 self._resets.begin(group, one.topic, one.queue_id, one.new_offset)
 
     def _notify(self, group: str, peers: list[bytes], changes: list[OffsetChange]) -> None:
-        # First the notice, then the answers to waiting pulls: a member that was told moves once.
+        # First the notice, then the answers to waiting pulls: a member that hears of it moves once.
         queues = [QueueOffsetEntry(one.topic, one.queue_id, one.new_offset) for one in changes]
         header = encode_header(ConsumerOffsetReset(group, queues))
         for peer in peers:

@@ -127,7 +127,7 @@ class PullingFeature(Feature):
         queue_offset = pull.queue_offset
         if not turn_is_over:
             result = self._get(request, pull, queue_offset)
-            # Who has not seen this epoch is told of it at once, and commits where it is.
+            # A consumer that has not seen this epoch learns it at once, and commits where it is.
             is_news = 0 < pull.epoch < self._store.epoch()
             if not wait_ms or is_news or not _is_waiting(result):
                 return self._reply(pull, result)
@@ -199,7 +199,7 @@ class PullingFeature(Feature):
                 self._replies.fail(held.request, error)
 
     def stopping(self) -> None:
-        """The broker stops: tells all who wait."""
+        """Fail all pulls that wait: the broker stops."""
         self.fail_all(BrokerNotAvailable(f"broker {self._settings.now.broker_name} is stopping"))
 
     def fail_all(self, error: MQMeshError) -> None:
@@ -369,17 +369,17 @@ class PullingFeature(Feature):
 
 
 def _hurry(held: HeldPull, now_ms: int) -> None:
-    """What was passed over is told soon, so that the group's offset keeps up; but not at once,
-    or a consumer that wants nothing of a busy topic would ask for each of its messages."""
+    """Shorten the deadline of a pull that passed messages over: the group's offset keeps up so;
+    but not to now, or a consumer that wants nothing of a busy topic would ask for each message."""
     if held.queue_offset > held.pull.queue_offset:
         held.deadline_ms = min(held.deadline_ms, now_ms + PASSED_OVER_MS)
 
 
 def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:
-    """What was read, up to the first message that was lost to damage.
+    """Return the result of a read up to the first message that was lost to damage.
 
-    A client that wants everything takes no answer that leaves something out, unless it is told
-    to pass it: by NO_MATCHED_MSG and the offset behind.
+    A client that wants everything takes no answer that leaves something out, unless the answer
+    says to pass it: by NO_MATCHED_MSG and the offset behind.
 
     Args:
         result: Of a read without a filter.

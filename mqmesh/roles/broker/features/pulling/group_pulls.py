@@ -1,4 +1,4 @@
-"""What consumer groups were handed out: up to where in each queue, and how quickly. Pure.
+"""Pull progress of consumer groups: offsets handed out in each queue, and rates. Pure.
 
 It is noted with every pull that found something, so it costs a few dict look-ups and no more.
 Nothing of it is kept over a restart: it serves administrators, no decision rests on it.
@@ -15,11 +15,11 @@ from mqmesh.roles.broker.stats import Before
 WINDOW_S: Final = 10
 """Rates are those of so many whole seconds."""
 ACTIVE_MS: Final = 60_000
-"""A group that pulled so recently may have a consumer that no heartbeat told of."""
+"""A group that pulled so recently may have a consumer that no heartbeat reported."""
 
 
 class HandedOut(msgspec.Struct, gc=False):
-    """What a group got of a topic.
+    """Messages of a topic that were handed out to a group.
 
     Attributes:
         messages: Handed out to it; those of a filter that it did not want are not among them.
@@ -52,7 +52,7 @@ class _PullingGroup:
 
 
 class GroupPulls:
-    """What the groups of one broker were handed out since it was started.
+    """Pull progress of the groups of one broker since it was started.
 
     Args:
         most: Queues and groups remembered; beyond it the group known for longest is forgotten.
@@ -110,7 +110,7 @@ class GroupPulls:
             self.forget(next(name for name in self._groups if name != group))
 
     def handed_out(self) -> Iterator[tuple[str, str, HandedOut]]:
-        """What each group got of each topic: topic, group, and how much.
+        """Yield topic, group and handed out messages, for each topic of each group.
 
         Others may come and go meanwhile.
         """

@@ -1,6 +1,6 @@
 """Pulls that wait for a message or for their deadline.
 
-Pure: it is told of arrivals, of lost peers and of the time, and returns the
+Pure: callers report arrivals, lost peers and the time, and get the
 pulls whose wait is over. Holding and releasing cost the same however many wait.
 """
 
@@ -41,7 +41,7 @@ class PullHold:
 
     Args:
         most: Pulls that may wait.
-        busy_retry_after_ms: What clients beyond that are told to wait.
+        busy_retry_after_ms: Retry delay of clients beyond that.
 
     Attributes:
         most: Pulls that may wait; may be changed.

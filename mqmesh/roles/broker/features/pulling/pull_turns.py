@@ -27,7 +27,7 @@ class PullTurns:
 
     Args:
         most: Pulls that may wait.
-        busy_retry_after_ms: What clients beyond that are told to wait.
+        busy_retry_after_ms: Retry delay of clients beyond that.
 
     Attributes:
         most: Pulls that may wait; may be changed.
@@ -48,7 +48,7 @@ class PullTurns:
 
     @property
     def most_bytes(self) -> int:
-        """What the next answer may have."""
+        """Number of bytes that the next answer may have."""
         return self.left if self.left > LEAST_BYTES else LEAST_BYTES
 
     def begin(self) -> None:

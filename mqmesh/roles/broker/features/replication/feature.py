@@ -46,8 +46,8 @@ from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import CommitLogOffset
 
 SIGN_OF_LIFE_MS: Final = 500
-"""A follower that gets nothing else is told so often where the log ends; what is confirmed, as soon
-as time is looked at, for it shows readers no more than that."""
+"""A follower that gets nothing else is sent the end of the log so often; the confirmed offset, as
+soon as time is looked at, for a follower shows readers no more than that."""
 HOLDER: Final = "replica {}"
 """The name under which the log is kept from retention for a follower."""
 
@@ -123,7 +123,7 @@ class ReplicationFeature(Feature):
             self._writes.answer_confirmed()
 
     def open_replication(self, request: Request, asked: OpenReplicationRequest) -> Reply:
-        """A follower says what it has, and is told how to go on."""
+        """Answer a follower that says what it has with how to go on."""
         if self._settings.now.ha.mode is HaMode.OFF:
             raise InvalidArgument(
                 f'{self._settings.now.broker_name!r} has no replicas (ha.mode = "off"), so that '
@@ -302,11 +302,11 @@ class ReplicationFeature(Feature):
             self._replies.notify(one.peer, RequestCode.REPLICATE_LOG, header)
 
     def get_ha_status(self, request: Request, asked: HaStatusRequest) -> Answer:
-        """How a master and its replicas are, but for what only its membership knows."""
+        """Return the status of a master and its replicas, without the part of its membership."""
         return self.ha_status()
 
     def ha_status(self) -> HaStatus:
-        """How a master and its replicas are."""
+        """Return the status of a master and its replicas."""
         identity, leadership = replicable(self._store).identity(), self._leadership
         return HaStatus(
             self._settings.now.broker_name,
@@ -322,7 +322,7 @@ class ReplicationFeature(Feature):
         )
 
     def refuse_promotion(self, request: Request, asked: PromoteReplicaRequest) -> Reply:
-        """It is the master."""
+        """Refuse: this replica is the master already."""
         raise InvalidArgument(
             f"this replica is the master of {self._settings.now.broker_name!r} already"
         )
@@ -337,7 +337,7 @@ class ReplicationFeature(Feature):
     # ---- Metrics ---------------------------------------------------------------------------
 
     def _last_heard(self) -> dict[int, tuple[int, int]]:
-        """What replicas said last, and when, by id. One that hangs or is gone is told of, too.
+        """Return the last report of each replica, also of hung and lost ones, and its time, by id.
 
         Of an elected master's group all replicas are; of another, one that was not heard for as
         long as the log is kept for it counts as taken away.
@@ -429,7 +429,7 @@ class ReplicationFeature(Feature):
 
 
 def how_to_go_on(ours: LogIdentity, theirs: LogIdentity) -> tuple[ReplicationMode, int]:
-    """What a follower does first, and the commit-log offset at which. Pure.
+    """Return the first step of a follower, and the commit-log offset at which it is taken. Pure.
 
     Args:
         ours: What the leader has.

@@ -1,4 +1,4 @@
-"""What a replica tells of its log, so that it can be compared with those of the others."""
+"""Epochs and checksums of a replica's log, to compare it with those of other replicas."""
 
 from collections.abc import Mapping
 from hashlib import blake2b

@@ -25,7 +25,7 @@ class Cleaning:
         """Begins a pass.
 
         Raises:
-            SystemBusy: One is under way, whoever has begun it.
+            SystemBusy: One is under way, begun by a request or not.
         """
         report = None if self._job is not None else retention.clean(dry_run=dry_run)
         if report is None:
@@ -33,7 +33,7 @@ class Cleaning:
         self._job = (request, report)
 
     def take_answer(self) -> Answer | None:
-        """Who is to be answered now, and what; None if nobody."""
+        """Return the request that is to be answered now and its answer; None if there is none."""
         if self._job is None or not self._job[1].finished:
             return None
         (request, report), self._job = self._job, None
@@ -42,7 +42,7 @@ class Cleaning:
         return request, result_of(report)
 
     def give_up(self) -> Answer | None:
-        """The broker stops: who waits is told."""
+        """Return the request that waits, and its error: the broker stops."""
         if self._job is None:
             return None
         (request, _), self._job = self._job, None

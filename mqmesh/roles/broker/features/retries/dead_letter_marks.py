@@ -1,7 +1,7 @@
 """Marks of dead letters that were resent, so that none is resent twice by accident.
 
 A mark is a message of ``DEAD_LETTER_MARKS_TOPIC``, written together with the message that it
-tells of. So marks are as durable as messages, and go when those do; in memory they go when their
+names. So marks are as durable as messages, and go when those do; in memory they go when their
 dead letters have gone.
 """
 

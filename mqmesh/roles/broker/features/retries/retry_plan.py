@@ -24,7 +24,7 @@ Place = Callable[[DelayedMeta, int], tuple[int, DelayedMeta]]
 
 
 class RetryStep(msgspec.Struct, frozen=True):
-    """What becomes of consecutive messages of one batch.
+    """Next step of consecutive messages of one batch: a retry, or the dead letter queue.
 
     Attributes:
         messages: As they are stored.

@@ -2,7 +2,7 @@
 
 Nothing is answered before the store has what was to be written, so a consumer may take
 its message for done then. What was sent back from one place is not sent back from there again,
-whoever asks: the retries and the marks that tell of them are one write.
+by any consumer: the retries and the marks of them are one write.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ _OK: Final = int(ResponseCode.SUCCESS)
 
 
 class _Gathering:
-    """What a request has written, and its outcomes."""
+    """Writes of a request, and its outcomes."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Gathering:
             raise
 
     def _with_marks(self) -> list[BatchToPut]:
-        """Marks, and behind them what they tell of; some at a time."""
+        """Return marks, and behind them the batches that they name; some at a time."""
         batches: list[BatchToPut] = []
         for start in range(0, len(self._writes), MARKS_A_BATCH):
             stop = start + MARKS_A_BATCH
@@ -147,7 +147,7 @@ class SendBackFeature(Feature):
 
     Nothing is answered before the store has what was to be written, so a consumer may take
     its message for done then. What was sent back from one place is not sent back from there again,
-    whoever asks: the retries and the marks of them are one write.
+    by any consumer: the retries and the marks of them are one write.
 
     Attributes:
         marks: Messages that were sent back.

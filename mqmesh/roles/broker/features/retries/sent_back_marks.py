@@ -5,7 +5,7 @@ did, before the group's offset went on. When it fails there again, its retry is 
 already, and a second one would fork the chain of retries down to the dead letters.
 
 A mark is a message of ``SENT_BACK_TOPIC``, written in one write with the retry or dead letter
-that it tells of, and in front of it. A crash in the middle of that write may leave marks whose
+that it names, and in front of it. A crash in the middle of that write may leave marks whose
 retries are not there, so of the last marks of each life of the broker only those count whose
 retries are found behind them. Marks name batches by their places in the log, which never stand
 for other ones: what a power cut takes from the log, it takes with all marks about it.
@@ -146,11 +146,11 @@ class SentBackMarks:
         self._set(mark, UNDER_WAY)
 
     def settle(self, mark: SentBackMark) -> None:
-        """They were sent back."""
+        """Note that the messages of a mark were sent back."""
         self._set(mark, DEAD if mark.is_dead else RETRIED)
 
     def withdraw(self, mark: SentBackMark) -> None:
-        """They could not be."""
+        """Drop a mark whose messages could not be sent back."""
         for key in _keys(mark):
             self._states.pop(key, None)
 
@@ -226,7 +226,7 @@ def encode_marks(marks: Sequence[SentBackMark], *, producer_id: int, now_ms: int
 def _written(
     store: MessageStore, marks: list[SentBackMark], commitlog_offset: int
 ) -> Iterator[SentBackMark]:
-    """Those of the marks in one batch whose retries are in the log."""
+    """Yield the marks of one batch whose retries are in the log."""
     places: dict[tuple[str, int], int] = {}
     for mark in marks:
         topic, queue_id = queue = mark.topic, mark.queue_id

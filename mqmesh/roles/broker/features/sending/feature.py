@@ -387,7 +387,7 @@ def _split(
     """Takes a body apart; a batch whose bytes were changed, or of another producer, comes so.
 
     Raises:
-        CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
+        CorruptBatch: The end of a batch cannot be found, or there are more or fewer.
     """
     found: list[tuple[BatchHeader, memoryview, MQMeshError | None]] = []
     position, end = 0, len(body)

@@ -22,7 +22,7 @@ SYNC_WAIT_MS: Final = 2_000
 
 
 class SnapshotStep(Enum):
-    """What is being waited for; each follows the one before."""
+    """Step of a snapshot that is being waited for; each follows the one before."""
 
     BEGIN = "small files are copied"
     INDEX = "the index is copied"

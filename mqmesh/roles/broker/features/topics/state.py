@@ -80,7 +80,7 @@ class TopicTable:
     Args:
         most: Topics allowed.
         most_auto: Of them, topics that messages made.
-        busy_retry_after_ms: What clients are told to wait when there are too many.
+        busy_retry_after_ms: Retry delay of clients when there are too many.
 
     Attributes:
         changed: Topics that are to be written into the log; see ``state_log``.
@@ -320,7 +320,7 @@ class TopicTable:
         return list(self._topics)
 
     def records_of(self, name: str) -> tuple[TopicRecord]:
-        """What is true of a topic."""
+        """Return the state record of a topic."""
         topic = self._topics.get(name)
         if topic is None:
             return (TopicRecord(name),)

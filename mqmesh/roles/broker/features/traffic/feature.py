@@ -15,7 +15,7 @@ _GOT: Final = "get_messages"
 
 
 class TrafficFeature(Feature):
-    """How much a broker stores and hands out, over time; and who it is.
+    """Traffic of a broker over time, stored and handed out; and the broker's identity.
 
     Args:
         core: The core of the broker.

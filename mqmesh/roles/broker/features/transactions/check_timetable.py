@@ -57,7 +57,7 @@ class Watch(msgspec.Struct, eq=False):
 
 
 class CheckedMessages(msgspec.Struct, frozen=True):
-    """That consecutive messages of a batch were asked about, as the log has it.
+    """Check of consecutive messages of a batch, as the log has it.
 
     Attributes:
         first: Ordinal of the first one.
@@ -94,7 +94,7 @@ class Park(msgspec.Struct, frozen=True):
 
     @property
     def check_times(self) -> int:
-        """How often they were asked about."""
+        """Number of times that the messages were asked about."""
         return self.watch.checks
 
 
@@ -117,7 +117,7 @@ class CheckTimetable:
         heapq.heappush(self._watches, Watch(batch, ordinals, 0, due_ms))
 
     def tick(self, now_ms: int, members: Members, pending_count: int) -> list[Check | Park]:
-        """What is due: whom to ask, and what was asked about often enough.
+        """Return what is due: checks of half messages, and messages to park after enough checks.
 
         Args:
             now_ms: Monotonic clock.
@@ -165,13 +165,13 @@ class CheckTimetable:
         return effects
 
     def parked_or_not(self, park: Park, *, stored: bool) -> None:
-        """What was to be parked is in the log, or could not be written and is tried again."""
+        """Finish a park: it is in the log, or could not be written and is tried again."""
         self._parking -= len(park.ordinals)
         if not stored:
             park.watch.parking = False
 
     def replay(self, found: Mapping[int, Sequence[CheckedMessages]]) -> None:
-        """It was found in the log how often messages were asked about.
+        """Take over checks that were found in the log.
 
         Args:
             found: For each batch, by queue offset, what was asked.

@@ -294,7 +294,7 @@ class TransactionsFeature(Feature):
         return good, ops, copies
 
     def _landed(self, flight: Flight, error: MQMeshError | None, status: int) -> None:
-        """What was handed to the store is in the log, or was refused."""
+        """Complete a flight: it is in the log, or was refused."""
         desk = self._halves
         if error is None:
             desk.table.op_end += flight.op_count
@@ -434,7 +434,7 @@ class TransactionsFeature(Feature):
     # ---- Administration ------------------------------------------------------------------
 
     def list_half_messages(self, request: Request, asked: ListHalfMessagesRequest) -> HalfList:
-        """What waits for its decision, oldest first."""
+        """Return the half messages that wait for their decision, oldest first."""
         table = self._halves.table
         watches = self._watches()
         members: dict[str, int] = {}

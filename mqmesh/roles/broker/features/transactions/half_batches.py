@@ -67,7 +67,7 @@ class HalfBatch(msgspec.Struct, eq=False):
     states: bytearray = msgspec.field(default_factory=bytearray)
 
     def open_ordinals(self, among: Iterable[int]) -> list[int]:
-        """Those of some messages that nobody has decided about and that are not parked."""
+        """Return the given ordinals that nobody has decided about and that are not parked."""
         states = self.states
         return [ordinal for ordinal in among if states[ordinal] == PENDING]
 

@@ -1,4 +1,4 @@
-"""What a broker notes about half messages from time to time, so that a start reads little.
+"""Checkpoint of half messages, written from time to time, so that a start reads little.
 
 The truth is in the half topic and the op topic. The checkpoint says up to where both were read, and
 what waited then; a start reads only what came later. With too much to note it says from where

@@ -66,7 +66,7 @@ class OpenEnd(msgspec.Struct, eq=False):
 
 
 class Flight(msgspec.Struct, eq=False):
-    """What is written at once: one batch of op records, and what it commits and parks.
+    """Write in flight: one batch of op records, and what it commits and parks.
 
     Attributes:
         runs: Decisions.

@@ -28,7 +28,7 @@ _ENTRIES_A_MESSAGE: Final = MIB // _ENTRY.size
 
 
 class OpKind(enum.IntEnum):
-    """What an entry says. On disk."""
+    """Kind of an entry. On disk."""
 
     COMMIT = 1
     ROLLBACK = 2

@@ -228,7 +228,7 @@ class HalfRecovery:
         try:
             ops = decode_ops(data, header)
         except CorruptBatch:
-            return []  # it was told above
+            return []  # it was logged above
         copies = []
         for op in ops:
             found = next(self._batches(TRANS_HALF_TOPIC, HALF_QUEUE, op.base, 1), None)
@@ -276,7 +276,7 @@ def _place(found: tuple[BatchHeader, memoryview]) -> int:
 def copy_of(
     op: Op, header: BatchHeader, data: Buffer, raws: Sequence[msgspec.Raw] | None = None
 ) -> bytes | None:
-    """What is written beside an op record: the messages committed or parked, None for others.
+    """Return the copy written beside an op record: messages committed or parked, None for others.
 
     Args:
         op: The record.

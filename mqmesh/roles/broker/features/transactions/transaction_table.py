@@ -1,7 +1,7 @@
 """Half messages that wait for their decision. Pure.
 
-A half batch is known by the queue offset of its first message; ``half_batches`` tells the states
-of its messages, ``check_timetable`` when who is asked about them.
+A half batch is known by the queue offset of its first message; ``half_batches`` has the states
+of its messages, ``check_timetable`` the times and targets of their checks.
 
 Decisions are gathered until the end of the tick and then written all at once:
 ``take`` gives them out, ``stored`` and ``failed`` say what became of them. The
@@ -242,7 +242,7 @@ class Transactions:
     # ---- The timetable --------------------------------------------------------------------
 
     def tick(self, now_ms: int, members: Members) -> list[Check | Park]:
-        """What is due: whom to ask, and what was asked about often enough.
+        """Return what is due: checks of half messages, and messages to park after enough checks.
 
         Args:
             now_ms: Monotonic clock.
@@ -254,7 +254,7 @@ class Transactions:
         return self.timetable.tick(now_ms, members, self.pending_count)
 
     def parked_or_not(self, park: Park, *, stored: bool) -> list[HalfBatch]:
-        """What was to be parked is in the log, or could not be written and is tried again.
+        """Finish a park: it is in the log, or could not be written and is tried again.
 
         Returns:
             As ``parked``.
