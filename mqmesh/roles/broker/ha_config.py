@@ -12,7 +12,7 @@ from mqmesh.units import GIB, KIB, MIB
 
 
 class HaMode(enum.Enum):
-    """Who decides which replica is the master."""
+    """Way in which the master of a group is decided."""
 
     OFF = "off"
     """There are no replicas."""
@@ -31,7 +31,7 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             replicas elect their master, and another one when it is gone.
         master_addr: Of a follower: where its master listens, ``host:port``.
         master_server_key: Of a follower with security on: the master's public key; "" for one that
-            both have. In ``auto`` replicas tell each other theirs.
+            both have. In ``auto`` replicas exchange theirs.
         ack_replicas: Of a master: ``none``, a send is answered when the master has it; ``one``,
             when a follower has it, too; in ``auto`` also ``all``, when all replicas in sync have
             it, and ``quorum``, when most of all replicas have it. SEND_OK of all but ``none``
@@ -49,13 +49,13 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sent less than what producers send never catches up.
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
-        slave_read_enable: Of a follower: it answers reads. Of a master: it tells readers of
-            followers that do.
+        slave_read_enable: Of a follower: it answers reads. Of a master: it names followers that
+            do to readers.
         zone: Where the replica stands, up to 64 characters, such as the name of a data centre.
             Clients with the same ``zone`` read from a follower there rather than from a master
             elsewhere.
-        access_message_in_memory_max_ratio: Of a master: who reads what lies further back in the log
-            than so many percent of the machine's memory, 0 to 100, is told to read from a follower.
+        access_message_in_memory_max_ratio: Of a master: a client that reads further back in the log
+            than so many percent of the machine's memory, 0 to 100, is sent to a follower.
         coordinator: In ``auto``: who keeps the group's record, ``embedded://host:port``,
             ``etcd://host:port,host:port,…`` or the URL of another engine.
         total_replicas: In ``auto``: how many replicas the group has when it is made, 1 to 64; it is

@@ -31,7 +31,7 @@ class MasterRole(BrokerRole):
             but replicas: consumers would not see yet what they have seen.
 
     Raises:
-        CorruptRecord: What the log tells of topics, groups or offsets is damaged.
+        CorruptRecord: State of topics, groups or offsets in the log is damaged.
         StorageError: Half messages cannot be recovered.
     """
 
@@ -47,7 +47,7 @@ class MasterRole(BrokerRole):
         self._is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
         # What is read now is known to nobody else. Nor does it end where this replica, as a
-        # follower, was told that it is confirmed: what is behind that is its log, too.
+        # follower, learned that it is confirmed: what is behind that is its log, too.
         store.show_to(_everything)
         features = build_features(given, store, leadership, epoch=epoch)
         core = features.core
@@ -88,7 +88,7 @@ class MasterRole(BrokerRole):
             super().announce()
 
     def depose(self, reason: str) -> None:
-        """It is the master no more: whoever waits for an answer is told at once."""
+        """End the reign of this master: clients that wait for an answer get an error at once."""
         features, error = self.features, NotMaster(reason)
         if features is None or not self.serves:
             return

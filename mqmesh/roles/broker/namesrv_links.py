@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class NamesrvClient(Protocol):
-    """What is needed of a connection; ``mqmesh.transport.zmq.client.CommandClient`` has it."""
+    """Connection to a name server; ``mqmesh.transport.zmq.client.CommandClient`` has it."""
 
     connected: bool
 
@@ -68,7 +68,7 @@ class NamesrvLinks:
         address: Where the broker listens.
         instance_id: Random number of this life of the process.
         broker_id: 0 for the master of the group.
-        connect: Makes a connection to ``host:port`` that tells when it stands and breaks.
+        connect: Makes a connection to ``host:port`` that reports when it stands and breaks.
         clock: Source of time.
         call_soon: Makes the loop call in its next turn.
         on_stale: Told, with the reason, that a master of a later epoch was there.

@@ -1,4 +1,4 @@
-"""Whom a broker believes that it is a producer: who shows the key of its id. Pure."""
+"""Keys of producers: a client is the producer whose id's key it shows. Pure."""
 
 import hmac
 import struct
@@ -75,7 +75,7 @@ class EndProofs:
         self._secret = new_key(chance)
 
     def token(self, base_queue_offset: int, producer_id: int, first_sequence: int) -> bytes:
-        """What a member of the producer group gets with the question about a half batch."""
+        """Return the token that a producer group's member gets with a half batch's check."""
         place = _HALF.pack(base_queue_offset, producer_id, first_sequence)
         return blake2b(place, digest_size=_TOKEN_SIZE, key=self._secret).digest()
 

@@ -1,7 +1,7 @@
-"""When to register with which name server, and with how much.
+"""Registrations with name servers: when, with which one, and with how much.
 
-Pure: it is told of connections, answers, changes and the time, and says whom to
-send a registration. A heartbeat carries the version of the topic table only. A change
+Pure: callers report connections, answers, changes and the time, and get the registrations
+to send. A heartbeat carries the version of the topic table only. A change
 carries the topics that changed since the version that the name server has; the table
 itself goes to a name server that has another version.
 """
@@ -32,7 +32,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class ServerState(enum.Enum):
-    """What is going on with one name server."""
+    """State of one name server."""
 
     DISCONNECTED = "DISCONNECTED"
     IDLE = "IDLE"
@@ -99,7 +99,7 @@ class RegistrationPlan:
             one.due_ms = one.rest_until_ms = now_ms + RETRY_MS
 
     def tick(self, version: DataVersion, now_ms: int) -> list[Registration]:
-        """Whom to register with now.
+        """Return the registrations to send now.
 
         Args:
             version: Of the topic table now.

@@ -1,4 +1,4 @@
-"""How a replica is, and what it counts, as metrics."""
+"""Status of a replica, and its counts, as metrics."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from mqmesh.roles.broker.stats import Stats
 
 
 class ReplicaCounts(msgspec.Struct):
-    """What a process counts of replication, whichever roles it has one after the other.
+    """Counts of a process's replication, whichever roles it has one after the other.
 
     Attributes:
         chunks: Of a leader's log that were added.
@@ -20,7 +20,7 @@ class ReplicaCounts(msgspec.Struct):
         cuts: How often the log was cut.
         cut_bytes: What was cut off.
         copies: How often the store became a copy.
-        nacks: Followers that were told to cut their log or to copy it anew, and acknowledgements
+        nacks: Followers that had to cut their log or to copy it anew, and acknowledgements
             that were refused.
         repaired_bytes: Of the log that the disk had damaged, and the leader gave again.
         slave_timeouts: Followers that hung, and are not waited for.

@@ -1,7 +1,7 @@
-"""What a broker is at a time: the master of its group, or a follower.
+"""Role of a broker at a time: the master of its group, or a follower.
 
 A role is begun on an open store, builds its features and links out of it, and drops them
-when it ends; the store stays. The process tells it of turns and of time.
+when it ends; the store stays. The process reports turns and time to it.
 """
 
 import logging
@@ -74,7 +74,7 @@ class BrokerRole:
         )
 
     def _rest(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
-        """Serves nothing more; who waits is told."""
+        """Serve nothing more, and fail requests that wait."""
         if self.serves and self.features is not None:
             self.features.stopping()
         self.serves = False
@@ -119,7 +119,7 @@ class BrokerRole:
             self._given.transport.loop.call_later(INDEX_TICK_MS, self._tick_index)
 
     def log_extent(self) -> LogExtent | None:
-        """How far the log goes that is to be indexed; None while that is not known."""
+        """Return the extent of the log that is to be indexed; None while that is not known."""
         return None
 
     def sample(self) -> None:
@@ -138,7 +138,7 @@ class BrokerRole:
             self.features.client_gone(peer, now_ms)
 
     def say_goodbye(self, tick: Callable[[int], None]) -> None:
-        """The broker stops: what was begun is finished, name servers are told.
+        """Finish what was begun and notify name servers, since the broker stops.
 
         Args:
             tick: Takes a turn of the loop, waiting so many ms at most.

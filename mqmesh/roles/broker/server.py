@@ -179,7 +179,7 @@ class BrokerServer:
             OSError: The port is taken, or a directory cannot be used.
             StoreLocked: Another process has the store open.
             StorageError: The store or a table cannot be opened.
-            StoppedEarly: The loop was told to stop while the store recovered.
+            StoppedEarly: The loop was stopped while the store recovered.
         """
         self._load_overrides()
         config = self._config
@@ -299,7 +299,7 @@ class BrokerServer:
     def _own_epoch(self) -> int:
         assert self._store is not None
         if self._config.storage.backend == "memory":
-            # Nothing tells of earlier ones; let no number of theirs pass for one of this.
+            # Nothing remembers earlier ones; let no number of theirs pass for one of this.
             return 1 + self._transport.random.getrandbits(30)
         return begin_own_epoch(self._store)
 
@@ -371,7 +371,7 @@ class BrokerServer:
         self._shell.tell(MEMBER_METRICS, self._member.status)
 
     def _connect_replica(self, where: str, server_key: str) -> Connection:
-        """A connection to another replica, which must prove the key that it tells of itself."""
+        """Return a connection to another replica, which must prove the key that it reports."""
         endpoint, guard, ring = endpoint_of(where), self._transport.guard, self._transport.ring
         if ring is not None and server_key:
             if guard is None or not guard.is_broker(server_key, self._config.broker_name):
@@ -383,7 +383,7 @@ class BrokerServer:
         return self._transport.connect(endpoint)
 
     def _begin_replica_state(self) -> ReplicaState:
-        """What this replica knows of itself, with what this start of the process changes of it."""
+        """Return this replica's state, with what this start of the process changes of it."""
         assert self._store is not None
         make_folder(self._root)
         # Beside what a copy moves aside: promises hold for whatever the store has.
@@ -607,7 +607,7 @@ class BrokerServer:
         return "FOLLOWING" if self._member is None else self._member.state
 
     def _documents(self) -> tuple[Read, MakeSaver] | None:
-        """How documents are read and saved; None where nothing is kept."""
+        """Return how documents are read and saved; None where nothing is kept."""
         if not self._keeps:
             return None
         directory = self._folder()
@@ -643,7 +643,7 @@ class BrokerServer:
         self._aside.submit(work).add_done_callback(done)
 
     def _bind_ipc(self) -> str:
-        # Only now that the store is ours: binding takes the path from whoever has it.
+        # Only now that the store is ours: binding takes the path from its owner.
         if not self._config.enable_ipc:
             return ""
         assert self._shell.server is not None

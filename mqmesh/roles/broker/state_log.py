@@ -37,7 +37,7 @@ HOLDER: Final = "the broker's state"
 """The name under which the log's end is kept from retention."""
 MOST_BODY_BYTES: Final = 256 * KIB
 SNAPSHOT_SLICE: Final = 1_000
-"""Things that a snapshot tells of in one write."""
+"""Keys that a snapshot writes records of at a time."""
 READ_BYTES: Final = 1 * MIB
 LEAST_REPLAY_BYTES: Final = 16 * MIB
 """A start reads so much, or four times a snapshot, before a new snapshot is made."""
@@ -63,18 +63,18 @@ class StateTable(Protocol):
         """Keys of all that it holds."""
 
     def records_of(self, key: Any) -> Iterable[StateRecord]:
-        """What is true of a key, which may not be there any more."""
+        """Return the state records of a key, which may not be there any more."""
 
     def apply(self, record: Any) -> None:
         """Takes over what a record says."""
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What became of a write.
+    """Outcome of a write.
 
     Attributes:
-        waiters: Who is to be told, once the log is safe to ``end_offset`` or at once if there was
-            an error.
+        waiters: Callbacks of waiters, called once the log is safe to ``end_offset`` or at once if
+            there was an error.
         end_offset: Where the records end in the log.
         error: Why they could not be written; then they will be tried again.
     """
@@ -124,7 +124,7 @@ class StateLog:
         self._snapshot_end = 0
         self._snapshot_bytes = 0
         self._bytes_since = 0
-        # The one that is being made: where it begins, and what it has not told of yet.
+        # The one that is being made: where it begins, and what it has not written yet.
         self._making_at: int | None = None
         self._making_position = 0
         self._making_bytes = 0
@@ -165,7 +165,7 @@ class StateLog:
         self._waiters.append(on_saved or _nobody)
 
     def abandon(self, error: MQMeshError) -> None:
-        """Nothing is written here any more: who waits for a write is told why."""
+        """Write nothing here any more, and fail all that wait for a write."""
         waiters, self._waiters = self._waiters, []
         for on_saved in waiters:
             on_saved(error)
@@ -330,7 +330,7 @@ class StateLog:
         return True
 
     def _pointer_before(self, behind: int, low: int) -> int | None:
-        """Where the snapshot begins that the last readable record before a place tells of."""
+        """Return where the snapshot begins that the last readable record before a place names."""
         assert self._store is not None
         for place in range(behind - 1, low - 1, -1):
             body = _read_one(self._store, place)

@@ -1,4 +1,4 @@
-"""What a broker knows beside its messages, as records of its log: topics, groups, offsets.
+"""State of a broker beside its messages, as records of its log: topics, groups, offsets.
 
 A state record says what is true of one thing from now on. Records stand in the message bodies of
 ``RMQ_SYS_STATE_TOPIC``, queue 0, one body a batch:
@@ -45,8 +45,8 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
-    """Of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a message
-    made it."""
+    """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
+    message made it."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
@@ -56,7 +56,7 @@ class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
-    """Of a consumer group, see ``GroupConfig``."""
+    """Settings of a consumer group, see ``GroupConfig``."""
 
     consume_enable: bool = True
     consume_broadcast_enable: bool = True
@@ -156,7 +156,7 @@ def encode_state(
 
     Args:
         records: Encoded ones.
-        snapshot_at: Queue offset from which on the topic tells everything.
+        snapshot_at: Queue offset from which on the topic has everything.
         born_timestamp: Wall clock, ms.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a broker counts, and how much that grew: of late, today and yesterday, in 24 hours. Pure.
+"""Totals of a broker, and how much they grew: of late, today and yesterday, in 24 hours. Pure.
 
 Totals count from the broker's start. They are looked at once a second; very many ones, of topics
 and groups, once a minute and at midnight (UTC).
@@ -93,7 +93,7 @@ class Stats(Generic[_Totals]):
         self._samples.append((now_ms, msgspec.structs.replace(self.total)))
 
     def rate(self, name: str) -> float:
-        """How much one of the totals grew per second, over the last samples."""
+        """Return how much one of the totals grew per second, over the last samples."""
         if len(self._samples) < 2:
             return 0.0
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
@@ -102,7 +102,7 @@ class Stats(Generic[_Totals]):
 
 
 class BrokerStats(Stats[Counters]):
-    """What handlers count.
+    """Totals that handlers count.
 
     Attributes:
         unsafe_answers: Answers to sends that were stored but are not as safe as they should be, by
@@ -120,7 +120,7 @@ class BrokerStats(Stats[Counters]):
 
 
 class Before(msgspec.Struct, gc=False):
-    """What one of very many totals was before; it stands beside the total.
+    """Former values of one of very many totals; they stand beside the total.
 
     Attributes:
         minute: When totals were looked at last.

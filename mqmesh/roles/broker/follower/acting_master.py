@@ -1,7 +1,7 @@
-"""What a follower does for consumers while its master is gone, where nobody is elected.
+"""Service of a follower to consumers while its master is gone, where nobody is elected.
 
-They read there, are members of their groups there, and commit there. What they commit it holds,
-and hands over to the master when it is back (``features/groups/held_commits.py``).
+Consumers read there, are members of their groups there, and commit there. The follower holds their
+commits, and hands them over to the master when it is back (``features/groups/held_commits.py``).
 """
 
 import logging
@@ -108,7 +108,7 @@ class ActingMaster:
             _log.warning("the master cannot be told what groups committed here: %s", error)
 
     def close(self) -> None:
-        """What is held is kept."""
+        """Save the commits that are held."""
         try:
             if self._saver is not None:
                 self._saver.close()

@@ -74,7 +74,7 @@ class DamageRepair:
             self._on_read(first, error)
 
     def close(self) -> None:
-        """What was asked for comes too late from now on."""
+        """Ignore answers that come from now on."""
         self._is_closed = True
 
     def _on_read(self, damaged: DamagedRange, outcome: Command | MQMeshError) -> None:

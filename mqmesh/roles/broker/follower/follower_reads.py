@@ -1,4 +1,4 @@
-"""What a follower shows to those who read from it, and whether it answers them now. Pure.
+"""Reads from a follower: how much of the log it shows, and whether it answers now. Pure.
 
 Where masters are elected it shows what is confirmed, and nothing before it has heard that all it
 began with is: part of that may be taken back. Elsewhere it shows what it has.
@@ -39,7 +39,7 @@ class FollowerReads:
         return max(self.confirmed, self._begun_end) if self._elects else MAX_OFFSET
 
     def kept_to(self, log_end: int) -> int | None:
-        """How much of a log that ends at a commit-log offset may be derived for good.
+        """Return how much of a log that ends at a commit-log offset may be derived for good.
 
         None while that is not known: it was more before this life of the follower.
         """
@@ -48,7 +48,7 @@ class FollowerReads:
         return min(self.confirmed, log_end) if self.confirmed >= self._begun_end else None
 
     def begin_leader(self, now_ms: int) -> None:
-        """It follows another leader from now on, or nobody; monotonic clock."""
+        """Follow another leader from now on, or nobody; monotonic clock."""
         self._goal, self._caught_up_ms = None, now_ms
 
     def heard(self, leader_end: int, confirmed: int, now_ms: int) -> None:
@@ -71,11 +71,11 @@ class FollowerReads:
             self._goal = None
 
     def lag_ms(self, now_ms: int) -> int:
-        """How long ago it had all that the leader had then; monotonic clock."""
+        """Return for how many ms it has lacked what its leader had; monotonic clock."""
         return 0 if self._goal is None else max(now_ms - self._caught_up_ms, 0)
 
     def answers(self, now_ms: int, *, streaming: bool, is_damaged: bool = False) -> bool:
-        """Whether it answers reads now.
+        """Return whether the follower answers reads now.
 
         Args:
             now_ms: Monotonic clock.

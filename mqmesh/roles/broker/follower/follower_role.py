@@ -47,8 +47,8 @@ class FollowerRole(BrokerRole):
     Args:
         given: The process.
         store: Messages, open.
-        replace_store: Closes the store and opens another in its place, an empty copy of what is
-            told.
+        replace_store: Closes the store and opens another in its place, an empty copy that begins
+            at the log start given.
         promote: Ends this role and begins that of the master, with an epoch of its own.
         promises: Whom it may follow.
 
@@ -56,7 +56,7 @@ class FollowerRole(BrokerRole):
         link: To the leader, None while it follows nobody.
 
     Raises:
-        CorruptRecord: What the log tells of topics, groups or offsets is damaged.
+        CorruptRecord: State of topics, groups or offsets in the log is damaged.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FollowerRole(BrokerRole):
         self._serve_reads()
 
     def stay_outside(self, reason: str) -> None:
-        """It follows nobody and serves nothing, since it does not belong to the group."""
+        """Follow nobody and serve nothing, since this replica does not belong to the group."""
         self.follow("")
         self._outside = reason
         self._serve_reads()
@@ -265,7 +265,7 @@ class FollowerRole(BrokerRole):
         self._look_at_reads()
 
     def log_extent(self) -> LogExtent | None:
-        """See ``BrokerRole.log_extent``: a cut reaches nothing of it where masters are elected."""
+        """Implement ``BrokerRole.log_extent``: where masters are elected no cut reaches into it."""
         if self.features is None:
             return None
         stats, end = self._store.stats(), self._log().log_end()
@@ -290,7 +290,7 @@ class FollowerRole(BrokerRole):
         self._read()
 
     def _check_confirmed(self, kept: int) -> None:
-        """What is confirmed is taken back only where the group's record says that it was lost."""
+        """Refuse a cut of confirmed records, unless the group's record says that they were lost."""
         if kept < self._reads.confirmed and self._unclean_since <= self._confirmed_epoch:
             raise RemoteProtocolError(
                 f"the leader would have this replica go back to {kept}, though its log is "
@@ -298,7 +298,7 @@ class FollowerRole(BrokerRole):
             )
 
     def _on_repaired(self) -> None:
-        """What tables and state lacked of the log they have then."""
+        """Read again: tables and state get what they lacked of the log."""
         self._rest("the log of this follower was repaired")
         self._read()
 
@@ -314,7 +314,7 @@ class FollowerRole(BrokerRole):
     # ---- Commands --------------------------------------------------------------------
 
     def ha_status(self) -> HaStatus:
-        """How this replica is."""
+        """Return the status of this replica."""
         identity, config, link = self._log().identity(), self._given.config, self.link
         return HaStatus(
             config.broker_name,

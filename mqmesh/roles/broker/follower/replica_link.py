@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaderConnection(Protocol):
-    """What is needed of a connection; ``Transport.connect`` makes one."""
+    """Connection to a leader; ``Transport.connect`` makes one."""
 
     def request(
         self,
@@ -90,7 +90,7 @@ class LogCopy(msgspec.Struct, frozen=True):
         promises: Whom it may follow.
         counts: What all links of the process count.
         zone: Where the follower stands.
-        serves_reads: It answers reads, so that the leader may tell readers of it.
+        serves_reads: It answers reads, so that the leader may name it to readers.
         epoch: That the leader leads, as the group's record says; 0 if only the leader knows.
     """
 
@@ -107,7 +107,7 @@ class LogCopy(msgspec.Struct, frozen=True):
 
 
 class ReplicaLink:
-    """One follower's link; told of turns and time by its broker.
+    """Link of one follower to its leader; its broker reports turns and time.
 
     Args:
         broker_name: Broker group.
@@ -115,7 +115,7 @@ class ReplicaLink:
         instance_id: Random number of this life of the process.
         leader: Where the leader listens, for people.
         copy: The log.
-        connect: Makes the connection: told of commands from the leader, and of the connection.
+        connect: Makes the connection: reports commands from the leader, and the connection.
         clock: Source of time.
         call_later: Has the loop call back after so many ms.
 
@@ -173,7 +173,7 @@ class ReplicaLink:
         self._connection.close()
 
     def turn_ended(self) -> None:
-        """A turn of the loop is over: the leader is told what has come."""
+        """Acknowledge to the leader, at the end of a turn of the loop, what has come."""
         if self.streaming and self._position() != self._acknowledged:
             self._acknowledge()
 
@@ -356,7 +356,7 @@ class ReplicaLink:
         self._copy.heard(header)
 
     def _check_word(self, word: ReplicateLog) -> None:
-        """What an honest leader never says; where records are wrong the log finds out."""
+        """Refuse words that no honest leader says; where records are wrong the log finds out."""
         if word.leader_epoch not in (0, self.leader_epoch):
             raise RemoteProtocolError(
                 f"a word of epoch {word.leader_epoch} from the leader of epoch {self.leader_epoch}"

@@ -34,7 +34,7 @@ class Follower(msgspec.Struct, eq=False):
         synced: And synced so far.
         heard_ms: Its last word, monotonic clock.
         told_ms: When it was sent something, last.
-        told_confirmed: To where it was told then that the log is confirmed.
+        told_confirmed: Confirmed commit-log offset that it was sent then.
         zone: Where it stands.
         serves_reads: It says that it answers reads.
         catches_up: It was sent so little of the log yet that a window is not all of the rest.
@@ -54,7 +54,7 @@ class Follower(msgspec.Struct, eq=False):
 
 
 class FollowerTable:
-    """Those that are connected.
+    """Followers that are connected.
 
     Args:
         window_bytes: What one may be sent beyond what it has written.
@@ -109,7 +109,7 @@ class FollowerTable:
         return bool(self._kept)
 
     def is_available(self, log_end: int) -> bool:
-        """Whether there is a follower that may soon have what is written.
+        """Return whether there is a follower that may soon have what is written.
 
         Args:
             log_end: Where the log ends.
@@ -204,7 +204,7 @@ class FollowerTable:
         return self._by_peer[peer]
 
     def room(self, one: Follower, log_end: int, now_ms: int) -> int:
-        """How many bytes a follower may be sent now, 0 or less for none.
+        """Return how many bytes a follower may be sent now, 0 or less for none.
 
         Args:
             one: The follower.
@@ -217,13 +217,13 @@ class FollowerTable:
         return one.written + self._window_bytes - one.sent
 
     def sent(self, one: Follower, end_offset: int, confirmed: int, now_ms: int) -> None:
-        """A follower was sent the log up to a commit-log offset, and told what is confirmed."""
+        """Note that a follower was sent the log up to an offset, and the confirmed offset."""
         if one.catches_up and self.catch_up_rate is not None:
             self.catch_up_rate.take(end_offset - one.sent)
         one.sent, one.told_confirmed, one.told_ms = end_offset, confirmed, now_ms
 
     def idle(self, now_ms: int, after_ms: int, confirmed: int) -> list[Follower]:
-        """Those that were sent nothing for so long, or not what is confirmed; they are told now.
+        """Take followers that were sent nothing for so long, or not the confirmed offset.
 
         Args:
             now_ms: Monotonic clock.
@@ -255,7 +255,7 @@ class FollowerTable:
         ]
 
     def last_heard(self, *, since_ms: int = 0) -> dict[int, tuple[int, int]]:
-        """What followers said last, whether they are connected or not, by id.
+        """Return the last report of each follower, connected or not, by id.
 
         Args:
             since_ms: Only those that were heard since then, monotonic clock.

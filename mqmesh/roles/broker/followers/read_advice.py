@@ -1,4 +1,4 @@
-"""Which follower readers of a master are told to read from. Pure.
+"""Choice of the follower that readers of a master are to read from. Pure.
 
 Who stands where its zone is, and the master is not, reads there. Who is so far behind that the
 master would have to read from its disk, and spoil what its memory holds for others, reads from
@@ -49,7 +49,7 @@ class ReadAdvice:
         self._far_bytes = memory_bytes * ratio // 100
 
     def replica_for(self, pull: PullRequest, result: GetResult) -> int:
-        """The follower that a reader is told of, 0 for none.
+        """Return the follower that a reader is to read from, 0 for none.
 
         Args:
             pull: What it asked for.
@@ -83,7 +83,7 @@ def _one_of(followers: list[Follower], queue_id: int) -> int:
 
 
 def _behind_bytes(result: GetResult, log_end: int) -> int:
-    """How far before the end of the log that stands which was found; 0 if nothing was."""
+    """Return how many bytes the record found lies before the end of the log; 0 if none was."""
     if result.status is not GetStatus.FOUND:
         return 0
     try:

@@ -1,7 +1,7 @@
 """Committed offsets: how far each consumer group has come in each message queue.
 
 Kept in the log, see ``state_log``, behind the messages that they count. Of groups whose offsets
-were moved the log tells, too, from where on marks of what they sent back count
+were moved the log says, too, from where on marks of what they sent back count
 (``sent_back_marks``): in one write, so that both are true at once, or neither is.
 """
 
@@ -26,7 +26,7 @@ class CommittedOffsets:
 
     Args:
         most: Offsets allowed, one a group and queue.
-        busy_retry_after_ms: What clients are told to wait when there are too many.
+        busy_retry_after_ms: Retry delay of clients when there are too many.
 
     Attributes:
         changed: Groups and topics whose offsets are to be written into the log.
@@ -136,7 +136,7 @@ class CommittedOffsets:
         return [(group, topic) for group, topics in self._groups.items() for topic in topics]
 
     def records_of(self, key: tuple[str, str]) -> Iterator[OffsetsRecord]:
-        """What is true of a group and a topic."""
+        """Yield the state records of a group and a topic."""
         group, topic = key
         queues = self._groups.get(group, {}).get(topic)
         # A copy: the queues go on while others are written.
@@ -171,7 +171,7 @@ class SentBackStarts:
         self._starts: dict[str, int] = {}
 
     def counts_from(self, group: str) -> int:
-        """Of a group."""
+        """Return the queue offset from which marks of a group count."""
         return self._starts.get(group, 0)
 
     def forget(self, group: str, queue_offset: int) -> None:
@@ -189,7 +189,7 @@ class SentBackStarts:
         return list(self._starts)
 
     def records_of(self, group: str) -> tuple[SentBackRecord]:
-        """What is true of a group."""
+        """Return the state record of a group."""
         return (SentBackRecord(group, self._starts.get(group)),)
 
     def apply(self, record: SentBackRecord) -> None:

@@ -1,8 +1,8 @@
-"""Consumer groups and clients: which are there, and who is a member of what.
+"""Consumer groups, their members, and the clients that are connected.
 
-Pure: it is told of heartbeats, of broken connections and of the time. Whom to
-notify of changed members is gathered until ``take_notices``, so a thousand
-members that come at once are told once, not a thousand times.
+Pure: callers report heartbeats, broken connections and the time. Clients to
+notify of changed members are gathered until ``take_notices``, so a thousand
+members that come at once are notified once, not a thousand times.
 """
 
 import logging
@@ -95,7 +95,7 @@ class ConsumerGroups:
         most_clients: Clients allowed.
         first_generation: Below every generation to come, above all of earlier epochs, so
             that a member never takes an old one for a new one.
-        busy_retry_after_ms: What clients are told to wait when there are too many.
+        busy_retry_after_ms: Retry delay of clients when there are too many.
         settled_ms: Monotonic time until which members of before are still coming back.
 
     Attributes:
@@ -177,7 +177,7 @@ class ConsumerGroups:
         return group
 
     def memberships(self, client_id: str) -> list[Membership]:
-        """What a client is told of its consumer groups."""
+        """Return a client's memberships in consumer groups."""
         client = self._clients.get(client_id)
         return [
             Membership(data.group, group.joined[client_id], group.generation)
@@ -225,7 +225,7 @@ class ConsumerGroups:
         return found
 
     def warnings(self, client_id: str) -> list[str]:
-        """What a client should know of its groups, a sentence each."""
+        """Return warnings for a client about its groups, a sentence each."""
         client = self._clients.get(client_id)
         found = []
         for data in () if client is None else client.heartbeat.consumers:
@@ -313,7 +313,7 @@ class ConsumerGroups:
             self._remove(client_id, "was silent for too long")
 
     def take_notices(self) -> list[Notice]:
-        """Whom to tell of what changed since the last call: all members that are connected."""
+        """Take the notices of changes since the last call, for all members that are connected."""
         if not self._changed and not self._returned:
             return []  # nearly always: this is asked at the end of each turn of the loop
         owed: dict[tuple[str, str], None] = {}

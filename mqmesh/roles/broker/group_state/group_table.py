@@ -1,7 +1,7 @@
 """Settings of the consumer groups of this broker; kept in the log, see ``state_log``.
 
-A group gets default settings by itself when it is first used, unless the broker is told
-otherwise (``auto_create_subscription_group``).
+A group gets default settings by itself when it is first used, unless that is switched off
+(``auto_create_subscription_group``).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class GroupTable:
     Args:
         most: Groups allowed.
         auto_create: A group that is used gets settings by itself.
-        busy_retry_after_ms: What clients are told to wait when there are too many.
+        busy_retry_after_ms: Retry delay of clients when there are too many.
 
     Attributes:
         auto_create: May be changed.
@@ -78,14 +78,14 @@ class GroupTable:
             raise _not_found(group)
 
     def retry_limit(self, group: str, wanted: int) -> int:
-        """How often a message may be sent back: as the group's settings say, else as wanted."""
+        """Return how often a message may be sent back: by the group's settings, else as wanted."""
         config = self._groups.get(group)
         if config is None or config.retry_max_times == BY_CONSUMER:
             return wanted
         return config.retry_max_times
 
     def makes(self, group: str) -> bool:
-        """Whether ``note_used`` would make settings for a group."""
+        """Return whether ``note_used`` would make settings for a group."""
         return self.auto_create and group not in self._groups and not only_looks(group)
 
     def note_used(self, group: str) -> None:
@@ -150,7 +150,7 @@ class GroupTable:
         return list(self._groups)
 
     def records_of(self, group: str) -> tuple[GroupRecord]:
-        """What is true of a group."""
+        """Return the state record of a group."""
         config = self._groups.get(group)
         if config is None:
             return (GroupRecord(group),)

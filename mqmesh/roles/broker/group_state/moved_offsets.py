@@ -1,8 +1,8 @@
 """Offsets that an administrator moved under running consumers. Pure.
 
 The consumer of such a queue holds messages of the old place, and will commit them. So, until it
-has followed, its commits are refused, and its pulls are told where to go on. It has followed
-when it pulls at the new offset after it was told: what it sent before came before, since a
+has followed, its commits are refused, and its pulls are answered with the new offset. It has
+followed when it pulls there after such an answer: what it sent before came before, since a
 connection keeps the order.
 
 ::
@@ -10,7 +10,7 @@ connection keeps the order.
               begin                    on_pull, any offset             on_pull at the target
     (none) ----------->  PENDING  ----------------------->   TOLD   ------------------------> (none)
                          commits refused                     commits refused
-                                                             other pulls are told again
+                                                             other pulls are sent there
 """
 
 import msgspec
@@ -40,7 +40,7 @@ class OffsetResets:
         self._moved.add((group, topic, queue_id))
 
     def was_moved(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether that happened since this master began."""
+        """Return whether the group's offset in a queue was moved since this master began."""
         return (group, topic, queue_id) in self._moved
 
     def on_pull(self, group: str, topic: str, queue_id: int, queue_offset: int) -> int | None:

@@ -5,13 +5,13 @@ or a while after the connection broke that it was last renewed by. That while is
 client needs to see that its connection is gone, and a client that sees it begins no message.
 So a queue changes hands 3 s after a crash, not after the 60 s of the lease.
 
-Tokens tell holders apart: whoever presents the token of a lock and gets the same one back
+Tokens distinguish holders: a client that presents the token of a lock and gets it back
 was never replaced. After a restart the table is empty while consumers still work on what they
 have. So for the same while nothing is granted, and who held a queue before says so; of those
 who do, the one with the newest token goes on. It gets a new token, and so begins again where the
 group has committed: that it was the last to hold the queue cannot be known. A member that stood
-still while another had its queue may be the only one that claims it. After an election whoever
-is new waits longer: consumers of a master that is cut off notice only when it does. Each epoch's
+still while another had its queue may be the only one that claims it. After an election a
+new client waits longer: consumers of a cut-off master notice only when it does. Each epoch's
 tokens are above those of the ones before.
 """
 
@@ -55,7 +55,7 @@ class QueueLocks:
         first_token: Above the tokens of earlier epochs, and the first of this one.
         settled_ms: Monotonic time until which only former holders count.
         free_ms: Monotonic time until which only they are granted what nobody holds.
-        busy_retry_after_ms: What clients are told to wait when there are too many.
+        busy_retry_after_ms: Retry delay of clients when there are too many.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class QueueLocks:
         return True
 
     def holder(self, group: str, queue: QueueKey, now_ms: int) -> str | None:
-        """Who has a queue, or None."""
+        """Return the client that holds a queue, or None."""
         known = self._groups.get(group, {}).get(queue)
         return known.client_id if known is not None and now_ms < known.ends_ms else None
 

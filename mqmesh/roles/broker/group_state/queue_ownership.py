@@ -1,4 +1,4 @@
-"""Who was given a queue last, so that a member that was replaced can move nothing. Pure.
+"""Ownership of queues, so that a member that was replaced can move nothing. Pure.
 
 A member claims a queue when it asks where to begin in it. A claim carries the generation of
 the group: a later generation's claim replaces it, and within one generation a queue is
@@ -118,7 +118,7 @@ class QueueOwnership:
             )
 
     def check_pull(self, group: str, topic: str, queue_id: int, generation: int) -> None:
-        """Checks whether whoever claimed a queue in a generation still has it.
+        """Check that the member that claimed a queue in a generation still has it.
 
         Raises:
             StaleGeneration: The queue was given to another member since.
@@ -131,7 +131,7 @@ class QueueOwnership:
             )
 
     def clear(self) -> None:
-        """Who was given what is not known any more, as after a restart."""
+        """Forget the owners of all queues, as after a restart."""
         self._groups.clear()
         self._count = 0
 

@@ -1,7 +1,7 @@
 """One group, one subscription: finds members that subscribe differently from their group. Pure.
 
 Each queue is read by one member, with that member's expression. If another member wants other
-messages, it misses those of the queues it has not got, and nobody is told; so we tell.
+messages, it misses those of the queues it has not got, and nobody notices; so the broker warns.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ _SHOWN_LENGTH = 80
 
 
 class _Wish(msgspec.Struct, frozen=True):
-    """What a member wants, in a form in which equal wishes are equal."""
+    """Subscription of a member, in a form in which equal ones are equal."""
 
     model: str
     topics: frozenset[tuple[str, str]]
@@ -51,7 +51,7 @@ class SubscriptionCheck:
         return len(self._wishes) - max(self._counts.values(), default=0)
 
     def difference(self, client_id: str) -> str:
-        """How a member differs from its group, in words; empty if it does not.
+        """Describe how a member differs from its group; empty if it does not.
 
         The group's subscription is that of most members; of those that came first, if equally
         many want different ones.

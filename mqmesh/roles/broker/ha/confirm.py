@@ -1,4 +1,4 @@
-"""How far the log of a group is confirmed: what no failover takes back. Pure.
+"""Confirmed part of a group's log: no failover takes it back. Pure.
 
 Every member of the in-sync set has what is confirmed (``all``, ``none``), or as many of the voters
 as the group asks for (``quorum``, ``one``). While a change of the set is on its way the stricter of
@@ -27,7 +27,7 @@ COPIES_OF_ONE: Final = 2
 
 
 class ConfirmRule(msgspec.Struct, frozen=True):
-    """Whose copies confirm.
+    """Rule of whose copies confirm.
 
     Attributes:
         members: The set.
@@ -50,7 +50,7 @@ class ConfirmRule(msgspec.Struct, frozen=True):
 
 
 def rule_of(state: GroupState) -> ConfirmRule:
-    """Whose copies confirm by a group's record."""
+    """Return the rule of confirmation by a group's record."""
     if state.mode is AckReplicas.QUORUM:
         copies = state.copies
     elif state.mode is AckReplicas.ONE:
@@ -81,7 +81,7 @@ def with_members(state: GroupState, members: tuple[MemberIncarnation, ...]) -> G
 
 
 class HaveSent(msgspec.Struct, frozen=True):
-    """What a leader and a follower agree on.
+    """Log offsets that a leader and a follower agree on.
 
     Attributes:
         member: The follower.
@@ -95,7 +95,7 @@ class HaveSent(msgspec.Struct, frozen=True):
 
 
 class ConfirmedLog(msgspec.Struct):
-    """How far the log is confirmed in one epoch, at its leader.
+    """Confirmed part of the log in one epoch, at its leader.
 
     Attributes:
         epoch: Of the leader.
@@ -195,7 +195,7 @@ class ConfirmedLog(msgspec.Struct):
         self.links.pop(replica_id, None)
 
     def on_changing(self, rule: ConfirmRule) -> None:
-        """A change of the set is on its way: from now on both hold. To be told before it is."""
+        """Hold both rules, before a change of the set is sent."""
         assert self.next_rule is None, "one change at a time"
         self.next_rule = rule
 
@@ -232,7 +232,7 @@ class ConfirmedLog(msgspec.Struct):
 
 
 class AckPolicy(msgspec.Struct, frozen=True):
-    """What producers are promised.
+    """Promise to producers.
 
     Attributes:
         mode: Whose copies they wait for.
@@ -270,7 +270,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
             )
 
     def is_available(self, log: ConfirmedLog, log_end: int) -> bool:
-        """Whether copies may come soon; without them no put is taken.
+        """Return whether copies may come soon; without them no put is taken.
 
         Args:
             log: Who has what.

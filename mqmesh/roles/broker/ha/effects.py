@@ -1,4 +1,4 @@
-"""What the machines of a replica want done; the shell carries it out and tells the outcome."""
+"""Effects that the machines of a replica want; the shell carries them out and reports outcomes."""
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 class TellToStand(msgspec.Struct, frozen=True):
-    """Another replica has the better position and is told to stand.
+    """Request to another replica, which has the better position, to stand.
 
     Attributes:
         replica_id: Which one.

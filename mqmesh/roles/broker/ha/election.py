@@ -1,4 +1,4 @@
-"""How a replica becomes the leader of its group: when it stands, and what it has to do. Pure.
+"""Election of a group's leader: when a replica stands, and what it has to do. Pure.
 
 A candidate reads the group's record, has the members of the set promise the next epoch, and looks
 who of them has the best position: the newest record of the latest epoch. That one changes the
@@ -54,7 +54,7 @@ MAX_RANK: Final = 2
 
 
 class Suspicion(enum.StrEnum):
-    """What a replica thinks of its group's leader."""
+    """Suspicion of a replica about its group's leader."""
 
     NONE = "the leader lives"
     BAD_LINK = "the leader lives and is not heard here"
@@ -68,7 +68,7 @@ class Suspicion(enum.StrEnum):
 
     @property
     def stands(self) -> bool:
-        """Whether it is a reason to stand."""
+        """Return whether it is a reason to stand."""
         return self not in _HOLDS_STILL
 
 
@@ -86,11 +86,11 @@ def suspicion_of(
     restart_ms: int = 0,
     minimum: int = 1,
 ) -> Suspicion:
-    """What a replica that does not lead thinks of the leader.
+    """Return the suspicion of a replica that does not lead about its leader.
 
     Args:
-        view: The group, as the coordinator told it last.
-        replica_id: Of who thinks.
+        view: The group, as the coordinator reported it last.
+        replica_id: Of the replica that does not lead.
         silent_ms: Since it heard the leader.
         ttl_ms: Of sessions; they are renewed each quarter of it.
         restart_ms: A leader whose process ended has so long to come back
@@ -122,7 +122,7 @@ def suspicion_of(
 def _is_cut_off(
     state: GroupState, view: GroupView, leader: Presence, silent_ms: int, minimum: int
 ) -> bool:
-    """Whether the leader confirms nothing, and as many others are there as could."""
+    """Return whether the leader confirms nothing, and as many others are there as could."""
     ids = {one.presence.replica_id for one in view.members} - {state.master}
     others = sum(state.is_voter(one) for one in ids)
     is_missed = leader.is_cut_off and silent_ms >= CUT_OFF_SILENCE_MS
@@ -130,11 +130,11 @@ def _is_cut_off(
 
 
 def standing_delay_ms(view: GroupView, replica_id: int, drawn: int) -> int:
-    """How long a replica waits before it stands: the best position first.
+    """Return the delay in ms before a replica stands: the best position first.
 
     Args:
         view: The group.
-        replica_id: Of who stands.
+        replica_id: Of the replica that stands.
         drawn: A random number, 0 or more.
 
     Returns:
@@ -157,7 +157,7 @@ def _rank(one: Presence) -> tuple[bool, int, int, bool, int]:
 
 
 class FenceAnswer(msgspec.Struct, frozen=True):
-    """What a replica has that promised an epoch, read after the promise was durable.
+    """Position of a replica that promised an epoch, read after the promise was durable.
 
     Attributes:
         member: It, with the incarnation it has now.
@@ -197,8 +197,8 @@ class Election(msgspec.Struct):
         step: Where it is.
         reason: Why it stands.
         is_unclean: It wins without the others; an administrator wants it so.
-        least: So many have to promise, beside what safety needs: the leader lives, and whoever
-            replaces it has to be able to confirm.
+        least: So many have to promise, beside what safety needs: the leader lives, and the
+            replica that replaces it has to be able to confirm.
         wall_ms: When it stands, for people.
         record: That it read.
         answers: Of replicas that promised, by id.
@@ -283,7 +283,7 @@ class Election(msgspec.Struct):
         return self._stop(f"epoch {epoch} was promised by others")
 
     def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
-        """What became of the change: the new version, or an error of ``Coordinator.change``."""
+        """Handle the change's outcome: a new version, or an error of ``Coordinator.change``."""
         if self.step not in (CandidateStep.CHANGING, CandidateStep.UNSURE):
             return []
         if isinstance(outcome, int):
@@ -297,7 +297,7 @@ class Election(msgspec.Struct):
         return self._stop(f"the record cannot be changed: {outcome}")
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """What time makes of it.
+        """Take the steps that are due: give up, decide, or read the record again.
 
         Args:
             now_ms: Monotonic clock.

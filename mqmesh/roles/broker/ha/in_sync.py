@@ -1,4 +1,4 @@
-"""Who is in the in-sync set: the leader proposes, the coordinator's record decides. Pure.
+"""In-sync set of a group: the leader proposes, the coordinator's record decides. Pure.
 
 One change at a time, made from one view of all followers. From the moment it is proposed until its
 outcome is known the log is confirmed by both sets. An outcome that nobody knows is no reason to let
@@ -10,7 +10,7 @@ that it has by now, or takes one in that was added and has all that is confirmed
 
 Who belongs to the group an administrator changes, one replica at a time. Where that changes who
 confirms, the stricter of both rules holds from then on, and the record is changed once the new one
-confirms as far as the old: whoever is elected by the new rule then has all that was confirmed.
+confirms as far as the old: a leader elected by the new rule then has all that was confirmed.
 """
 
 from typing import Final
@@ -43,7 +43,7 @@ HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
 
 
 class CandidateState(msgspec.Struct, frozen=True):
-    """What the leader knows of a follower, beside its position.
+    """State of a follower at the leader, beside its position.
 
     Attributes:
         caught_up_ms: When it had, last, all that the leader had at that time.
@@ -239,7 +239,7 @@ class InSyncSet(msgspec.Struct):
         return [ChangeRecord(self.record.version, wanted)]
 
     def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
-        """What became of the change: the new version, or an error of ``Coordinator.change``."""
+        """Handle the change's outcome: a new version, or an error of ``Coordinator.change``."""
         if self.pending is None:
             return []
         if isinstance(outcome, int):
@@ -339,7 +339,7 @@ class InSyncSet(msgspec.Struct):
         return one.can_store and not is_heard and member.replica_id not in self.gone_ms
 
     def _is_gone(self, member: MemberIncarnation, now_ms: int) -> bool:
-        """Whether its process has ended, so that sends would wait for it in vain."""
+        """Return whether a member's process has ended, so that sends would wait for it in vain."""
         since_ms = self.gone_ms.get(member.replica_id)
         is_connected = member.replica_id in self.log.links
         return since_ms is not None and not is_connected and now_ms - since_ms >= GONE_MS

@@ -81,7 +81,7 @@ class Leadership:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether what it inherited is safe: before that nobody is shown anything."""
+        """Return whether the log that it inherited is safe: before that nothing is shown."""
         return self.log.confirmed >= self.log.marker_end
 
     @property
@@ -98,7 +98,7 @@ class Leadership:
         return self.policy.acknowledged(self.log)
 
     def may_answer(self) -> bool:
-        """Whether sends may be answered: without copies only for as long as the lease holds."""
+        """Return whether sends may be answered: without copies only while the lease holds."""
         return self.policy.mode is not AckReplicas.NONE or self.lease_holds()
 
     @property
@@ -156,7 +156,7 @@ class Leadership:
             raise InvalidArgument(outside(broker_name, replica_id, self.in_sync.state))
 
     def lost_by(self, member: MemberIncarnation, written: int) -> int:
-        """Whether a follower that opens lacks what it had acknowledged in this epoch.
+        """Check whether a follower that opens lacks what it had acknowledged in this epoch.
 
         Args:
             member: The follower; if it does it counts with nothing from now on.
@@ -224,7 +224,7 @@ class Leadership:
 
 
 def outside(broker_name: str, replica_id: int, state: GroupState) -> str:
-    """What a replica is told that does not belong to its group."""
+    """Return the error text for a replica that does not belong to its group."""
     return (
         f"replica {replica_id} does not belong to {broker_name}, {list(state.voters)} do; "
         f"`mqmesh ha add {broker_name} {replica_id}` lets it in"

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerConnection(Protocol):
-    """What is needed of a connection; ``Transport.connect`` makes one."""
+    """Connection to a replica; ``Transport.connect`` makes one."""
 
     def request(self, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int) -> None:
         """Sends a request."""

@@ -1,4 +1,4 @@
-"""What a replica has become that its settings do not say: the master. Pure.
+"""Role of a replica that its settings do not say: the promoted master. Pure.
 
 A follower that an administrator has promoted is the master of its group with every later start,
 until somebody removes the document and lets it follow again.

@@ -1,7 +1,7 @@
-"""What a replica knows of itself for ever: who it is, whom it has promised, what it may have lost.
+"""State of a replica that is kept for ever: its identity, its promises, what it may have lost.
 
 It is on the disk before anything follows from it: a promise before it is answered, an incarnation
-before the replica tells anybody what it has. Pure; the shell has the file.
+before the replica reports what it has. Pure; the shell has the file.
 
 The document is a JSON object of ``version`` and the fields below (also in
 ``docs/storage-format.md``). Version 1.
@@ -51,7 +51,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def member(self) -> MemberIncarnation:
-        """As a member of an in-sync set."""
+        """Member of an in-sync set that this replica is."""
         return MemberIncarnation(self.replica_id, self.incarnation)
 
     def promise(self, epoch: int) -> "ReplicaState":
@@ -114,7 +114,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 def first_state(
     log_id: int, replica_id: int, *, identity: str, boot_id: str, place: str, drawn: int
 ) -> ReplicaState:
-    """Of a replica that has none. It may have had one that is lost, with promises that it forgot.
+    """Return the state of a replica that has none. One with forgotten promises may have been lost.
 
     Args:
         log_id: Of its log.

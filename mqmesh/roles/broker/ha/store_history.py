@@ -31,7 +31,7 @@ class StoreHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_joined(self) -> bool:
-        """It belonged to a group that elects its master, whose other replicas may have more."""
+        """Return whether it belonged to a group with elections, whose others may have more."""
         return self.replica is not None and self.replica.promised_epoch > 0
 
     def leads_alone(self, config: BrokerConfig) -> bool:

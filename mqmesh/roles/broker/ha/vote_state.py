@@ -1,4 +1,4 @@
-"""What a replica has promised, on its disk before anybody is told of it."""
+"""Vote state of a replica: its promises, on its disk before anybody hears of them."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,15 +10,15 @@ from mqmesh.roles.broker.ha.replica_state import DRAWN_BITS, ReplicaState
 
 
 class VoteState(Protocol):
-    """What the link of a follower asks."""
+    """Vote state, as the link of a follower uses it."""
 
     @property
     def incarnation(self) -> int:
-        """Of the store; 0 where nobody elects."""
+        """Incarnation of the store; 0 where nobody elects."""
 
     @property
     def promised_epoch(self) -> int:
-        """It follows nobody of an earlier one."""
+        """Epoch promised: the replica follows nobody of an earlier one."""
 
     def promise(self, epoch: int) -> None:
         """From now on everything of earlier epochs is refused.
@@ -29,7 +29,7 @@ class VoteState(Protocol):
         """
 
     def begin_copy(self, store_id: int) -> None:
-        """What the store holds is to go, for a copy of another one's log.
+        """Note that the store's content is to go, for a copy of another one's log.
 
         Raises:
             StorageError: It cannot be noted.
@@ -44,7 +44,7 @@ class VoteState(Protocol):
 
 
 class NoVoteState:
-    """Of a follower whose master is no matter of elections."""
+    """Vote state of a follower whose master is no matter of elections."""
 
     incarnation = 0
     promised_epoch = 0
@@ -60,7 +60,7 @@ class NoVoteState:
 
 
 class KeptVoteState:
-    """Those of a replica that takes part in elections.
+    """Vote state of a replica that takes part in elections.
 
     Args:
         state: As it was kept.

@@ -20,7 +20,7 @@ INDEX_SOCKET: Final = "index.sock"
 
 
 def has_index(config: BrokerConfig) -> bool:
-    """Whether the replica has one."""
+    """Return whether the replica has an index."""
     return config.index.enable and config.storage.backend == "commitlog"
 
 

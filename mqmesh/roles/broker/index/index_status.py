@@ -1,4 +1,4 @@
-"""How the index of a broker is, as far as the broker knows; and its metrics."""
+"""Status of a broker's index, as far as the broker knows; and its metrics."""
 
 from typing import Final
 

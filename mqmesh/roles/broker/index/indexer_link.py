@@ -1,4 +1,4 @@
-"""The broker's side of its index process: starts it, tells it how far the log goes, asks it.
+"""The broker's side of its index process: starts it, sends it the end of the log, asks it.
 
 Pure: processes and connections are made by callables that ``server.py`` gives. The
 broker itself never touches the index, and no message waits for it.
@@ -31,9 +31,9 @@ from mqmesh.roles.broker.index.index_status import IndexStatus
 from mqmesh.roles.supervisor.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50
-"""How often the process is told how far the log goes while it is behind."""
+"""The process is sent the extent of the log so often while it is behind."""
 IDLE_MS: Final = 1_000
-"""How often it is asked when nothing has changed."""
+"""It is asked so often when nothing has changed."""
 REFUSED_MS: Final = 5_000
 """How long it is left alone after it refused."""
 HANG_MS: Final = 30_000
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class LogExtent(msgspec.Struct, frozen=True):
-    """How far the log goes.
+    """Extent of the log.
 
     Attributes:
         store_id: Of the store.
@@ -71,7 +71,7 @@ class LogExtent(msgspec.Struct, frozen=True):
 
 
 class Process(Protocol):
-    """What is needed of a process; ``HelperProcess`` has it."""
+    """Process of an indexer; ``HelperProcess`` has it."""
 
     pid: int
 
@@ -89,7 +89,7 @@ class Process(Protocol):
 
 
 class IndexerClient(Protocol):
-    """What is needed of a connection; ``CommandClient`` has it."""
+    """Connection to an indexer; ``CommandClient`` has it."""
 
     connected: bool
 
@@ -106,7 +106,7 @@ class IndexerClient(Protocol):
 
 
 class IndexLag:
-    """How long ago the log reached the place that the index has reached by now."""
+    """Lag of the index: the age of the oldest part of the log that it has not reached."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque()
@@ -135,9 +135,9 @@ class IndexerLink:
     """One index process and the connection to it.
 
     Args:
-        start_process: Starts it; told whether what the one before left is suspect.
+        start_process: Starts it; gets whether what the one before left is suspect.
         connect: Makes the connection, which finds the process whenever it is there.
-        look: How far the log goes; None while there is no store.
+        look: Returns the extent of the log; None while there is no store.
         clock: Source of time.
         max_queries: Queries at a time.
         query_timeout_ms: What the process takes for one at most.
@@ -179,7 +179,7 @@ class IndexerLink:
         self._progress = IndexProgress()
 
     def tick(self) -> None:
-        """Looks after the process, and tells it how far the log goes."""
+        """Looks after the process, and sends it the extent of the log."""
         now_ms = self._clock.monotonic_ms()
         if self._client is None:
             self._client = self._connect()
@@ -276,7 +276,7 @@ class IndexerLink:
             self._process = None
 
     def status(self) -> IndexStatus:
-        """How the process and the index are."""
+        """Return the status of the process and of the index."""
         extent, progress = self._look(), self._progress
         visible = extent.visible_offset if extent is not None else 0
         if self._process is None or self._client is None or not self._client.connected:

@@ -1,4 +1,4 @@
-"""What a pull's expression lets through: whole batches become those messages that are wanted.
+"""Filter of a pull's expression: whole batches become those messages that are wanted.
 
 Tags are looked up in the consume queue, so a batch without a hit is never read. What was
 read is cut down here, so that what nobody wants does not cross the network. Work is
@@ -45,7 +45,7 @@ class PullFilter(msgspec.Struct, frozen=True):
 
     Attributes:
         tag_hashes: Messages of other tags do not fit; None if tags do not matter.
-        predicate: Fits messages by their properties; None if tags tell all.
+        predicate: Fits messages by their properties; None if tags suffice.
     """
 
     tag_hashes: frozenset[int] | None
@@ -53,7 +53,7 @@ class PullFilter(msgspec.Struct, frozen=True):
 
     @property
     def looks(self) -> int:
-        """What a message costs, see ``MAX_LOOKS``."""
+        """Number of looks that a message costs, see ``MAX_LOOKS``."""
         leaf_count = 0 if self.predicate is None else self.predicate.leaf_count
         return LOOKS_A_MESSAGE + LOOKS_A_LEAF * leaf_count
 
@@ -130,7 +130,7 @@ def get_filtered(
 
 
 class _Sieve:
-    """What fits of the batches that were read for one answer.
+    """Sieve of the batches that were read for one answer.
 
     Attributes:
         pieces: Of the answer, in order.
@@ -161,7 +161,7 @@ class _Sieve:
         try:
             stop = self._sift(data, header, first, stop)
         except CorruptBatch:
-            # It is damaged, or whoever made it wrote nonsense. Nothing is left out in silence:
+            # It is damaged, or its producer wrote nonsense. Nothing is left out in silence:
             # the consumer gets it, cannot read it either, and says so.
             self.pieces.append(data)
             self.message_count += header.message_count - first
@@ -185,7 +185,7 @@ class _Sieve:
                 return header.message_count
             # What is left out, or cut, is judged here: the consumer can find no damage in it.
             check_batch(data)
-            if uniform:  # the store could not tell
+            if uniform:  # the store could not know
                 return header.message_count
             self._looks_left -= (stop - first) * LOOKS_A_MESSAGE
             hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]

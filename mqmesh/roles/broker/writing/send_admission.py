@@ -65,7 +65,7 @@ class SendAdmission:
         self._ended_ms = now_ms
 
     def count_refused(self, count: int, now_ms: int) -> int:
-        """How many sends are to be refused, the oldest first.
+        """Return how many sends are to be refused, the oldest first.
 
         Args:
             count: Sends that are about to be written.

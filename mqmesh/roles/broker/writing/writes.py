@@ -241,7 +241,7 @@ class Writes:
         fill_in_refusal(staged, _outcome_of(error))
         waiting = self._commit_point.take_all()
         for send in waiting:
-            # What the broker sent itself is not done, as whoever asked for it hears.
+            # What the broker sent itself is not done; the client that asked for it gets an error.
             send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
         for send in (*staged, *waiting):
             if send.request is None:
@@ -316,7 +316,7 @@ class Writes:
         request = send.request
         outcomes = [outcome for outcome in send.outcomes if outcome is not None]
         if request is not None and request.command.flags & ONEWAY:
-            self._note_refusals(outcomes)  # nobody else is told
+            self._note_refusals(outcomes)  # nobody else hears of them
             return
         assert len(outcomes) == len(send.outcomes)
         if request is None:
@@ -334,7 +334,7 @@ class Writes:
                 self._replies.note_refusal(outcome.code, outcome.remark)
 
     def refusal_of(self, error: MQMeshError) -> BatchOutcome:
-        """What becomes of a batch that is not stored; counted."""
+        """Return the outcome of a batch that is not stored, and count it."""
         self._stats.total.put_refused += 1
         return _outcome_of(error)
 

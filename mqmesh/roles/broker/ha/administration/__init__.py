@@ -1,1 +1,1 @@
-"""What administrators ask of a replica group: who belongs to it, and that nobody is elected."""
+"""Administration of a replica group: its members, its settings, and paused elections."""

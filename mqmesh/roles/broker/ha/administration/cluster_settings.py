@@ -42,11 +42,11 @@ class ClusterSettings:
 
     @property
     def version(self) -> int:
-        """See the class."""
+        """Version of the cluster's settings, 0 if none were read."""
         return self._record.version
 
     def check(self, settings: dict[str, SettingValue]) -> None:
-        """Whether this replica could use them.
+        """Check that this replica could use settings.
 
         Raises:
             InvalidArgument: Says which it could not, and why.
@@ -72,7 +72,7 @@ class ClusterSettings:
             self._make()
 
     def in_force(self) -> list[HaSetting]:
-        """Those that must be equal everywhere, as they are in force here."""
+        """Return the settings that must be equal everywhere, as they are in force here."""
         return [HaSetting(name, _text_of(self.config.ha, name)) for name in (_ACKS, *CLUSTER_WIDE)]
 
     def differing(self) -> list[SettingDiffers]:
@@ -113,7 +113,7 @@ class ClusterSettings:
 
 
 def settings_of(record: SettingsRecord) -> list[HaSetting]:
-    """A cluster's settings, as they are told."""
+    """Return a cluster's settings, as answers list them."""
     return [
         HaSetting(name, msgspec.json.encode(value).decode().strip('"'))
         for name, value in sorted(record.settings.items())
@@ -121,7 +121,7 @@ def settings_of(record: SettingsRecord) -> list[HaSetting]:
 
 
 def checked(settings: Sequence[HaSetting]) -> dict[str, SettingValue]:
-    """What an administrator wants the cluster to have, as it is kept.
+    """Return the cluster settings that an administrator wants, as they are kept.
 
     Raises:
         InvalidArgument: Names the setting, its bounds, or those that there are.

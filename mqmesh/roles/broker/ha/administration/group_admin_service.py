@@ -49,20 +49,20 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceLoop(Protocol):
-    """What is needed of the loop."""
+    """Event loop, as far as the service uses it."""
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
         """Calls back once."""
 
 
 class GroupAdminView(msgspec.Struct, frozen=True):
-    """What the desk sees of its replica.
+    """Replica, as the service sees it.
 
     Attributes:
         leadership: While it leads.
         session: At the coordinator, None without one.
-        check_settings: Whether the replica could use them; raises ``InvalidArgument``.
-        on_settings: Told the cluster's settings when they were read or changed.
+        check_settings: Checks that the replica could use them; raises ``InvalidArgument``.
+        on_settings: Called with the cluster's settings when they were read or changed.
         reply: Answers a request.
         fail: Answers a request with an error.
     """
@@ -102,7 +102,7 @@ class GroupAdminService:
 
     @property
     def handlers(self) -> dict[RequestCode, Handler]:
-        """What it serves."""
+        """Handlers of the requests that it serves."""
         return {
             RequestCode.CHANGE_VOTERS: self._on_change_voters,
             RequestCode.PAUSE_FAILOVER: self._on_pause,

@@ -23,7 +23,7 @@ ASKS: Final = 4
 
 
 class Failsafe(msgspec.Struct):
-    """What a leader was promised.
+    """Promises to a leader.
 
     Attributes:
         ttl_ms: A promise holds for so long (lease_ttl_ms).
@@ -38,7 +38,7 @@ class Failsafe(msgspec.Struct):
     ask_ms: int = 0
 
     def must_ask(self, lease_ms: int, now_ms: int) -> bool:
-        """Whether all who could be elected are to be asked now.
+        """Return whether to ask all electable replicas now, and plan the next time.
 
         Args:
             lease_ms: The leader's session lives for so long if it is not renewed.
@@ -60,7 +60,7 @@ class Failsafe(msgspec.Struct):
         self.until_ms[replica_id] = max(until_ms, self.until_ms.get(replica_id, 0))
 
     def holds(self, others: Collection[int], now_ms: int) -> bool:
-        """Whether nobody else can lead, with time to spare.
+        """Return whether nobody else can lead, with time to spare.
 
         Args:
             others: All who could be elected, but the leader.
@@ -72,10 +72,10 @@ class Failsafe(msgspec.Struct):
 
 
 class VoteAbstention(msgspec.Struct):
-    """What a replica has promised to leaders: not to stand, and not to lead.
+    """Promise of a replica to leaders: not to stand, and not to lead.
 
-    A start forgets that, so whoever was started holds still as if it had just promised, unless it
-    is the leader itself, or there is none.
+    A start forgets it, so a replica that was started holds still as if it had just promised, unless
+    it is the leader itself, or there is none.
 
     Attributes:
         until_ms: Clock since boot.
@@ -86,11 +86,11 @@ class VoteAbstention(msgspec.Struct):
     started_until_ms: int = 0
 
     def promise(self, until_ms: int) -> None:
-        """It holds still until then."""
+        """Promise to hold still until then."""
         self.until_ms = max(self.until_ms, until_ms)
 
     def left_ms(self, state: GroupState, replica_id: int, last_epoch: int, now_ms: int) -> int:
-        """How long it holds still yet, 0 if it need not.
+        """Return for how many ms it holds still yet, 0 if it need not.
 
         Args:
             state: Of the group, by the record as it is known.

@@ -1,4 +1,4 @@
-"""Whether a leader with copies hears enough replicas. Pure.
+"""Isolation of a leader with copies that hears too few replicas. Pure.
 
 **Isolated** is one that hears neither the coordinator nor enough followers. That decides nothing
 about what is safe: what such a leader stores nobody confirms. But another one may lead by now, whom
@@ -26,7 +26,7 @@ CUT_OFF_MS: Final = 2_000
 
 
 def is_isolated(leadership: Leadership, now_ms: int) -> bool:
-    """Whether it is to take nothing.
+    """Return whether the leader is to take nothing.
 
     Args:
         leadership: Of the leader.
@@ -38,7 +38,7 @@ def is_isolated(leadership: Leadership, now_ms: int) -> bool:
 
 
 class FollowerWatch(msgspec.Struct):
-    """How long a leader has heard too few followers to confirm anything.
+    """Time for which a leader has heard too few followers to confirm anything.
 
     Attributes:
         since_ms: Since when, monotonic clock; None while it hears enough.

@@ -36,7 +36,7 @@ class SessionLease(msgspec.Struct):
     asked_ms: int | None = None
 
     def must_ask(self, now_ms: int) -> bool:
-        """Whether a session, or its renewal, is to be asked for now; one at a time."""
+        """Return whether to ask for a session, or its renewal, now; one at a time."""
         if self.asked_ms is not None or now_ms < self.renew_ms:
             return False
         self.asked_ms = now_ms
@@ -58,12 +58,12 @@ class SessionLease(msgspec.Struct):
         self.on_renewed(self.asked_ms + self.ttl_ms)
 
     def on_renewed(self, deadline_ms: int) -> None:
-        """It holds until then; what is known does not become less."""
+        """Extend the lease until then; what is known does not become less."""
         self.asked_ms = None
         self.deadline_ms = max(self.deadline_ms, deadline_ms)
 
     def on_not_begun(self, now_ms: int) -> None:
-        """There is no session; it is asked for again after a while."""
+        """Ask for a session again after a while, since there is none."""
         self.asked_ms, self.renew_ms = None, now_ms + RETRY_MS
 
     def on_not_renewed(self) -> None:
@@ -75,9 +75,9 @@ class SessionLease(msgspec.Struct):
         self.asked_ms, self.renew_ms, self.deadline_ms = None, 0, 0
 
     def give_up(self, until_ms: int) -> None:
-        """It is ended on purpose, and none is asked for until then."""
+        """End the lease on purpose, and ask for none until then."""
         self.deadline_ms, self.renew_ms = 0, until_ms
 
     def holds(self, now_ms: int) -> bool:
-        """Whether nobody takes this replica for gone, with time to spare."""
+        """Return whether nobody takes this replica for gone, with time to spare."""
         return now_ms < self.deadline_ms - ISOLATED_MS

@@ -14,7 +14,7 @@ AGAIN_MS: Final = 600_000
 
 
 class Preference(msgspec.Struct):
-    """What one leader knows of preferred replicas.
+    """Preferred replicas, as one leader knows them.
 
     Attributes:
         since_ms: Since when each was in sync without a break, by id; monotonic clock.
@@ -25,9 +25,9 @@ class Preference(msgspec.Struct):
     def due(
         self, state: GroupState, me: int, preferred: Collection[int], now_ms: int, wall_ms: int
     ) -> int | None:
-        """Who is to get the lead now; None for nobody. To be asked again and again.
+        """Return the replica that is to get the lead now, or None. To be called again and again.
 
-        Who is told once is told again after another ``IN_SET_MS``, if it does not lead by then.
+        A replica is returned again after another ``IN_SET_MS``, if it does not lead by then.
 
         Args:
             state: Of the group.

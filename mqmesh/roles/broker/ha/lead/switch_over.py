@@ -30,9 +30,9 @@ MOST_LAG_BYTES: Final = 1 * MIB
 PATIENCE_MS: Final = 1_000
 """The successor has so long to get the rest."""
 OTHERS_LEAVE_MS: Final = 100
-"""Who is told to stop waits so long: where all replicas are stopped, nobody is to take over."""
+"""A stopping leader waits so long: where all replicas are stopped, nobody is to take over."""
 RETIRE_MS: Final = 1_300
-"""And stops after so long, whether or not another one leads; whoever supervises it kills it soon
+"""And stops after so long, whether or not another one leads; its supervisor kills it soon
 after."""
 
 
@@ -44,12 +44,12 @@ def choose_successor(
     unable: Collection[int] = (),
     preferred: Collection[int] = (),
 ) -> int:
-    """Who may lead next.
+    """Return the replica that is to lead next.
 
     Args:
         leadership: Of now.
         log_end: Where the leader's log ends.
-        wanted: Replica id; 0 for whoever has most, but a preferred one first.
+        wanted: Replica id; 0 for the one that has most, but a preferred one first.
         unable: Replicas whose disks take no writes, or that nobody has heard of.
         preferred: Replicas that lead where others could as well.
 
@@ -83,7 +83,7 @@ def choose_successor(
 
 
 class RetirementStep(enum.Enum):
-    """What a leader does whose process is to stop."""
+    """Step of a leader whose process is to stop."""
 
     WAIT = "wait"
     HAND_OVER = "hand over"
@@ -94,7 +94,7 @@ class Retirement(msgspec.Struct):
     """The end of a leader whose process is to stop: another one leads first, if it can.
 
     Attributes:
-        began_ms: When it was told so, monotonic clock.
+        began_ms: When it was asked to stop, monotonic clock.
         was_tried: Somebody was asked to take over.
     """
 
@@ -102,7 +102,7 @@ class Retirement(msgspec.Struct):
     was_tried: bool = False
 
     def step(self, now_ms: int, *, leads: bool, is_switching: bool) -> RetirementStep:
-        """What to do now.
+        """Return the step to take now.
 
         Args:
             now_ms: Monotonic clock.
@@ -184,7 +184,7 @@ class SwitchOver(msgspec.Struct):
         return []
 
     def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
-        """What became of the change, or of one of the set that was on its way."""
+        """Take the outcome of the change, or of one of the set that was on its way."""
         if self.wanted is None:
             return self.leadership.in_sync.on_outcome(outcome, now_ms)
         if isinstance(outcome, int):

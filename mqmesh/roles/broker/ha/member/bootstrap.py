@@ -106,7 +106,7 @@ class GroupBootstrap:
         return self._session.is_open and ids == self._first_ids()
 
     def _first_ids(self) -> list[int]:
-        """Of the replicas that a new group has."""
+        """Return the ids of the replicas that a new group has."""
         return list(range(1, self._config.ha.total_replicas + 1))
 
     def _make_record(

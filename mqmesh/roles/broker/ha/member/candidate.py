@@ -1,6 +1,6 @@
-"""When a replica misses its leader, stands for election, and what its election wants done.
+"""Candidate for election: when a replica misses its leader, stands, and carries its election out.
 
-That is decided by ``election``, which is pure; here it is carried out, and its outcomes told.
+``election``, which is pure, decides; this module carries it out, and reports the outcomes.
 """
 
 import logging
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class CandidateEnvironment(msgspec.Struct, frozen=True):
-    """What a candidacy sees of its replica, and tells it.
+    """Replica of a candidate: its state, and callbacks.
 
     Attributes:
         view: What is known of the group.
@@ -67,10 +67,11 @@ class CandidateEnvironment(msgspec.Struct, frozen=True):
         still_ms: How long it has promised not to stand.
         me: The replica now.
         minimum: With ``all``: so many have to be in sync (min_in_sync_replicas).
-        promise: VoteState an epoch, durably; raises ``StorageError``.
-        on_members: Told who is there, by the coordinator.
-        on_elected: Told the record by which the replica leads.
-        on_not_elected: Told the newest record that is known, None for none, when it does not.
+        promise: Promises an epoch, durably; raises ``StorageError``.
+        on_members: Called with the members that are there, by the coordinator.
+        on_elected: Called with the record by which the replica leads.
+        on_not_elected: Called with the newest record that is known, None for none, when it does
+            not.
     """
 
     view: Callable[[], GroupView]
@@ -202,7 +203,7 @@ class Candidate:
         if still_ms := self._ballot.still_ms():
             _log.info("this replica has promised not to stand for %d ms more", still_ms)
             return
-        # Who tells it has looked whether there is a leader, and has it fenced by now.
+        # The sender has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
         self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
@@ -325,4 +326,4 @@ class Candidate:
 
 
 def _ignore(outcome: Command | MQMeshError) -> None:
-    """Who is told to stand does, or another one will."""
+    """Ignore the outcome: the replica that was asked to stand does, or another one will."""

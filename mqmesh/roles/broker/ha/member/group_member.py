@@ -1,9 +1,9 @@
 """A replica among the replicas of its group: the group's record, and whom it follows by it.
 
-Decides whether the broker leads or follows, and whom; what that takes is the process's. What is
-decided is decided by pure machines (``election``, ``leadership``, ``in_sync``); here, and by the
-parts in ``member``, they are told of what comes from the coordinator, from other replicas and of
-time, and what they want is done.
+Decides whether the broker leads or follows, and whom; what that takes is the process's. Pure
+machines (``election``, ``leadership``, ``in_sync``) decide; this module, and the parts in
+``member``, report to them what comes from the coordinator, from other replicas and of time, and
+carry out what they want.
 """
 
 import logging
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class GroupMember:
-    """One replica's membership; told of turns and time by its broker.
+    """Membership of one replica; its broker reports turns and time.
 
     Args:
         config: Of the broker.
@@ -169,7 +169,7 @@ class GroupMember:
 
     @property
     def handlers(self) -> dict[RequestCode, Handler]:
-        """What it serves, in every role."""
+        """Handlers of the requests that it serves, in every role."""
         return {
             RequestCode.FENCE: self._on_fence,
             RequestCode.STAND_FOR_ELECTION: self._on_stand,
@@ -182,7 +182,7 @@ class GroupMember:
 
     @property
     def state(self) -> str:
-        """For people; a leader tells its own."""
+        """State for people; a leader reports its own."""
         if self.leadership is not None:
             return "MASTER"
         if self._is_outside:
@@ -190,7 +190,7 @@ class GroupMember:
         return "CANDIDATE" if self._candidacy.is_standing else "FOLLOWING"
 
     def status(self) -> MemberStatus:
-        """How it is now."""
+        """Return the status of the membership now."""
         session, left_ms = self._session, self._session.left_ms
         return MemberStatus(
             self._chronicle.elections,
@@ -207,7 +207,7 @@ class GroupMember:
         )
 
     def complete(self, status: HaStatus) -> HaStatus:
-        """A replica's status, and what its membership tells beside it."""
+        """Return a replica's status, completed with that of its membership."""
         one = self.status()
         told = msgspec.structs.replace(
             status,
@@ -264,7 +264,7 @@ class GroupMember:
             self._carry_out(self._succession.tick(now_ms))
 
     def step_down(self, reason: str) -> None:
-        """It leads no more, since another one does, or it must not."""
+        """End the leadership of this replica, since another one leads, or it must not."""
         if self.leadership is None:
             return
         _log.warning("this replica leads no more: %s", reason)
@@ -284,7 +284,7 @@ class GroupMember:
         return self._succession.retire()
 
     def leave(self) -> None:
-        """It stops: the group need not wait for its session to end."""
+        """Leave the group at the stop, so that it need not wait for the session to end."""
         self._closed = True
         self._succession.close()
         self._candidacy.close()
@@ -321,7 +321,7 @@ class GroupMember:
         )
 
     def _still_ms(self) -> int:
-        """How long this replica has promised not to stand, and not to lead."""
+        """Return for how many ms more this replica has promised not to stand, and not to lead."""
         state = self._view.record.state
         if state is None:
             return 0

@@ -1,4 +1,4 @@
-"""What a replica tells of its membership: elections, changes of the set, and its session."""
+"""Metrics of a replica's membership: elections, changes of the set, and its session."""
 
 import logging
 from typing import Final
@@ -15,7 +15,7 @@ REASONS: Final = ("founding", "failover", "handed_over", "unclean")
 
 
 class HaMetrics(msgspec.Struct):
-    """What came of elections, and of the set of replicas in sync while this one led.
+    """Counts of elections, and of changes of the in-sync set while this replica led.
 
     Attributes:
         elections: How often it came to lead, by reason: ``founding`` of the group, ``failover``,
@@ -23,7 +23,7 @@ class HaMetrics(msgspec.Struct):
         set_changes: How often the set changed while it led.
         failover_ms: From the last word of the former master until this one served; 0 if it never
             was elected.
-        members: The set that was told last.
+        members: The set that was seen last.
         leaderless_ms: When the former master was heard last, monotonic clock; None while there is
             one.
     """
@@ -37,7 +37,7 @@ class HaMetrics(msgspec.Struct):
     leaderless_ms: int | None = None
 
     def on_missed(self, heard_ms: int) -> None:
-        """It stands for election, since the master was heard last at that time."""
+        """Note that the replica stands, since the master was heard last at that time."""
         if self.leaderless_ms is None:
             self.leaderless_ms = heard_ms
 
@@ -46,7 +46,7 @@ class HaMetrics(msgspec.Struct):
         self.leaderless_ms = None
 
     def on_elected(self, leadership: Leadership, state: GroupState) -> None:
-        """It leads, by what the group's record says."""
+        """Note that the replica leads, by what the group's record says."""
         reason = "founding" if state.epoch == 1 else "handed_over"
         if state.unclean_since == state.epoch:
             reason = "unclean"

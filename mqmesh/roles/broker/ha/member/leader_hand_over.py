@@ -1,6 +1,6 @@
-"""Who hands the lead over, and when: an administrator, a preferred replica, a stop of the process.
+"""Hand-over of the lead: by an administrator, a preferred replica, a stop of the process.
 
-How it goes is decided by ``lead.switch_over``; what became of it is told to who asked.
+``lead.switch_over`` decides the steps; the client that asked gets the outcome.
 """
 
 import logging
@@ -70,7 +70,7 @@ class LeaderHandOver:
         return self._switch is not None or self._retirement is not None
 
     def on_lead(self) -> None:
-        """It leads a new epoch."""
+        """Begin a new epoch that this replica leads."""
         self._preference = Preference()
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -78,7 +78,7 @@ class LeaderHandOver:
         return [] if self._switch is None else self._switch.tick(now_ms)
 
     def part(self, leadership: Leadership) -> SwitchOver | InSyncSet:
-        """Who is to be told what became of the record: it, or the set of replicas in sync."""
+        """Return the part that handles the change's outcome: switch-over, or in-sync set."""
         return self._switch or leadership.in_sync
 
     def look_for_preferred(self, now_ms: int) -> None:
@@ -189,7 +189,7 @@ class LeaderHandOver:
             self._replica.reply(request, answer)
 
     def end(self, error: MQMeshError) -> None:
-        """It came to nothing, or the replica leads no more."""
+        """End the hand-over: it came to nothing, or the replica leads no more."""
         if self._switch is None:
             return
         request, self._request = self._request, None

@@ -1,4 +1,4 @@
-"""Whether a leader may lead on by time: its session holds, or all others have promised."""
+"""Lease of a leader, by time: its session holds, or all others have promised."""
 
 import logging
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class LeadershipLease:
         self._followers = FollowerWatch()
 
     def begin(self, *, is_failsafe: bool) -> None:
-        """It leads a new epoch: nobody has promised anything yet.
+        """Begin a new epoch that this replica leads: nobody has promised anything yet.
 
         Args:
             is_failsafe: It may go on by promises (failsafe).
@@ -61,14 +61,14 @@ class LeadershipLease:
         self._failsafe.is_enabled = is_failsafe
 
     def holds(self) -> bool:
-        """Whether nobody else can lead by now, as far as that rests on time."""
+        """Return whether nobody else can lead by now, as far as that rests on time."""
         if self._session.holds():
             return True
         leadership, now_ms = self._leadership(), self._clock.boot_ms()
         return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
 
     def look(self, leadership: Leadership, now_ms: int) -> bool:
-        """What a leader does whose session is not renewed, or who hears too few followers.
+        """Check a leader whose session is not renewed, or that hears too few followers.
 
         Args:
             leadership: Of now.
@@ -101,7 +101,7 @@ class LeadershipLease:
             _log.error("sends are refused: %s", CUT_OFF)
         else:
             _log.warning("sends are taken again: enough followers are heard")
-        self._session.renew_soon()  # whoever could take over has to know
+        self._session.renew_soon()  # replicas that could take over have to know
 
     def _ask_to_hold_still(self, leadership: Leadership, boot_ms: int) -> None:
         config, failsafe = self._config, self._failsafe

@@ -12,7 +12,7 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """How far a replica's log goes.
+    """Position of a replica's log.
 
     Attributes:
         store_id: Whose log it is.
@@ -37,10 +37,10 @@ class Replica(msgspec.Struct, frozen=True):
         lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
             that cannot be begun, and follows nobody then.
         follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
-            for that. Also told ``GroupState.unclean_since``.
-        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; told
-            why.
-        silent_ms: Since it heard the leader that it follows; told the monotonic clock.
+            for that. Also gets ``GroupState.unclean_since``.
+        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; gets
+            the reason.
+        silent_ms: Since it heard the leader that it follows; gets the monotonic clock.
         reply: Answers a request.
         fail: Answers a request with an error.
     """
@@ -55,14 +55,14 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class MemberLoop(Protocol):
-    """What is needed of the loop."""
+    """Event loop, as far as a member uses it."""
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
         """Calls back once."""
 
 
 class World(msgspec.Struct, frozen=True):
-    """What a member has of the world beside its coordinator.
+    """Environment of a member, beside its coordinator.
 
     Attributes:
         loop: Calls back.

@@ -27,8 +27,8 @@ class ReplicaSession:
     Args:
         coordinator: Knows it.
         ttl_ms: It lives for so long if it is not renewed (lease_ttl_ms).
-        presence: What the replica tells of itself now.
-        on_begun: Told that there is a new one.
+        presence: Returns the presence of the replica now.
+        on_begun: Called when there is a new one.
         world: Time.
 
     Attributes:
@@ -55,26 +55,26 @@ class ReplicaSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the coordinator knows it, by what is known here."""
+        """Return whether the coordinator knows the session, by what is known here."""
         return self.session_id is not None
 
     @property
     def ttl_ms(self) -> int:
-        """It lives for so long if it is not renewed."""
+        """Lifetime in ms of a session that is not renewed."""
         return self._lease.ttl_ms
 
     @property
     def renewals(self) -> Distribution:
-        """How long the coordinator took to answer them."""
+        """Times that the coordinator took to answer renewals."""
         return self._renewals.read()
 
     @property
     def left_ms(self) -> int:
-        """How long the lease holds yet; below 0 if it is over."""
+        """Number of ms for which the lease holds yet; below 0 if it is over."""
         return self._lease.deadline_ms - self._clock.boot_ms()
 
     def holds(self) -> bool:
-        """Whether nobody takes this replica for gone, with time to spare."""
+        """Return whether nobody takes this replica for gone, with time to spare."""
         return self._lease.holds(self._clock.boot_ms())
 
     def renew(self) -> None:
@@ -113,7 +113,7 @@ class ReplicaSession:
             self._lease.on_renewed(outcome)
 
     def renew_soon(self) -> None:
-        """What the replica tells of itself has changed: it is told with the next look."""
+        """Renew the session with the next look, since the presence of the replica has changed."""
         self._lease.renew_ms = 0
 
     def change_ttl(self, ttl_ms: int) -> None:
