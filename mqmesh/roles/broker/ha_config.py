@@ -15,7 +15,7 @@ class HaMode(enum.Enum):
     """Way in which the master of a group is decided."""
 
     OFF = "off"
-    """There are no replicas."""
+    """No replicas."""
     MANUAL = "manual"
     """The settings, and ``mqmesh ha promote``; RocketMQ's masters and slaves."""
     AUTO = "auto"
@@ -49,8 +49,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sent less than what producers send never catches up.
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
-        slave_read_enable: Of a follower: it answers reads. Of a master: it names followers that
-            do to readers.
+        slave_read_enable: Of a follower: it answers reads. Of a master: it sends readers to
+            followers that do.
         zone: Where the replica stands, up to 64 characters, such as the name of a data centre.
             Clients with the same ``zone`` read from a follower there rather than from a master
             elsewhere.

@@ -88,7 +88,7 @@ class MasterRole(BrokerRole):
             super().announce()
 
     def depose(self, reason: str) -> None:
-        """End the reign of this master: clients that wait for an answer get an error at once."""
+        """End the role of this master: clients that wait for an answer get an error at once."""
         features, error = self.features, NotMaster(reason)
         if features is None or not self.serves:
             return

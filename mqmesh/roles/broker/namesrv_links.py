@@ -29,13 +29,13 @@ from mqmesh.roles.broker.registration import Registration, RegistrationPlan
 
 REGISTER_TIMEOUT_MS: Final = 3_000
 GOODBYE_MS: Final = 500
-"""How long a stop waits for name servers, and for the disk."""
+"""Time for which a stop waits for name servers, and for the disk."""
 
 _log = logging.getLogger(__name__)
 
 
 class NamesrvClient(Protocol):
-    """Connection to a name server; ``mqmesh.transport.zmq.client.CommandClient`` has it."""
+    """Connection to a name server, such as ``mqmesh.transport.zmq.client.CommandClient``."""
 
     connected: bool
 

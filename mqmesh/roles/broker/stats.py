@@ -22,7 +22,7 @@ DAY_MS: Final = 24 * 60 * MINUTE_MS
 HOURS: Final = 24
 
 Totals = Mapping[str, int]
-"""Of the whole broker, by name; what has never been counted may be left out."""
+"""Totals of the whole broker, by name; what has never been counted may be left out."""
 
 
 class Counters(msgspec.Struct):

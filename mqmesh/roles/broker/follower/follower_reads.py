@@ -71,7 +71,7 @@ class FollowerReads:
             self._goal = None
 
     def lag_ms(self, now_ms: int) -> int:
-        """Return for how many ms it has lacked what its leader had; monotonic clock."""
+        """Return how many ms ago it had all that its leader had then; monotonic clock."""
         return 0 if self._goal is None else max(now_ms - self._caught_up_ms, 0)
 
     def answers(self, now_ms: int, *, streaming: bool, is_damaged: bool = False) -> bool:

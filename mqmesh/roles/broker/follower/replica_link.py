@@ -46,14 +46,14 @@ RETRY_MS: Final = 1_000
 FIRST_RETRY_MS: Final = 50
 """At first, and each time twice as long."""
 _LIES: Final = (CorruptRecord, OffsetOutOfRange, RemoteProtocolError)
-"""What is raised where a leader says what cannot be; storage's, where its records are looked at."""
+"""Errors where a leader says what cannot be; storage's, where its records are looked at."""
 MOST_STEPS: Final = 4
 """In a row, before the leader goes on: to cut, to count as another member, to copy, and one to
 spare. More come from a leader that is wrong, and the next one is asked for later."""
 SILENT_MS: Final = 3_000
 """The leader speaks each 500 ms; after so long it has forgotten this follower."""
 ACK_MS: Final = 200
-"""How often an idle follower says how far it is."""
+"""Interval at which an idle follower says how far it is."""
 
 _log = logging.getLogger(__name__)
 

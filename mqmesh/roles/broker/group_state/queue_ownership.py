@@ -20,7 +20,7 @@ import msgspec
 from mqmesh.errors import StaleGeneration
 
 NO_GENERATION: Final = 0
-"""Of requests of those who are no members: they assign queues by hand, or administer."""
+"""Generation in requests of non-members: they assign queues by hand, or administer."""
 
 NOBODY: Final = ""
 MOST_CLAIMS: Final = 5_000_000

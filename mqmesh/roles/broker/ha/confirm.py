@@ -195,7 +195,7 @@ class ConfirmedLog(msgspec.Struct):
         self.links.pop(replica_id, None)
 
     def on_changing(self, rule: ConfirmRule) -> None:
-        """Hold both rules, before a change of the set is sent."""
+        """Apply both rules from now on; to be called before a change of the set is sent."""
         assert self.next_rule is None, "one change at a time"
         self.next_rule = rule
 
@@ -232,7 +232,7 @@ class ConfirmedLog(msgspec.Struct):
 
 
 class AckPolicy(msgspec.Struct, frozen=True):
-    """Promise to producers.
+    """Acknowledgement policy: the promise to producers.
 
     Attributes:
         mode: Whose copies they wait for.

@@ -50,7 +50,7 @@ CUT_OFF_SILENCE_MS: Final = 2_500
 RENEWALS_MISSED: Final = 2
 RANK_MS: Final = 50
 MAX_RANK: Final = 2
-"""Who has the best position stands first; those behind it by ``RANK_MS`` a rank later."""
+"""Last rank: the best position stands first, those behind it by ``RANK_MS`` a rank later."""
 
 
 class Suspicion(enum.StrEnum):
@@ -86,11 +86,11 @@ def suspicion_of(
     restart_ms: int = 0,
     minimum: int = 1,
 ) -> Suspicion:
-    """Return the suspicion of a replica that does not lead about its leader.
+    """Return a follower's suspicion about its leader.
 
     Args:
         view: The group, as the coordinator reported it last.
-        replica_id: Of the replica that does not lead.
+        replica_id: Of that follower.
         silent_ms: Since it heard the leader.
         ttl_ms: Of sessions; they are renewed each quarter of it.
         restart_ms: A leader whose process ended has so long to come back

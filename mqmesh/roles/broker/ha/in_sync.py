@@ -32,7 +32,7 @@ from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRec
 REREAD_MS: Final = 200
 FLAP_WINDOW_MS: Final = 60_000
 FLAPS: Final = 3
-"""Who came in so often within ``FLAP_WINDOW_MS`` waits before it comes in again."""
+"""A member that came in so often within ``FLAP_WINDOW_MS`` waits before it comes in again."""
 FLAP_WAITS_MS: Final = (10_000, 20_000, 40_000, 80_000, 120_000)
 GONE_MS: Final = 200
 """A member without session and connection leaves after so long; where all replicas are stopped, the
@@ -202,7 +202,7 @@ class InSyncSet(msgspec.Struct):
         }
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Looks whether the set is to change; each 100 ms or so, and after news of a follower.
+        """Looks whether the set is to change; each 100 ms or so, and after a change of a follower.
 
         Args:
             now_ms: Monotonic clock.

@@ -21,7 +21,7 @@ PLACE: Final = "replica-place"
 VERSION: Final = 1
 MAX_INCARNATION: Final = 2**62
 DRAWN_BITS: Final = 61
-"""Of the random numbers that incarnations are made of."""
+"""Bits of the random numbers that incarnations are made of."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -51,7 +51,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def member(self) -> MemberIncarnation:
-        """Member of an in-sync set that this replica is."""
+        """Replica as a member of an in-sync set."""
         return MemberIncarnation(self.replica_id, self.incarnation)
 
     def promise(self, epoch: int) -> "ReplicaState":
@@ -114,7 +114,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 def first_state(
     log_id: int, replica_id: int, *, identity: str, boot_id: str, place: str, drawn: int
 ) -> ReplicaState:
-    """Return the state of a replica that has none. One with forgotten promises may have been lost.
+    """Return a state for a replica that has none. It may have lost one, with promises in it.
 
     Args:
         log_id: Of its log.

@@ -31,18 +31,18 @@ from mqmesh.roles.broker.index.index_status import IndexStatus
 from mqmesh.roles.supervisor.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50
-"""The process is sent the extent of the log so often while it is behind."""
+"""Interval at which the process is sent the extent of the log while it is behind."""
 IDLE_MS: Final = 1_000
-"""It is asked so often when nothing has changed."""
+"""Interval at which it is asked when nothing has changed."""
 REFUSED_MS: Final = 5_000
-"""How long it is left alone after it refused."""
+"""Time for which it is left alone after it refused."""
 HANG_MS: Final = 30_000
 """A process that does not answer for so long is killed and started again."""
 START_DELAY_MS: Final = 100
 SOON_MS: Final = 1_000
 """Queries wait for a process that will be started so soon."""
 ANSWER_MARGIN_MS: Final = 500
-"""What the way to the process and back may add to ``index.query_timeout_ms``."""
+"""Time that the way to the process and back may add to ``index.query_timeout_ms``."""
 MOST_SAMPLES: Final = 2_048
 
 _FAULTS: Final = frozenset(
@@ -71,7 +71,7 @@ class LogExtent(msgspec.Struct, frozen=True):
 
 
 class Process(Protocol):
-    """Process of an indexer; ``HelperProcess`` has it."""
+    """Process of an indexer, such as ``HelperProcess``."""
 
     pid: int
 
@@ -89,7 +89,7 @@ class Process(Protocol):
 
 
 class IndexerClient(Protocol):
-    """Connection to an indexer; ``CommandClient`` has it."""
+    """Connection to an indexer, such as ``CommandClient``."""
 
     connected: bool
 

@@ -29,7 +29,7 @@ from mqmesh.units import MIB, QueueOffset
 MAX_VERIFIED_BYTES: Final = 1 * MIB
 """Checked for one answer; at least one batch, whatever its size."""
 JUDGED_AS_BYTES: Final = 256
-"""Of a turn's budget, for each message that an expression judges: also those that nobody gets
+"""Bytes of a turn's budget for each message that an expression judges: also those that nobody gets
 take time."""
 PASSED_OVER_MS: Final = 1_000
 """A pull waits no longer once messages were passed over that its expression does not want."""

@@ -17,7 +17,7 @@ TURN_BYTES: Final = 4 * MIB
 LEAST_BYTES: Final = 1 * MIB
 """The last pull of a turn may take so much, whatever is left, so that none gets crumbs."""
 PULLS_A_TURN: Final = 256
-"""Of those that wait: also one that finds nothing takes its time."""
+"""Waiting pulls looked at in one turn: also one that finds nothing takes its time."""
 MOST_OF_ONE: Final = 1_000
 """Pulls of one connection that wait for their turn."""
 

@@ -46,7 +46,7 @@ from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import CommitLogOffset
 
 SIGN_OF_LIFE_MS: Final = 500
-"""A follower that gets nothing else is sent the end of the log so often; the confirmed offset, as
+"""Interval at which an idle follower is sent the end of the log. The confirmed offset is sent as
 soon as time is looked at, for a follower shows readers no more than that."""
 HOLDER: Final = "replica {}"
 """The name under which the log is kept from retention for a follower."""
@@ -123,7 +123,7 @@ class ReplicationFeature(Feature):
             self._writes.answer_confirmed()
 
     def open_replication(self, request: Request, asked: OpenReplicationRequest) -> Reply:
-        """Answer a follower that says what it has with how to go on."""
+        """Answer a follower, which says what it has, with how to go on."""
         if self._settings.now.ha.mode is HaMode.OFF:
             raise InvalidArgument(
                 f'{self._settings.now.broker_name!r} has no replicas (ha.mode = "off"), so that '

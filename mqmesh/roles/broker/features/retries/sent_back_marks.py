@@ -44,9 +44,9 @@ MARKS_QUEUE: Final = 0
 RETRIED: Final = 0
 """A message that was sent back: it is to come again."""
 DEAD: Final = 1
-"""It is a dead letter."""
+"""A message that is a dead letter."""
 UNDER_WAY: Final = 2
-"""It is being written."""
+"""A message whose retry or dead letter is being written."""
 
 _log = logging.getLogger(__name__)
 

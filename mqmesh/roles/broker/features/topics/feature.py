@@ -29,7 +29,7 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.units import TimestampMs
 
 CHANGES_PER_RECORD_BITS: Final = 20
-"""So many changes of topics may share a batch of records, and versions are of one life still."""
+"""Bits for the topic changes that share a batch of records, so that a version is of one life."""
 
 _log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ class OpKind(enum.IntEnum):
     COMMIT = 1
     ROLLBACK = 2
     PARK = 3
-    """They were asked about as often as allowed, and copied to TRANS_CHECK_MAX_TIME_TOPIC."""
+    """Messages asked about as often as allowed, and copied to TRANS_CHECK_MAX_TIME_TOPIC."""
     CHECK = 4
-    """They were asked about."""
+    """Messages that were asked about."""
 
 
 class Op(msgspec.Struct, frozen=True, gc=False):

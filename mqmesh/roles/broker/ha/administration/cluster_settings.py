@@ -17,7 +17,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha_config import HaConfig
 
 CLUSTER_WIDE: Final = ("failsafe", "lease_ttl_ms", "min_in_sync_replicas", "replica_lag_max_ms")
-"""What the cluster may set, names of ``HaConfig``."""
+"""Settings that the cluster may set, names of ``HaConfig``."""
 _ACKS: Final = "ack_replicas"
 
 

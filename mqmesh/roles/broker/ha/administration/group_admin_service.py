@@ -40,10 +40,10 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.dispatch import Handler
 
 VOTERS_PATIENCE_MS: Final = 2_000
-"""So long who is left has to get what is confirmed, and the coordinator to change the record."""
+"""Time for the voters left to get what is confirmed, and for the record to be changed."""
 LOOK_MS: Final = 20
 PUTS: Final = 5
-"""So often a change of settings is asked for whose outcome nobody knows."""
+"""Tries of a change of settings whose outcome nobody knows."""
 
 _log = logging.getLogger(__name__)
 

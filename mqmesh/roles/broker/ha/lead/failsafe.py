@@ -19,7 +19,7 @@ from mqmesh.coordination.interface import AckReplicas, GroupState
 from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS
 
 ASKS: Final = 4
-"""So often within the life of a session all are asked again, from half of it without a renewal."""
+"""Times that all are asked within the life of a session, from half of it without a renewal."""
 
 
 class Failsafe(msgspec.Struct):

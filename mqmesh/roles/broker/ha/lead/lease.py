@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 RENEWALS: Final = 4
-"""So many are asked for within the lease."""
+"""Renewals that are asked for within the lease."""
 ISOLATED_MS: Final = 300
 """A leader stops so long before its lease may be over elsewhere."""
 RETRY_MS: Final = 500
@@ -58,7 +58,7 @@ class SessionLease(msgspec.Struct):
         self.on_renewed(self.asked_ms + self.ttl_ms)
 
     def on_renewed(self, deadline_ms: int) -> None:
-        """Extend the lease until then; what is known does not become less."""
+        """Extend the lease to a deadline; an earlier one changes nothing."""
         self.asked_ms = None
         self.deadline_ms = max(self.deadline_ms, deadline_ms)
 

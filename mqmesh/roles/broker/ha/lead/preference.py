@@ -10,7 +10,7 @@ from mqmesh.coordination.interface import GroupState
 IN_SET_MS: Final = 60_000
 """A preferred replica gets the lead once it was in sync for so long."""
 AGAIN_MS: Final = 600_000
-"""And not so soon after one got it last: who comes and goes does so as a follower."""
+"""Least time between two such changes; a replica that comes and goes does so as a follower."""
 
 
 class Preference(msgspec.Struct):

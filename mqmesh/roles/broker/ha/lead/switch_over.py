@@ -30,9 +30,9 @@ MOST_LAG_BYTES: Final = 1 * MIB
 PATIENCE_MS: Final = 1_000
 """The successor has so long to get the rest."""
 OTHERS_LEAVE_MS: Final = 100
-"""A stopping leader waits so long: where all replicas are stopped, nobody is to take over."""
+"""Wait of a leader that is to stop: where all replicas are stopped, nobody is to take over."""
 RETIRE_MS: Final = 1_300
-"""And stops after so long, whether or not another one leads; its supervisor kills it soon
+"""Time after which it stops, whether or not another one leads; its supervisor kills it soon
 after."""
 
 

@@ -49,9 +49,9 @@ from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 
 STEP_MS: Final = 20
-"""How often time is looked at during an election."""
+"""Interval at which time is looked at during an election."""
 LOOK_MS: Final = 250
-"""How often it is asked whether a silent leader renews its session."""
+"""Interval at which it is asked whether a silent leader renews its session."""
 REST_MS: Final = 300
 """After an election that came to nothing, and at most as long again by chance."""
 

@@ -58,11 +58,11 @@ from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 from mqmesh.roles.dispatch import Handler
 
 SETTINGS_MS: Final = 5_000
-"""So often the settings of the cluster are read."""
+"""Interval at which the settings of the cluster are read."""
 STALE_LEADER_MS: Final = 3_000
 """An election that somebody promised something for is over after so long, won or not."""
 GIVE_WAY_MS: Final = 2_000
-"""Who could not begin to lead stays away for so long."""
+"""A replica that could not begin to lead stays away for so long."""
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ REASONS: Final = ("founding", "failover", "handed_over", "unclean")
 
 
 class HaMetrics(msgspec.Struct):
-    """Counts of elections, and of changes of the in-sync set while this replica led.
+    """Metrics of elections, and of changes of the in-sync set while this replica led.
 
     Attributes:
         elections: How often it came to lead, by reason: ``founding`` of the group, ``failover``,

@@ -26,7 +26,7 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.process import Replica, World
 
 STEP_MS: Final = 20
-"""How often it is looked how far a switch-over is."""
+"""Interval at which a switch-over is looked at."""
 
 _log = logging.getLogger(__name__)
 

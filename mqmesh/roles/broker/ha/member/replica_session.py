@@ -65,7 +65,7 @@ class ReplicaSession:
 
     @property
     def renewals(self) -> Distribution:
-        """Times that the coordinator took to answer renewals."""
+        """Distribution of the times that the coordinator took to answer renewals."""
         return self._renewals.read()
 
     @property
