@@ -1,1 +1,1 @@
-"""What stays on disk: the message store, its files and their recovery."""
+"""Message store: its files and their recovery."""

@@ -1,4 +1,4 @@
-"""What every message store promises: the docstrings here are the specification.
+"""Interface of every message store: the docstrings here are the specification.
 
 A store keeps record batches, whole and unchanged but for the broker's first 48
 bytes, and finds them again by message queue and queue offset. It knows topics
@@ -40,11 +40,11 @@ class FlushDiskType(enum.Enum):
 
 
 class PutStatus(enum.Enum):
-    """What became of one batch."""
+    """Result of a put, for one batch."""
 
     PUT_OK = "PUT_OK"
     DUPLICATE = "DUPLICATE"
-    """Stored before, under the offsets that the result tells; it was not stored again."""
+    """Stored before, under the offsets in the result; it was not stored again."""
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     """Larger than a whole segment of the log; not stored, and never will be."""
     SEQUENCE_CONFLICT = "SEQUENCE_CONFLICT"
@@ -56,7 +56,7 @@ class PutStatus(enum.Enum):
 
 
 class GetStatus(enum.Enum):
-    """What a read found. RocketMQ's names."""
+    """Result of a read. RocketMQ's names."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
@@ -106,7 +106,7 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class GetResult(msgspec.Struct, frozen=True, gc=False):
-    """What a read found.
+    """Result of a read with its messages.
 
     Attributes:
         status: See ``GetStatus``.
@@ -144,7 +144,7 @@ class DamagedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecoveryProgress(msgspec.Struct, frozen=True, gc=False):
-    """How far opening a store has come.
+    """Progress of opening a store.
 
     Attributes:
         step: What is being done, for people.
@@ -212,13 +212,13 @@ MOST_QUEUE_BEGINNINGS: Final = 2_000_000
 
 
 class LogStart(msgspec.Struct, array_like=True, frozen=True):
-    """What a copy of a log begins with. Array positions are on the wire and never change.
+    """Start of a copy of a log. Array positions are on the wire and never change.
 
     All that is derived from a log comes with its records, but for three things: whose log it is,
     where it begins, and how far queues had come of which retention has removed all messages.
 
     Attributes:
-        key: Of the store, secret: whoever has it can forge records.
+        key: Of the store, secret: its owner can forge records.
         store_id: Identity of the store.
         segment_bytes: Size of its segments.
         log_start: Commit-log offset of the first record that it has.
@@ -421,7 +421,7 @@ class QueueView(Protocol):
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, count: int
     ) -> list[StoredEntry]:
-        """Entries as they are, ascending; what is damaged is told, and no error.
+        """Return entries as they are, ascending; damage is reported in the entry, not raised.
 
         Args:
             topic: Physical topic.
@@ -455,7 +455,7 @@ class GoingSegment(msgspec.Struct, frozen=True, gc=False):
 
 
 class CleaningReport(msgspec.Struct):
-    """What a pass of retention does.
+    """Report of a pass of retention.
 
     Attributes:
         segments: That go, oldest first.
@@ -475,7 +475,7 @@ class CleaningReport(msgspec.Struct):
 
 
 class Retention(Protocol):
-    """What removes old messages from a store, as those see it who steer it."""
+    """Control of the removal of old messages from a store."""
 
     def configure(self, config: StoreConfig) -> None:
         """Decides by other settings from now on.
@@ -517,7 +517,7 @@ class RepairableLog(Protocol):
         """
 
     def damaged(self) -> Sequence[DamagedRange]:
-        """What is known to be bad in the log, ascending; nothing that retention has removed."""
+        """Damaged ranges of the log, ascending; none that retention has removed."""
 
     def put_back(self, chunk: LogChunk) -> None:
         """Writes good records in the place of damaged ones, durably, and has queues lead there.
@@ -627,10 +627,10 @@ class ReplicableLog(Protocol):
         """Where the next record will begin."""
 
     def identity(self) -> LogIdentity:
-        """Whose log it is, and which part of it there is."""
+        """Identity of the log, and the part of it that is there."""
 
     def beginning(self) -> LogStart:
-        """What a new copy of the log begins with; the records follow by ``append_raw``.
+        """Return the start of a new copy of the log; the records follow by ``append_raw``.
 
         Hold ``log_start`` by ``keep_from`` until the copy has come further.
         """
@@ -734,8 +734,8 @@ class MessageStore(ABC):
             queue_offset: First message wanted.
             max_bytes: Stop before the batch that would exceed this; one batch is returned
                 whatever its size.
-            tag_hashes: Only batches with a message of one of these tags, and those of which the
-                store cannot tell without reading them; None for all.
+            tag_hashes: Only batches with a message of one of these tags, and those that the store
+                cannot decide without reading them; None for all.
             verify: Look at the batches' checksums, too, which is otherwise left to the reader.
                 A store that can repair itself passes, later, what is lost.
 
@@ -796,7 +796,7 @@ class MessageStore(ABC):
         """Everything before this commit-log offset is on disk."""
 
     def epoch(self) -> int:
-        """Of the log; grows whenever its end may be lost. 0 for a store that cannot tell."""
+        """Epoch of the log; grows whenever its end may be lost. 0 for a store without epochs."""
         return 0
 
     def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:

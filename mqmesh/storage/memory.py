@@ -72,7 +72,7 @@ class MemoryStore(MessageStore):
         *,
         despite_full: bool = False,
     ) -> list[PutResult]:
-        """See ``MessageStore.put``."""
+        """Implement ``MessageStore.put``."""
         self._check_open()
         places = InARow(self._end)
         placed: list[Placed[_Queue]] = []
@@ -103,7 +103,7 @@ class MemoryStore(MessageStore):
         tag_hashes: frozenset[int] | None = None,
         verify: bool = False,
     ) -> GetResult:
-        """See ``MessageStore.get``; memory is not doubted."""
+        """Implement ``MessageStore.get``; memory is not doubted."""
         self._check_open()
         queue = self._queues.get((topic, queue_id)) or _Queue()
         end = QueueOffset(queue.end)
@@ -129,13 +129,13 @@ class MemoryStore(MessageStore):
         return GetResult(status, QueueOffset(position), QueueOffset(0), end, data, count)
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """See ``MessageStore.queue_bounds``."""
+        """Implement ``MessageStore.queue_bounds``."""
         self._check_open()
         queue = self._queues.get((topic, queue_id))
         return QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
-        """See ``MessageStore.offset_by_time``."""
+        """Implement ``MessageStore.offset_by_time``."""
         self._check_open()
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -144,7 +144,7 @@ class MemoryStore(MessageStore):
         return QueueOffset(queue.bases[number] if number < len(queue.bases) else queue.end)
 
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
-        """See ``MessageStore.read_at``."""
+        """Implement ``MessageStore.read_at``."""
         self._check_open()
         if not 0 <= commitlog_offset < self._end:
             raise OffsetOutOfRange(f"{commitlog_offset} is not between 0 and {self._end}")
@@ -155,24 +155,24 @@ class MemoryStore(MessageStore):
         return data
 
     def queues(self, topic: str) -> list[int]:
-        """See ``MessageStore.queues``."""
+        """Implement ``MessageStore.queues``."""
         self._check_open()
         return sorted(queue_id for name, queue_id in self._queues if name == topic)
 
     def topics(self) -> list[str]:
-        """See ``MessageStore.topics``."""
+        """Implement ``MessageStore.topics``."""
         self._check_open()
         return list({name for name, _ in self._queues})
 
     def delete_topic(self, topic: str) -> None:
-        """See ``MessageStore.delete_topic``."""
+        """Implement ``MessageStore.delete_topic``."""
         self._check_open()
         for queue_id in self.queues(topic):
             del self._queues[topic, queue_id]
         self._states.forget_topic(topic)
 
     def durable_offset(self) -> CommitLogOffset:
-        """See ``MessageStore.durable_offset``."""
+        """Implement ``MessageStore.durable_offset``."""
         self._check_open()
         return CommitLogOffset(self._end)
 
@@ -182,7 +182,7 @@ class MemoryStore(MessageStore):
         return False
 
     def stats(self) -> StoreStats:
-        """See ``MessageStore.stats``."""
+        """Implement ``MessageStore.stats``."""
         self._check_open()
         return StoreStats(
             backend="memory",

@@ -67,7 +67,7 @@ class Timer:
 
 
 class Loop(Protocol):
-    """See ``mqmesh.transport.zmq.loop.EventLoop``."""
+    """Interface of ``mqmesh.transport.zmq.loop.EventLoop``."""
 
     callback_failures: int
     longest_turn_ns: int
@@ -150,7 +150,7 @@ class Connection(Protocol):
 
 
 class Server(Protocol):
-    """See ``mqmesh.transport.zmq.server.CommandServer``."""
+    """Interface of ``mqmesh.transport.zmq.server.CommandServer``."""
 
     tick_ms: int
     malformed_frames: int
@@ -205,7 +205,7 @@ class Server(Protocol):
 
 
 class Publisher(Protocol):
-    """See ``mqmesh.transport.zmq.hints.HintPublisher``."""
+    """Interface of ``mqmesh.transport.zmq.hints.HintPublisher``."""
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port."""
@@ -221,7 +221,7 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """See ``mqmesh.transport.zmq.hints.HintSubscriber``."""
+    """Interface of ``mqmesh.transport.zmq.hints.HintSubscriber``."""
 
     endpoint: str
 
@@ -230,7 +230,7 @@ class Subscriber(Protocol):
 
 
 class Channel(Protocol):
-    """See ``mqmesh.transport.zmq.channel.BlockingChannel``."""
+    """Interface of ``mqmesh.transport.zmq.channel.BlockingChannel``."""
 
     endpoint: str
 

@@ -49,7 +49,7 @@ _IDENTITY: Final = "<4s4xQQ28xI4xII"
 
 
 class BatchPlace(NamedTuple):
-    """A batch, as a consume queue tells of it."""
+    """Place of a batch, as a consume queue records it."""
 
     commitlog_offset: int
     size: int
@@ -99,8 +99,8 @@ def find_batches(
         start: First queue offset wanted.
         stop: Queue offset where the stretch ends; a batch ends there too.
         max_bytes: Of all batches together; the first may exceed it.
-        tag_hashes: Only batches with a message of one of these tags, and those of which the
-            queue cannot tell: the tag hashes are damaged, or ``start`` is within the batch.
+        tag_hashes: Only batches with a message of one of these tags, and those that the queue
+            cannot decide: the tag hashes are damaged, or ``start`` is within the batch.
             None for all.
 
     Returns:
@@ -183,7 +183,7 @@ def _find_in_files(
             some = hashes[at:end]
             fits = not tag_hashes.isdisjoint(some)
             if not fits:
-                # If the check fails the batch itself tells. Queues had no checks once.
+                # If the check fails, the batch itself decides. Queues had no checks once.
                 check = check_in(place, extent)
                 fits = check_of(commitlog_offset, size, some) != check
                 doubtful = fits and check != 0
@@ -200,7 +200,7 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
     low, high = start + 1, available
     bound = start + guess
     step = 1
-    # Usually the batch is as long as the one before: two looks tell.
+    # Usually the batch is as long as the one before: two reads show it.
     if bound <= high and unpack(entries, (bound - 1) * ENTRY_SIZE)[0] == wanted:
         low = bound
     else:
@@ -226,8 +226,8 @@ def read_batches(
 ) -> tuple[list[bytes | memoryview], int, int | None]:
     """Reads batches, those that are neighbours in the log with one call.
 
-    Every batch is checked to be the one that the queue tells of, of its topic and queue;
-    checksums are left to whoever decodes it.
+    Every batch is checked to be the one that the queue names, of its topic and queue;
+    checksums are left to the caller that decodes it.
 
     Args:
         log: The log.
@@ -237,7 +237,7 @@ def read_batches(
 
     Returns:
         Buffers of whole batches; how many of the runs are in them: fewer than all when the next
-        one is not what the queue tells; and where the queue's tag hashes are damaged, if they are.
+        one is not what the queue says; and where the queue's tag hashes are damaged, if they are.
     """
     data: list[bytes | memoryview] = []
     damaged = None
@@ -269,7 +269,7 @@ def read_batches(
 def sound_batches(
     data: Sequence[bytes | memoryview],
 ) -> tuple[list[bytes | memoryview], int]:
-    """What stands before the first batch that fails its checksums, and how many batches that are.
+    """Return the data before the first batch that fails its checksums, and its number of batches.
 
     Args:
         data: Buffers of whole batches.
@@ -292,7 +292,7 @@ def sound_batches(
 
 
 def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int, int, bool]:
-    """How many runs to read with one call, where they end, and if they fill it fully."""
+    """Return the number of runs to read with one call, their end, and if they leave no gap."""
     start = runs[first].commitlog_offset
     stop = start + runs[first].size
     if first + 1 == len(runs):
@@ -319,8 +319,10 @@ def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int
 def _count_good(
     buffer: Buffer, start: int, topic: str, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[int, int | None]:
-    """How many of the runs, from the first, are in the buffer as they should be; and where the
-    first of them begins that is a whole batch and failed its check."""
+    """Count the runs, from the first, that are in the buffer as expected.
+
+    Also return where the first of them begins that is a whole batch and failed its check.
+    """
     shape, mark = _shape_of(topic)
     unpack = shape.unpack_from
     good = 0

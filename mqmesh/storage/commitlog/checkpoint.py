@@ -68,7 +68,7 @@ assert _SLOT.size == SLOT_SIZE
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot says.
+    """Content of a checkpoint slot.
 
     Attributes:
         store_id: Identity of the store, in every record of its log.

@@ -1,7 +1,7 @@
 """Saves, bit by bit and beside all other work, how far the store has come.
 
 One round: write what consume queues hold in memory; collect the queue table;
-have the log synced as far as the table tells of it; save table and checkpoint;
+have the log synced as far as the table covers it; save table and checkpoint;
 sync the consume queue files, and say so in the checkpoint. A round is a
 generator, so every step of it is short and the event loop goes on in between;
 what waits for the disk is done by the chores thread.
@@ -231,7 +231,7 @@ class Checkpointer:
         yield from self._wait(lambda: self._save(None, synced))
 
     def _table(self, through: int, epoch: int) -> Iterator[bytes]:
-        # Now, before the rows, which may tell of later beginnings but never of earlier ones,
+        # Read before the rows, which may know later starts of queues but never earlier ones,
         # and of topics made since these deletions but never of what they deleted.
         start = self._log.start
         head, deletions = QueueTableHead(through, epoch, start), self._queues.live_deletions(start)
@@ -282,7 +282,7 @@ def sync_paths(paths: list[str], sync: Sync) -> None:
             sync(fd)
         except OSError as error:
             # Never DiskFull, even if the system says so: after a failed sync nobody knows
-            # what the file holds, and trying again would not tell.
+            # what the file holds, and trying again would not show it.
             raise StorageError(f"{path} cannot be synced: {error}") from error
         finally:
             os.close(fd)

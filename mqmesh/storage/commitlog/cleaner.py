@@ -1,14 +1,14 @@
 """Removes what retention has decided about, bit by bit and beside all other work.
 
 One pass: let all consume queues begin behind the segments that will go; note that these
-will go; take the segments off the list and unlink their files; have a checkpoint tell of it; remove
+will go; take the segments off the list and unlink their files; have a checkpoint record it; remove
 consume queue files in which nothing is left. Readers are led away from what goes
 before it does, and a descriptor that is still open keeps what it reads.
 
 A kill at any step does no harm. The list of files in the directory is what counts for
 the log, and it only ever loses its oldest. Consume queues that a queue table knows
 with an earlier beginning are moved on when the store is opened, and their files are
-there, since they go only after a table has told of the later beginning.
+there, since they go only after a table has recorded the later beginning.
 """
 
 import logging
@@ -59,7 +59,7 @@ T = TypeVar("T")
 SPACE_EVERY_MS: Final = 100
 """How often the room on the disk is looked at."""
 MOST_WORKING_NS: Final = 2_000_000
-"""One step; whoever calls has others to serve."""
+"""Limit of one step, in ns; the caller has other work to do."""
 
 
 class Cleaner:
@@ -77,8 +77,8 @@ class Cleaner:
         deleted_segments: Removed so far.
         deleted_bytes: Their size.
         forced_segments: Those of them that went before their time.
-        forced_moves: Where queues began before that, and begin now, by topic and queue; whoever
-            has been told takes them out.
+        forced_moves: Where queues began before that, and begin now, by topic and queue; a caller
+            that has taken note of them takes them out.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Cleaner:
         self._look_at_disk()
 
     def configure(self, config: StoreConfig) -> None:
-        """See ``Retention.configure``."""
+        """Implement ``Retention.configure``."""
         self.config = config
         self.age_clock.reserved_ms = config.file_reserved_time * HOUR_MS
 
@@ -190,7 +190,7 @@ class Cleaner:
         return False
 
     def clean(self, *, dry_run: bool) -> CleaningReport | None:
-        """See ``Retention.clean``."""
+        """Implement ``Retention.clean``."""
         if self._pass is not None:
             return None
         verdict = self._decide(hour=min(hours_of(self.config.delete_when)))
@@ -273,7 +273,7 @@ class Cleaner:
         return now_ms
 
     def _decide(self, hour: int | None = None) -> Verdict:
-        """What goes; ``hour`` stands for the time of day."""
+        """Decide which segments go; ``hour`` stands for the time of day."""
         files = []
         sealed = self._sealed()
         for segment in sealed:

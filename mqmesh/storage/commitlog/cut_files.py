@@ -1,4 +1,4 @@
-"""What was cut off the log, kept aside for whoever misses it: files below ``cut/``.
+"""Data cut off the log, kept aside in files below ``cut/``.
 
 A file is named ``<epoch>-<commit-log offset>``: the newest epoch that was cut, and where its first
 byte stood. Its content is the log from there on, with the zeros at the ends of segments.

@@ -2,7 +2,7 @@
 
 One place for all ways by which a record comes: a batch that was put, a record that recovery
 reads, or one that a leader's log gave. So queues, producers' last batches and deletions are the
-same whoever made them, and whoever has the log has everything.
+same on every path, and a copy of the log is a copy of everything.
 """
 
 from collections import deque
@@ -131,9 +131,9 @@ class LogApplier:
 
         Args:
             topic: Physical topic.
-            deleted_at: Commit-log offset of the marker that tells of it.
+            deleted_at: Commit-log offset of the control record of the deletion.
         """
-        # What a queue table told may have been of a later topic of the same name.
+        # A queue table's entry may have been of a later topic of the same name.
         self.gaps.discard(topic)
         self._states.forget_topic(topic)
         unused = self._queues.drop_topic(topic, deleted_at)

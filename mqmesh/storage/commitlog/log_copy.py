@@ -111,7 +111,7 @@ def begin_copy(
 
 
 class BeginCopy(Protocol):
-    """See ``begin_copy``."""
+    """Type of ``begin_copy``."""
 
     def __call__(
         self, directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True

@@ -1,7 +1,7 @@
 """Damage of the log at rest: found by looking through it, and put right from another replica.
 
 Disks change bits of what nobody reads for months. So the log is read slice by slice beside all
-else, and every record checked. What is bad is noted, see ``damage.py``; whoever has the same log
+else, and every record checked. Damage is noted, see ``damage.py``; a replica with the same log
 may give its bytes, which are checked like all that comes from others before they are written.
 """
 
@@ -67,13 +67,13 @@ class LogRepair:
         self._position = self._end = self._epoch = 0
 
     def damaged(self) -> Sequence[DamagedRange]:
-        """See ``RepairableLog.damaged``."""
+        """Implement ``RepairableLog.damaged``."""
         start, end = self._log.start, self._log.end
         found = self._damage.ranges
         return [one for one in found if start <= one.start_offset and one.end_offset <= end]
 
     def look(self) -> None:
-        """See ``RepairableLog.look``."""
+        """Implement ``RepairableLog.look``."""
         if self._scanner is None:
             if self._clock.monotonic_ms() < self._rest_until_ms:
                 return
@@ -91,7 +91,7 @@ class LogRepair:
             self._rest_until_ms = self._clock.monotonic_ms() + REST_MS
 
     def put_back(self, chunk: LogChunk) -> None:
-        """See ``RepairableLog.put_back``."""
+        """Implement ``RepairableLog.put_back``."""
         segment = self._log.segments.find(chunk.start)
         known = {one.start_offset for one in self.damaged()}
         if chunk.start not in known or segment is None or chunk.end > self._log.end:

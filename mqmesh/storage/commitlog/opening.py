@@ -61,12 +61,12 @@ OWN_NAMES: Final = (
     *KEY_NAMES,
     *(name + spare for name in ("queue-table", "damaged-ranges", EPOCHS) for spare in ("", ".bak")),
 )
-"""What of a store's directory others have no business with, whoever made the directory."""
+"""Entries of a store's directory that other users have no business with."""
 
 
 @dataclass(frozen=True)
 class StoreParts:
-    """What a store is made of, ready for use."""
+    """Parts of a store, ready for use."""
 
     commitlog: CommitLog
     queues: ConsumeQueues
@@ -91,7 +91,7 @@ class StoreParts:
 
 @dataclass(frozen=True)
 class _Files:
-    """What is opened before recovery."""
+    """Files that are opened before recovery."""
 
     directory: Path
     segments: Segments
@@ -124,7 +124,7 @@ def open_parts(
     """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
 
     Args:
-        lock: That of the store, if whoever opens it has it; it is let go of if that fails.
+        lock: The store's lock, if the caller has it; released if opening fails.
 
     Raises:
         StoreLocked: Another process has the store open.
@@ -364,7 +364,7 @@ def _recover(
     if table is not None and len(before.segments):
         log_start = before.segments.first.start
         if log_start > table.head.log_start:
-            # Killed between the removal of segments and the table that would tell of it.
+            # Killed between the removal of segments and the table that would record it.
             before.queues.advance_all(log_start)
     before.damage.save()
     if not len(before.segments):

@@ -39,7 +39,7 @@ class QueueInspector:
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, count: int
     ) -> list[StoredEntry]:
-        """See ``InspectableStore``."""
+        """Implement ``InspectableStore``."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return []
@@ -85,7 +85,7 @@ class QueueInspector:
         first, stop = header.base_queue_offset, header.base_queue_offset + header.message_count
         its = [row for row in run if first <= row[0] < stop]
         hashes = b"".join(row[3].to_bytes(8, "little") for row in its)
-        # Of a part nobody can tell: the check is that of all messages of the batch.
+        # A part cannot be checked: the check is that of all messages of the batch.
         is_whole = len(its) == header.message_count
         is_sound = not is_whole or check_in(place, extent) == check_of(offset, size, hashes)
         own = "" if is_sound else "damaged: its tag hashes fail their check"

@@ -55,7 +55,7 @@ SaveProgress = Callable[[int, int], None]
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What recovery found.
+    """Result of recovery.
 
     Attributes:
         end: Where the log goes on.
@@ -103,7 +103,7 @@ class LogRecovery:
             key: Of the store.
             queues: Empty; filled by the run.
             states: Empty; filled by the run.
-            epochs: Of the log; gets those that the log tells of.
+            epochs: Of the log; gets those that the log records.
             tail_cut: A cut of the log's end that is to be done, up to the note that it is.
             files: Descriptors of consume queue files.
             damage: Gets what is damaged.
@@ -130,7 +130,7 @@ class LogRecovery:
             segments,
             key=key,
             store_id=None if checkpoint is None else checkpoint.store_id,
-            # A search through damage may be long, and whoever waits may want to stop.
+            # A search through damage may be long, and the process may be asked to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
         self._applier = LogApplier(
@@ -219,7 +219,7 @@ class LogRecovery:
 
     @property
     def store_id(self) -> int:
-        """Identity of the store; a new one while neither checkpoint nor log has told one."""
+        """Identity of the store; a new one while neither checkpoint nor log has one."""
         known = self._scanner.store_id
         return self._new_store_id if known is None else known
 
@@ -246,7 +246,8 @@ class LogRecovery:
         return self._scan(self._segments.first.start)
 
     def _incomplete_topic(self) -> str | None:
-        """A topic that has fewer entries than the table told or the log says; None is good."""
+        """Return a topic with fewer entries than the table or the log says; None if there is
+        none."""
         for topic in self._applier.gaps:
             return topic
         lost = self._queues.lost()

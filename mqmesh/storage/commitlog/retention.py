@@ -42,7 +42,7 @@ class SealedFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What may go now.
+    """Decision about the segments that may go now.
 
     Attributes:
         count: So many of the oldest segments.
@@ -86,7 +86,7 @@ def files_to_delete(
 
 
 def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:
-    """How many files, from the oldest, were last written at or before a time.
+    """Count the files, from the oldest, that were last written at or before a time.
 
     A file is at least as old as those that follow it, whatever its own time says: one
     that was written while the clock was ahead would hold back all others for ever.
@@ -98,7 +98,7 @@ def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:
 
 
 def _enough_files(files: Sequence[SealedFile], space: Space, percent: int) -> int:
-    """How many of the oldest files bring the disk below a mark; all, if that is too few."""
+    """Count the oldest files that bring the disk below a mark; all, if that is too few."""
     too_much = space.used - (space.used + space.available) * percent / 100
     for count, file in enumerate(files, 1):
         too_much -= file.size
@@ -162,7 +162,7 @@ class WriteGate:
     """Refuses writes while the disk is too full, and lets them in again by itself.
 
     Attributes:
-        refusal: What producers are told; None while writes are welcome.
+        refusal: Text of the error for producers; None while writes are welcome.
     """
 
     def __init__(self, limit_percent: int) -> None:

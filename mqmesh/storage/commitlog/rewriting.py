@@ -122,7 +122,7 @@ class _Copy:
         return True
 
     def _pieces(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """What the file shows from a position on, but for holes and what cannot be read.
+        """Yield the file's data from a position on, but for holes and what cannot be read.
 
         By reading and writing: a copy that the file system makes may share what the disk has.
         """

@@ -206,7 +206,7 @@ class CommitLogStore(MessageStore):
         *,
         despite_full: bool = False,
     ) -> list[PutResult]:
-        """See ``MessageStore.put``."""
+        """Implement ``MessageStore.put``."""
         self._check_writable()
         if not despite_full:
             self._cleaner.gate.check()
@@ -241,7 +241,7 @@ class CommitLogStore(MessageStore):
         tag_hashes: frozenset[int] | None = None,
         verify: bool = False,
     ) -> GetResult:
-        """See ``MessageStore.get``."""
+        """Implement ``MessageStore.get``."""
         self._check_open()
         self._see()
         queue = self._queues.find(topic, queue_id)
@@ -278,13 +278,13 @@ class CommitLogStore(MessageStore):
         return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
 
     def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
-        """Has a queue compared with the log; returns what the reader is told meanwhile."""
+        """Have a queue compared with the log; return the error for its readers meanwhile."""
         self._repairs.begin(queue, queue_offset, reason, log_end=self._log.end)
         where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
         return CorruptRecord(f"{where} is damaged: {reason}")
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """See ``MessageStore.queue_bounds``."""
+        """Implement ``MessageStore.queue_bounds``."""
         self._check_open()
         self._see()
         queue = self._queues.find(topic, queue_id)
@@ -293,7 +293,7 @@ class CommitLogStore(MessageStore):
         return QueueOffset(queue.first), QueueOffset(queue.visible)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
-        """See ``MessageStore.offset_by_time``."""
+        """Implement ``MessageStore.offset_by_time``."""
         self._check_open()
         self._see()
         queue = self._queues.find(topic, queue_id)
@@ -305,7 +305,7 @@ class CommitLogStore(MessageStore):
             raise self._repair(queue, queue.first, str(error)) from error
 
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
-        """See ``MessageStore.read_at``."""
+        """Implement ``MessageStore.read_at``."""
         self._check_open()
         end = self._log.end
         if self._shown_to is not None:
@@ -321,13 +321,13 @@ class CommitLogStore(MessageStore):
         return data
 
     def queues(self, topic: str) -> list[int]:
-        """See ``MessageStore.queues``."""
+        """Implement ``MessageStore.queues``."""
         self._check_open()
         queues = self._queues.by_topic.get(topic, {})
         return sorted(queue_id for queue_id, queue in queues.items() if queue.end)
 
     def topics(self) -> list[str]:
-        """See ``MessageStore.topics``."""
+        """Implement ``MessageStore.topics``."""
         self._check_open()
         return [
             topic
@@ -336,7 +336,7 @@ class CommitLogStore(MessageStore):
         ]
 
     def delete_topic(self, topic: str) -> None:
-        """See ``MessageStore.delete_topic``."""
+        """Implement ``MessageStore.delete_topic``."""
         self._check_writable()
         if topic not in self._queues.by_topic:
             return
@@ -350,16 +350,16 @@ class CommitLogStore(MessageStore):
         self._parts.chores.submit(lambda: shutil.rmtree(directory, ignore_errors=True))
 
     def durable_offset(self) -> CommitLogOffset:
-        """See ``MessageStore.durable_offset``."""
+        """Implement ``MessageStore.durable_offset``."""
         self._check_open()
         return CommitLogOffset(self._flusher.durable_offset)
 
     def epoch(self) -> int:
-        """See ``MessageStore.epoch``."""
+        """Implement ``MessageStore.epoch``."""
         return self._log.epoch
 
     def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
-        """See ``MessageStore.cut_offset``."""
+        """Implement ``MessageStore.cut_offset``."""
         self._check_open()
         cut = self._parts.epochs.lost_since(epoch)
         if epoch < self._log.epoch:
@@ -371,20 +371,20 @@ class CommitLogStore(MessageStore):
         return QueueOffset(0 if queue is None else first_at_or_behind(queue, self._files, cut))
 
     def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:
-        """See ``MessageStore.keep_from``."""
+        """Implement ``MessageStore.keep_from``."""
         self._cleaner.keep_from[holder] = commitlog_offset
 
     def show_to(self, position: Callable[[], int]) -> None:
-        """See ``MessageStore.show_to``."""
+        """Implement ``MessageStore.show_to``."""
         self._shown_to, self._applier.shows_later = position, True
         self._shown_before = self._log.end
 
     def retention_wish(self) -> CommitLogOffset:
-        """See ``MessageStore.retention_wish``."""
+        """Implement ``MessageStore.retention_wish``."""
         return CommitLogOffset(self._cleaner.wish)
 
     def take_forced_moves(self) -> list[QueueMove]:
-        """See ``MessageStore.take_forced_moves``."""
+        """Implement ``MessageStore.take_forced_moves``."""
         moves = self._cleaner.forced_moves
         if not moves:
             return []
@@ -398,12 +398,12 @@ class CommitLogStore(MessageStore):
         max_bytes: int,
         stop: CommitLogOffset | None = None,
     ) -> LogChunk:
-        """See ``ReplicableLog.read_raw``."""
+        """Implement ``ReplicableLog.read_raw``."""
         self._check_open()
         return self._log.read_raw(start, max_bytes, self._log.end if stop is None else stop)
 
     def append_raw(self, chunk: LogChunk) -> None:
-        """See ``ReplicableLog.append_raw``."""
+        """Implement ``ReplicableLog.append_raw``."""
         self._check_writable()
         self._cleaner.gate.check()
         self._applier.make_room()
@@ -422,7 +422,7 @@ class CommitLogStore(MessageStore):
             raise StoreClosed(self._failure) from error
 
     def truncate(self, end_offset: CommitLogOffset) -> None:
-        """See ``ReplicableLog.truncate``."""
+        """Implement ``ReplicableLog.truncate``."""
         self._check_writable()
         if end_offset == self._log.end:
             return
@@ -449,32 +449,32 @@ class CommitLogStore(MessageStore):
         self._cleaner.forced_moves = cleaner.forced_moves
 
     def begin_epoch(self, epoch: int, note: bytes = b"") -> None:
-        """See ``ReplicableLog.begin_epoch``."""
+        """Implement ``ReplicableLog.begin_epoch``."""
         self._check_writable()
         self._log.begin_epoch(epoch, note)
         self._log.begin(self._parts.clock.wall_ms()).write()
         self._tell_flusher()
 
     def epochs(self) -> Sequence[EpochStart]:
-        """See ``ReplicableLog.epochs``."""
+        """Implement ``ReplicableLog.epochs``."""
         # The table is on the disk before the first record of an epoch is, which a power cut, or a
         # full disk, may take. Whoever wins an election by an epoch must have a record of it.
         starts, end = self._parts.epochs.starts, max(self._log.end, self._log.start + 1)
         return starts[: bisect_left(starts, end, key=attrgetter("start_offset"))]
 
     def log_end(self) -> CommitLogOffset:
-        """See ``ReplicableLog.log_end``."""
+        """Implement ``ReplicableLog.log_end``."""
         return CommitLogOffset(self._log.end)
 
     def identity(self) -> LogIdentity:
-        """See ``ReplicableLog.identity``."""
+        """Implement ``ReplicableLog.identity``."""
         self._check_open()
         commitlog = self._log
         proof, epochs = commitlog.key.proof(), list(self.epochs())
         return LogIdentity(commitlog.store_id, proof, commitlog.start, commitlog.end, epochs)
 
     def beginning(self) -> LogStart:
-        """See ``ReplicableLog.beginning``."""
+        """Implement ``ReplicableLog.beginning``."""
         self._check_open()
         start = self._log.start
         queues = [
@@ -492,7 +492,7 @@ class CommitLogStore(MessageStore):
         )
 
     def tick(self, now_ms: int) -> bool:
-        """See ``MessageStore.tick``."""
+        """Implement ``MessageStore.tick``."""
         self._check_writable()
         self._check_place()
         self._see()
@@ -524,7 +524,7 @@ class CommitLogStore(MessageStore):
         return more
 
     def stats(self) -> StoreStats:
-        """See ``MessageStore.stats``."""
+        """Implement ``MessageStore.stats``."""
         self._check_open()
         segments = self._log.segments
         recovered, cleaner = self._parts.recovered, self._cleaner
@@ -568,11 +568,11 @@ class CommitLogStore(MessageStore):
             self._parts.chores.submit(lambda: None).result()
 
     def checkpointed_through(self) -> CommitLogOffset:
-        """What lies before needs not be read again after whatever kind of crash."""
+        """Commit-log offset before which no kind of crash makes it necessary to read again."""
         return CommitLogOffset(self._checkpointer.queues_synced_through)
 
     def close(self) -> None:
-        """See ``MessageStore.close``."""
+        """Implement ``MessageStore.close``."""
         if self._closed:
             return
         self._closed = True

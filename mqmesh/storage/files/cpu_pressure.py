@@ -1,4 +1,4 @@
-"""Whether a piece of work held up others: how long somebody waited for a processor meanwhile."""
+"""Detection of work that held up others, by the time that threads waited for a processor."""
 
 import os
 import time
@@ -25,7 +25,7 @@ class CpuPressure:
         self._waited_us = waited_us()
 
     def end(self) -> tuple[int, bool]:
-        """How long the work took, in ms, rounded up, and whether the machine is crowded."""
+        """Return the time that the work took, in ms, rounded up, and if the machine is crowded."""
         took_s = time.perf_counter() - self._began_s
         waited_s = took_s - (time.process_time() - self._computed_s)
         now_us = waited_us()

@@ -1,4 +1,4 @@
-"""Disk space: how full a file system is, as ``df`` tells it."""
+"""Disk space: use of a file system, as ``df`` reports it."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Space(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def used_percent(self) -> float:
-        """How much of what this process could ever use is taken, 0 to 100."""
+        """Taken part of the space that this process could ever use, 0 to 100."""
         return 100 * self.used / max(self.used + self.available, 1)
 
 
@@ -32,7 +32,7 @@ def system_space(directory: Path) -> Space:
     """The room on a directory's file system.
 
     Raises:
-        OSError: The system does not tell.
+        OSError: The system does not report it.
     """
     found = os.statvfs(directory)
     return Space((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)

@@ -2,7 +2,7 @@
 
 What has just been stored comes first. Only when that is done, or nearly so, are
 gaps filled (segments whose index is missing or not complete) and segments that
-are full sealed. What is not indexed yet is a number that every query is told.
+are full sealed. Every query gets the number of bytes that are not indexed yet.
 """
 
 import logging
@@ -177,7 +177,8 @@ class Dispatcher:
         """Compares the index with the log again if that was cut where it had been read.
 
         Only what is confirmed is read, which no cut reaches but that of an election that may
-        lose messages. Offsets do not tell, since the log may be as long again by now. The last
+        lose messages. Offsets do not show a cut, since the log may be as long again by now. The
+        last
         record does: a cut takes it away, and no other one has its checksum.
         """
         mark = self._last_mark if self._last_offset < 0 else self.reader.mark_at(self._last_offset)
@@ -256,7 +257,7 @@ class Dispatcher:
 
     def _drop_vanished(self) -> None:
         if not len(self.segments):
-            return  # a log without a file is none that could tell
+            return  # return  # without any file there is nothing to compare with
         starts = {segment.start for segment in self.segments}
         gone = [start for start in self._index.starts if start not in starts]
         for start in gone:

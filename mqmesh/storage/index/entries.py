@@ -1,4 +1,4 @@
-"""What the index keeps of a batch: entries of 20 bytes.
+"""Index entries of a batch: 20 bytes each.
 
 Layout of an entry, big endian, so that sorted bytes are sorted entries (the
 same table stands in ``docs/storage-format.md``):
@@ -184,7 +184,7 @@ def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
 
 
 def distinct_of_raw(raw: bytes, count: int) -> set[str]:
-    """What ``distinct_keys`` would have said of what ``raw_keys`` returned.
+    """Return the set that ``distinct_keys`` would have made of the result of ``raw_keys``.
 
     Raises:
         CorruptBatch: It cannot be decoded.

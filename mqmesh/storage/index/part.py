@@ -90,7 +90,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PartHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """What an environment covers. A place counts bytes from where the segment begins.
+    """Coverage of an index environment. A place counts bytes from where the segment begins.
 
     Attributes:
         version: ``FORMAT_VERSION``.
@@ -132,7 +132,7 @@ class PartHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=Fa
 
 
 class LogSlice(msgspec.Struct, kw_only=True, gc=False):
-    """What the index needs to know of a stretch of one segment.
+    """Content of a stretch of one segment, as far as the index needs it.
 
     Attributes:
         start: Commit-log offset where the stretch begins.

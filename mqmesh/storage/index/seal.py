@@ -5,7 +5,7 @@ before the new directory has its final name; a crash in between costs the work.
 
 A sealed directory holds, beside LMDB's file, a document ``seal`` with the size
 and the CRC-32 of that file, which never changes again. So after trouble a
-damaged file is told from a good one without LMDB looking into it.
+damaged file is distinguished from a good one without LMDB looking into it.
 """
 
 import os
@@ -37,7 +37,7 @@ _RUN: Final = 1
 
 
 class Seal(msgspec.Struct, frozen=True):
-    """What a sealed environment's file is like.
+    """Size and checksum of a sealed environment's file.
 
     Attributes:
         size: In bytes.
@@ -116,7 +116,7 @@ def check_seal(directory: Path) -> Iterator[None]:
 
 
 def _measure(path: Path) -> Generator[None, None, Seal]:
-    """What the seal of a file as it is now would say."""
+    """Make the seal of a file as it is now."""
     crc = size = 0
     try:
         fd = os.open(path, os.O_RDONLY)

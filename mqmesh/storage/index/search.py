@@ -191,7 +191,7 @@ class Search:
         return query.producer_id == header.producer_id and 0 <= position < header.message_count
 
     def _matching(self, topic: str, header: BatchHeader, data: Buffer) -> list[StoredMessage]:
-        """What a batch has of what is looked for, last first."""
+        """Return the messages of a batch that match the query, last first."""
         query = self._query
         if isinstance(query, IdQuery):
             return [decode_messages(data, header)[query.sequence - header.first_sequence]]

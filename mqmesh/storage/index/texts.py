@@ -178,7 +178,7 @@ def text_key(number: int) -> bytes:
 
 
 def _needles(key: bytes) -> list[bytes]:
-    """What a text in msgpack looks like, in all forms that its length may be written in."""
+    """Return the msgpack forms of a text, one for each way to write its length."""
     size = len(key)
     if size >= 256:
         return [size.to_bytes(2, "big") + key]

@@ -1,4 +1,4 @@
-"""What outlives a restart of the embedded coordinator: records, and which sessions there were.
+"""File of the embedded coordinator: records and session names that outlive a restart.
 
 Every write is one transaction that is on disk when it returns. Layout of ``data.mdb`` (also in
 ``docs/storage-format.md``), one LMDB environment:
@@ -78,7 +78,7 @@ class _CoordinatorHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KeptChange(msgspec.Struct, frozen=True):
-    """What is written together.
+    """Records and sessions that are written together.
 
     Attributes:
         records: By key.
@@ -142,7 +142,7 @@ class CoordinatorFile:
 
 
 def encode_pairs(change: KeptChange, *, record_count: int) -> list[Pair]:
-    """What a change puts into the file, by key.
+    """Return the pairs that a change puts into the file, by key.
 
     Args:
         change: What is written; what ends by it leaves nothing.

@@ -17,7 +17,7 @@ key                                      value
 
 A topic that is made again after its deletion gets a new topic id, so deleting
 is one small transaction however much there is. The ``L`` pairs are the truth:
-everything else can be told from them.
+everything else can be derived from them.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ _topics: Final = msgspec.msgpack.Decoder(tuple[int, str])
 
 
 class EnvironmentHead(msgspec.Struct, array_like=True, frozen=True):
-    """What a store notes when it is opened and closed. Array positions never change.
+    """State that a store notes when it is opened and closed. Array positions never change.
 
     Attributes:
         format: ``FORMAT``.
@@ -77,7 +77,7 @@ _heads: Final = msgspec.msgpack.Decoder(EnvironmentHead)
 
 
 class Entry(NamedTuple):
-    """A batch, as a queue tells of it."""
+    """Queue entry of a batch."""
 
     base: int
     commitlog_offset: int
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
         return self.base + self.message_count
 
     def fits(self, wanted: frozenset[int], queue_offset: int) -> bool:
-        """Whether a message at or behind an offset has one of the tags."""
+        """Return True if a message at or behind an offset has one of the tags."""
         hashes = self.tag_hashes
         if len(hashes) <= 8:
             return int.from_bytes(hashes, "little") in wanted

@@ -63,7 +63,7 @@ class Queue:
 
 @dataclass
 class Contents:
-    """What an environment holds, as far as it is kept in memory."""
+    """Content of an environment, as far as it is kept in memory."""
 
     head: EnvironmentHead
     started_clean: bool
@@ -239,7 +239,7 @@ def check_log(env: LmdbEnv, store_id: int, first: int = 0) -> Iterator[tuple[int
 
 
 def wrong_with(record: bytes, commitlog_offset: int, store_id: int) -> str | None:
-    """What is wrong with a record of the log; None for a good one."""
+    """Return the fault of a record of the log; None for a good one."""
     try:
         if not record.startswith(MAGIC):
             marker = decode_control_record(record)

@@ -61,7 +61,7 @@ _REDELIVERED: Final = int(Attributes.REDELIVERED)
 
 
 class _Draft:
-    """What a put is about to write."""
+    """Changes that a put is about to write."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -161,7 +161,7 @@ class LmdbStore(MessageStore):
         *,
         despite_full: bool = False,
     ) -> list[PutResult]:
-        """See ``MessageStore.put``."""
+        """Implement ``MessageStore.put``."""
         self._check_writable()
         draft, places = _Draft(self._contents), InARow(self._end)
         head = self._contents.head
@@ -261,7 +261,7 @@ class LmdbStore(MessageStore):
             raise OSError(errno.EIO, str(error)) from error
 
     def delete_topic(self, topic: str) -> None:
-        """See ``MessageStore.delete_topic``."""
+        """Implement ``MessageStore.delete_topic``."""
         self._check_writable()
         contents = self._contents
         topic_id = contents.topic_ids.get(topic)
@@ -298,7 +298,7 @@ class LmdbStore(MessageStore):
         tag_hashes: frozenset[int] | None = None,
         verify: bool = False,
     ) -> GetResult:
-        """See ``MessageStore.get``."""
+        """Implement ``MessageStore.get``."""
         self._check_open()
         queue = self._contents.topics.get(topic, {}).get(queue_id)
         bounds = QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
@@ -320,13 +320,13 @@ class LmdbStore(MessageStore):
         return GetResult(status, QueueOffset(position), *bounds, data, count)
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """See ``MessageStore.queue_bounds``."""
+        """Implement ``MessageStore.queue_bounds``."""
         self._check_open()
         queue = self._contents.topics.get(topic, {}).get(queue_id)
         return QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
-        """See ``MessageStore.offset_by_time``."""
+        """Implement ``MessageStore.offset_by_time``."""
         self._check_open()
         queue = self._contents.topics.get(topic, {}).get(queue_id)
         low, high = 0, 0 if queue is None else queue.end
@@ -339,7 +339,7 @@ class LmdbStore(MessageStore):
         return QueueOffset(low)
 
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
-        """See ``MessageStore.read_at``."""
+        """Implement ``MessageStore.read_at``."""
         self._check_open()
         if not 0 <= commitlog_offset < self._end:
             raise OffsetOutOfRange(f"{commitlog_offset} is not between 0 and {self._end}")
@@ -356,24 +356,24 @@ class LmdbStore(MessageStore):
         return data
 
     def queues(self, topic: str) -> list[int]:
-        """See ``MessageStore.queues``."""
+        """Implement ``MessageStore.queues``."""
         self._check_open()
         return sorted(self._contents.topics.get(topic, {}))
 
     def topics(self) -> list[str]:
-        """See ``MessageStore.topics``."""
+        """Implement ``MessageStore.topics``."""
         self._check_open()
         return list(self._contents.topics)
 
     # ---- Background and end ----------------------------------------------------------
 
     def durable_offset(self) -> CommitLogOffset:
-        """See ``MessageStore.durable_offset``."""
+        """Implement ``MessageStore.durable_offset``."""
         self._check_open()
         return CommitLogOffset(self._end if self._flusher is None else self._flusher.durable_offset)
 
     def tick(self, now_ms: int) -> bool:
-        """See ``MessageStore.tick``."""
+        """Implement ``MessageStore.tick``."""
         del now_ms
         self._check_writable()
         try:
@@ -426,7 +426,7 @@ class LmdbStore(MessageStore):
         return bool(forgotten)
 
     def stats(self) -> StoreStats:
-        """See ``MessageStore.stats``."""
+        """Implement ``MessageStore.stats``."""
         self._check_open()
         contents, flusher = self._contents, self._flusher
         return StoreStats(
@@ -450,7 +450,7 @@ class LmdbStore(MessageStore):
         )
 
     def close(self) -> None:
-        """See ``MessageStore.close``."""
+        """Implement ``MessageStore.close``."""
         if self._closed:
             return
         self._closed = True

@@ -4,7 +4,7 @@ The only truth of the store; everything else is derived from it. Its segments ar
 mapped, and written where their blocks were taken before (``log_room.py``). Small
 writes are stores into pages that were brought in ahead, all others one gathered
 ``os.pwritev``, which the map shows as well. Large reads are views of what is in
-memory, all others ``os.pread``, which tells trouble with the disk by an exception
+memory, all others ``os.pread``, which reports trouble with the disk by an exception
 instead of a signal.
 
 Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
@@ -142,7 +142,7 @@ class CommitLog:
 
     @property
     def recorded_epoch(self) -> int:
-        """Of the newest record that is there; 0 if that is not known."""
+        """Epoch of the newest record that is there; 0 if that is not known."""
         return self._recorded_epoch if self._begins else self.epoch
 
     @property
@@ -226,7 +226,7 @@ class CommitLog:
         return data
 
     def read_some(self, start: int, size: int) -> bytes:
-        """As ``read``, but at most to the end of the segment."""
+        """Read like ``read``, but at most to the end of the segment."""
         return self.read(start, min(size, self.segment_end(start) - start))
 
     def segment_end(self, commitlog_offset: int) -> int:
@@ -439,8 +439,8 @@ class Append:
     """One gathered write in the making: place records, add their pieces, write.
 
     Attributes:
-        pieces: Buffers that stand one behind the other; the placed records' bytes are added
-            here, by whoever places them, before the next record is placed.
+        pieces: Buffers that stand one behind the other; the caller that placed a record adds
+            its bytes here before the next record is placed.
     """
 
     __slots__ = (

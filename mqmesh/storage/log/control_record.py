@@ -45,7 +45,7 @@ assert _MARKER.size == CONTROL_RECORD_SIZE
 
 
 class ControlKind(enum.IntEnum):
-    """What a marker says. On disk: never renumbered."""
+    """Kind of a control record. On disk: never renumbered."""
 
     END = 1
     """The log goes on in the next segment."""

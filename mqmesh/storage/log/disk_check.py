@@ -1,13 +1,13 @@
-"""Whether the disk has what the page cache shows of a file.
+"""Comparison of the page cache of a file with the disk.
 
-A sync that failed has told so once; since then the system counts the pages as clean, and every
+A failed sync reports its error once; since then the system counts the pages as clean, and every
 later sync succeeds. So what is in memory is compared with what is read past it. That costs one
 read of the disk, and nothing for what is not in memory, since that will come from the disk anyway.
 
 Comparing is not enough for pages of zeros: an unwritten block reads as zeros, too, and ext4, once
 its first write to a block has failed, remembers the block as written for as long as the page is
 in memory. What is written to the page later, and synced, is zeros at the next mount. So from the
-first zeros on pages are dropped from memory: whoever comes next finds the block as it is.
+first zeros on pages are dropped from memory: the next reader finds the block as it is.
 """
 
 import contextlib

@@ -3,10 +3,10 @@
 An epoch begins when somebody begins to write: a leader, or a store whose log may have lost its
 end, since others will stand in the place of what is gone. The table is on the disk before the
 first record of an epoch is, and is kept as long as the log. So a consumer who stood behind such a
-place, and knows in which epoch he came there, can be told where to go on; and two logs that were
+place, and knows in which epoch he came there, can be sent where to go on; and two logs that were
 one once find out by their tables where their histories part.
 
-A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record tells
+A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record has
 its epoch, too: a table that is lost is made again from the log.
 """
 
@@ -103,7 +103,7 @@ class EpochTable:
         """Notes, durably, that an epoch begins; nothing of it was written before.
 
         What stood at or behind its start is lost, or void. Without any room it is known in this
-        life only, until there is some (``tick``); its records tell of it, too.
+        life only, until there is some (``tick``); its records name it, too.
 
         Args:
             epoch: Higher than all before, or the newest once more.

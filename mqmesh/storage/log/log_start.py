@@ -1,6 +1,6 @@
 """The beginning of the log: where retention lets it be, noted before it removes anything.
 
-So segments that are missing at the beginning and were not removed by retention can be told
+So segments that are missing at the beginning and were not removed by retention can be distinguished
 from those that were. Layout of the file, little endian:
 
 ======== ===== ===== =========================================================

@@ -5,8 +5,8 @@ touched here that the kernel has not vouched for before: stores go only into pag
 ``bring_in`` has made ready, views are made only of pages that are in memory, and scans bring in
 a stretch, which fails with an error, before they look at it.
 
-A map is never shrunk and never flushed (``mmap.flush`` holds the interpreter's lock; whoever
-syncs does it by the descriptor). It goes when its last view is gone, by itself: views keep it.
+A map is never shrunk and never flushed (``mmap.flush`` holds the interpreter's lock; syncs
+go by the descriptor). It goes when its last view is gone, by itself: views keep it.
 Calls by ``ctypes`` let go of the interpreter's lock, the methods of ``mmap`` do not.
 """
 
@@ -57,7 +57,7 @@ def page_buffer(size: int) -> mmap.mmap:
 
 
 def pages_in_memory(fd: int, size: int) -> bytes:
-    """What of a file is in the page cache, which it does not change.
+    """Return which pages of a file are in the page cache, without changing that.
 
     Args:
         fd: Open for reading.
@@ -67,13 +67,13 @@ def pages_in_memory(fd: int, size: int) -> bytes:
         One byte for each page: 1 if it is there, else 0.
 
     Raises:
-        OSError: This system does not tell.
+        OSError: This system does not report it.
     """
     if not _IS_LINUX:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     pages = bytearray(-(-size // PAGE))
     found = ctypes.c_char.from_buffer(pages)
-    # Copy on write, since ctypes tells addresses of what may be written only; nothing is.
+    # Copy on write, since ctypes gives addresses of writable memory only; nothing is written.
     mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     first = ctypes.c_char.from_buffer(mapped)
     try:
@@ -122,7 +122,7 @@ class MappedFile:
         finally:
             os.close(fd)
         self.size = size
-        # The array that tells the address goes at once, or the map never could.
+        # The array that has the address goes at once, or the map never could.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         # Only what is in memory is looked at; to read ahead would fetch what is not written yet,
         # which are pages of zeros, each cleared and then written over.
@@ -137,7 +137,7 @@ class MappedFile:
         return sys.getrefcount(self._map) - 2  # this object's, and the argument
 
     def leave(self) -> "LeftMap":
-        """What is left of it for as long as there are views, when nobody else uses it."""
+        """Return the map that is left for as long as there are views, when nobody else uses it."""
         return LeftMap(weakref.ref(self._map), self.size)
 
     def look_again(self) -> None:
@@ -248,7 +248,7 @@ class ScannedFile:
         size = os.fstat(fd).st_size
         if not size:
             raise OSError(errno.EINVAL, "an empty file cannot be mapped")
-        # A private map, which nobody writes to: of one that only may be read, ctypes tells no
+        # A private map, which nobody writes to: of one that only may be read, ctypes gives no
         # address. What others write to the file is seen in it.
         self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
         self._size = size

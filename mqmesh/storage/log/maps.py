@@ -70,7 +70,7 @@ class LogMaps:
     def check(self, written: Segment) -> None:
         """Looks whether all mapped files are as they should be.
 
-        One that was cut is read by calls from now on, which tell what is missing.
+        One that was cut is read by calls from now on, which raise for what is missing.
 
         Args:
             written: The segment that the log ends in.
@@ -103,7 +103,7 @@ class LogMaps:
         try:
             mapped = MappedFile(segment.path, segment.size)
         except OSError:
-            return None  # whoever reads it by a call learns why
+            return None  # return None  # a reader's call gets the error
         self._maps[segment] = mapped
         return mapped
 

@@ -25,7 +25,7 @@ def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) 
         start: Commit-log offset of the first one.
         segment_end: Where its segment ends.
         check: Of the log; the first record must bear its mark, of the others places and sizes are
-            looked at, since whoever gets the chunk checks them.
+            looked at, since the receiver of the chunk checks them.
 
     Returns:
         The chunk, or how many bytes its first record has if these are fewer.

@@ -1,4 +1,4 @@
-"""What a record of the log is, and by what it proves that it is one.
+"""Checks of a log record: the proof that bytes are one.
 
 A record counts only if it bears the check that the store's key makes, its own
 commit-log offset is where it stands, its store id is this store's, its epoch is
@@ -75,13 +75,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def record_size(head: Buffer) -> int:
-    """Size of the record that some bytes begin with, as far as they tell.
+    """Size of the record that some bytes begin with, as far as they show it.
 
     Args:
-        head: Its first bytes; ``HEADER_SIZE`` of them tell everything.
+        head: Its first bytes; ``HEADER_SIZE`` of them are enough.
 
     Returns:
-        Bytes; of too few bytes, how many are needed to tell more.
+        Bytes; of too few bytes, how many are needed to know more.
 
     Raises:
         CorruptRecord: They do not begin a record.
@@ -107,10 +107,10 @@ def record_size(head: Buffer) -> int:
 
 
 class RecordCheck:
-    """Tells records of one log from everything else.
+    """Check that accepts records of one log and nothing else.
 
     Attributes:
-        store_id: That records must have; None until the first one has told.
+        store_id: That records must have; None until the first record has set it.
     """
 
     def __init__(self, key: StoreKey, store_id: int | None) -> None:

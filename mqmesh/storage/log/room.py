@@ -63,7 +63,7 @@ class LogRoom:
         self._asked: tuple[Segment, int, Future[None]] | None = None
 
     def bytes_ahead(self, held_bytes: int, segment_size: int) -> int:
-        """How much room the log has ahead of its end.
+        """Return the number of bytes to allocate ahead of the log's end.
 
         Args:
             held_bytes: What the log holds.
@@ -119,7 +119,7 @@ class LogRoom:
         try:
             through = self._through(segment, wanted, least=start)
         except OSError:
-            return  # Whoever needs the room will try, and is told.
+            return  # return  # A writer that needs the room will try, and gets the error.
         if through - start >= min(self._ahead_bytes, segment.end - start):
             future = self._chores.submit(partial(_allocate, segment, start, through))
             self._asked = segment, through, future
@@ -130,7 +130,7 @@ class LogRoom:
             return
         segment, through, future = self._asked
         self._asked = None
-        # If not, whoever needs the room will try, and is told.
+        # If not, a writer that needs the room will try, and gets the error.
         if future.exception() is None:
             self._note(segment, through)
 

@@ -71,7 +71,7 @@ class LogScanner:
 
     @property
     def store_id(self) -> int | None:
-        """That records must have; None until the first one was read."""
+        """Store id that records must have; None until the first one was read."""
         return self._check.store_id
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class LogScanner:
         return None
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """What is in the files between two offsets, but for holes that were never written.
+        """Yield data of the files between two offsets, but for holes that were never written.
 
         Pieces of one stretch overlap by the bytes that a record's magic and offset take.
         """

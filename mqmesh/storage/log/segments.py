@@ -55,12 +55,12 @@ class Segment:
 
     @property
     def disk_bytes(self) -> int:
-        """What its blocks take on the disk."""
+        """Bytes that the segment's blocks take on the disk."""
         return max(self._block_bytes, self.allocated_through - self.start)
 
     @property
     def spare_bytes(self) -> int:
-        """Of those, what seems to be taken behind ``allocated_through``."""
+        """Part of ``disk_bytes`` that seems to be taken behind ``allocated_through``."""
         return self.disk_bytes - (self.allocated_through - self.start)
 
     def note_blocks(self, found: os.stat_result) -> None:
@@ -105,7 +105,7 @@ class SegmentList:
 
     @property
     def disk_bytes(self) -> int:
-        """What the blocks of all files take."""
+        """Bytes that the blocks of all files take."""
         return sum(segment.disk_bytes for segment in self._list)
 
     def find(self, commitlog_offset: int) -> Segment | None:
@@ -185,7 +185,7 @@ class Segments(SegmentList):
 
     @property
     def segment_size(self) -> int:
-        """Of new ones, in bytes."""
+        """Size of new segments, in bytes."""
         return self._segment_size
 
     def prepare(self, start: int) -> None:
@@ -199,7 +199,7 @@ class Segments(SegmentList):
         if preparing is None or not preparing.done():
             return
         self._preparing = None
-        # If it could not be made, whoever needs it will try, and is told.
+        # If it could not be made, a writer that needs it will try, and gets the error.
         if preparing.exception() is None:
             self._insert(preparing.result())
 
@@ -217,7 +217,7 @@ class Segments(SegmentList):
                 try:
                     self._insert(preparing.result())
                 except (DiskFull, TooManyOpenFiles):
-                    pass  # There may be room by now; the next lines will tell.
+                    pass  # pass  # There may be room by now; the next lines try it.
             found = self.find(start)
         if found is None:
             found = self._make(start)

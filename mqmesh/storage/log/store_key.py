@@ -80,7 +80,7 @@ class StoreKey:
 
     @property
     def secret(self) -> bytes:
-        """``KEY_SIZE`` bytes, for a replica: whoever has them can forge records."""
+        """``KEY_SIZE`` bytes, for a replica: their owner can forge records."""
         return self._secret
 
     def encode(self) -> bytes:

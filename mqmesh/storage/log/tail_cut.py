@@ -1,8 +1,8 @@
-"""Cuts the end of a log off, durably: a cut that was begun is finished, whoever dies meanwhile.
+"""Cut of a log's end, durable: a cut that was begun is finished after a crash.
 
 First it is noted where the log is to end, then what stands behind is zeroed and synced, then,
 when all that was derived from it is gone, too, the note is taken back. A start that finds a note
-does the rest. So what was cut never comes back, and no record need tell of it: replicas of a log
+does the rest. So what was cut never comes back, and no record need mention it: replicas of a log
 stay byte for byte the same. Layout of the note, ``log-cut``, little endian:
 
 ======== ===== ===== =========================================================
@@ -52,7 +52,7 @@ class TailCut:
         """Reads the note; makes it if there is none.
 
         Args:
-            path: Its file; its directory is synced by whoever made that.
+            path: Its file; its directory is synced by its maker.
             segments: Files of the log.
 
         Raises:

@@ -58,7 +58,7 @@ class InARow:
         self.pieces: list[Buffer] = []
 
     def place(self, size: int) -> int:
-        """See ``Places``."""
+        """Implement ``Places``."""
         position, self.end = self.end, self.end + size
         return position
 

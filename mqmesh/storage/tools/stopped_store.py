@@ -232,7 +232,7 @@ class StoppedCommitLog(StoppedStore):
         return self._synced
 
     def items(self, start: int | None = None) -> Iterator[Item]:
-        """See ``StoppedStore.items``."""
+        """Implement ``StoppedStore.items``."""
         position = max(self.start, start or 0)
         scanner = LogScanner(self._segments, key=self.key, store_id=self.store_id)
         try:
@@ -255,11 +255,11 @@ class StoppedCommitLog(StoppedStore):
         return scanner.resync(position, EVERYTHING, epoch=epoch) if self._trusts_all else None
 
     def queues(self) -> list[QueueBounds]:
-        """See ``StoppedStore.queues``."""
+        """Implement ``StoppedStore.queues``."""
         return list(self._rows.values())
 
     def wrong_entry(self, item: Item) -> str | None:
-        """See ``StoppedStore.wrong_entry``."""
+        """Implement ``StoppedStore.wrong_entry``."""
         header, meta = item.header, item.meta
         assert header is not None and meta is not None
         if item.end > self._entries_through:
@@ -306,7 +306,7 @@ class StoppedCommitLog(StoppedStore):
         return sorted(found)
 
     def close(self) -> None:
-        """See ``StoppedStore.close``."""
+        """Implement ``StoppedStore.close``."""
         self._files.close()
 
 
@@ -331,7 +331,7 @@ class StoppedLmdb(StoppedStore):
         self.clean = self._contents.started_clean
 
     def items(self, start: int | None = None) -> Iterator[Item]:
-        """See ``StoppedStore.items``."""
+        """Implement ``StoppedStore.items``."""
         store_id = self._contents.head.store_id
         for low, high, wrong in check_log(self._env, store_id, start or 0):
             if wrong is not None:
@@ -343,7 +343,7 @@ class StoppedLmdb(StoppedStore):
             yield _item(low, high, header, None if is_batch else decode_control_record(data), data)
 
     def queues(self) -> list[QueueBounds]:
-        """See ``StoppedStore.queues``."""
+        """Implement ``StoppedStore.queues``."""
         return [
             QueueBounds(topic, queue.queue_id, 0, queue.end)
             for topic, queues in self._contents.topics.items()
@@ -351,7 +351,7 @@ class StoppedLmdb(StoppedStore):
         ]
 
     def wrong_entry(self, item: Item) -> str | None:
-        """See ``StoppedStore.wrong_entry``."""
+        """Implement ``StoppedStore.wrong_entry``."""
         header, meta = item.header, item.meta
         assert header is not None and meta is not None
         topic_id = self._contents.topic_ids.get(meta.topic)
@@ -371,7 +371,7 @@ class StoppedLmdb(StoppedStore):
         return None if found == wanted else "entries differ from the log"
 
     def close(self) -> None:
-        """See ``StoppedStore.close``."""
+        """Implement ``StoppedStore.close``."""
         self._env.close()
 
 

@@ -115,7 +115,7 @@ class SimulatedServer:
             self._send(request.peer, frame)
 
     def address_of(self, peer: bytes) -> str:
-        """See ``mqmesh.transport.interface.Server``."""
+        """Implement ``mqmesh.transport.interface.Server``."""
         return ""
 
     def review(self) -> None:
