@@ -1,7 +1,7 @@
 """Reads a configuration: a TOML file, then ``--set key=value``, into a role's own struct.
 
 Defaults, bounds and meanings stand in the structs; this module only brings text into
-them. Whatever is wrong is told in one line: where it stands, the key, the value, what is
+them. Every error is reported in one line: where it stands, the key, the value, what is
 allowed, and for an unknown key the nearest known one.
 """
 
@@ -406,7 +406,7 @@ def _explain(message: str, place: list[_Step], info: inspect.StructType, data: A
     if not place:
         return reason
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "…"
-    inside = "[...]" in message  # a value of a dict; its key is not told
+    inside = "[...]" in message  # a value of a dict; the error does not name its key
     expected = reason.startswith(("Expected", "Invalid enum")) and kind is not None and not inside
     if expected and _struct_of(kind) is None:
         reason = "must be " + " or ".join(map(_describe, _alternatives(kind)))

@@ -53,7 +53,7 @@ class ProcessMark(msgspec.Struct, array_like=True, frozen=True):
 
 
 def own_process() -> ProcessMark | None:
-    """What names this process; None where the system does not tell it."""
+    """Return the mark of this process; None where the system does not give it."""
     found = _process_stat("self")
     space = _process_space()
     if found is None or not space:

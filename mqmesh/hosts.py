@@ -1,4 +1,4 @@
-"""Where a server may listen, and what it tells others to connect to. One rule for all roles."""
+"""Addresses to listen at, and addresses to advertise. One rule for all roles."""
 
 import ipaddress
 import re
@@ -58,7 +58,7 @@ def check_listen(
     Args:
         role: What to call the server in an error.
         listen_host: Address to listen at.
-        advertised_host: Host that others are told, "" for ``listen_host``.
+        advertised_host: Host that others get to connect to, "" for ``listen_host``.
         allow_insecure_bind: The administrator takes the risk, or security is on.
         advice: What makes it safe.
 

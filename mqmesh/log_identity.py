@@ -1,4 +1,4 @@
-"""Whose log somebody has, and which part of it: what two replicas compare first."""
+"""Identity of a log and its stretch: two replicas compare these first."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -31,7 +31,7 @@ class EpochStart(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LogIdentity(msgspec.Struct, array_like=True, frozen=True):
-    """Whose log somebody has, and which part of it. Array positions are on the wire.
+    """Identity of a log, and the stretch of it that is there. Array positions are on the wire.
 
     Attributes:
         store_id: Identity of the store.
@@ -49,7 +49,7 @@ class LogIdentity(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CommonEnd(msgspec.Struct, frozen=True):
-    """How far two logs are the same.
+    """End of the part that two logs have in common.
 
     Attributes:
         epoch: The newest one that both have.

@@ -43,7 +43,7 @@ class LogLevel(enum.StrEnum):
 LEVELS: Final = tuple(one.value for one in LogLevel if one is not LogLevel.AS_STARTED)
 LogFormat: TypeAlias = Literal["text", "json"]
 FORMAT_VARIABLE: Final = "MQMESH_LOG_FORMAT"
-"""Environment variable by which a process tells its helpers how to log."""
+"""Environment variable with the log format, set by a process for its helpers."""
 FILE_BYTES: Final = 16 * MIB
 FILES_KEPT: Final = 4
 """Old files beside the current one: a log takes at most five times ``FILE_BYTES``."""
@@ -285,7 +285,7 @@ class PipeHandler(logging.Handler):
 
 
 def one_line(text: str) -> str:
-    """Returns a text that a terminal or a log can show as one line, whoever wrote it.
+    """Returns a text in a form that a terminal or a log can show as one line.
 
     Line breaks, control characters, marks that turn the direction of text and characters that
     nobody sees become escapes. Tabs stay.
@@ -320,7 +320,7 @@ def split_line(line: str) -> LogObject | None:
     """Takes a log line of either form apart.
 
     Returns:
-        Time, level, logger and text, and what JSON tells beside them; None if it has another form.
+        Time, level, logger and text, and other fields of JSON; None if it has another form.
     """
     if line.startswith("{"):
         with suppress(msgspec.MsgspecError):

@@ -78,7 +78,7 @@ LONGEST_TOPIC: Final = max(len(RETRY_PREFIX), len(DLQ_PREFIX)) + MAX_GROUP_LENGT
 """In characters: that of a group whose name is as long as it may be."""
 
 _NAME = re.compile(r"(?!\.\.?\Z)[%|a-zA-Z0-9_.-]+\Z")
-"""What names may be. A folder and its parent are none, whoever makes paths of names."""
+"""Pattern of names. A folder and its parent (``.``, ``..``) are none: names become paths."""
 NO_KEYS: Final[tuple[str, ...]] = ()
 
 
@@ -139,7 +139,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
             delay_level: int = 0,
             deliver_at_ms: int = 0,
         ) -> None:
-            """See the class."""
+            """Create a message; see the class for the arguments."""
 
     def delayed_by(self, delay_ms: int) -> "Message":
         """The same message, to be delivered so long after now.
@@ -161,7 +161,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class BatchInfo(msgspec.Struct, frozen=True, gc=False):
-    """What all messages of one stored batch share.
+    """Fields that all messages of one stored batch share.
 
     Attributes:
         topic: The physical topic; differs from the message's own for retries and dead letters.
@@ -214,7 +214,7 @@ class StoredMessage(Message, array_like=True, gc=False):
     batch: BatchInfo | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether another message has the same content, place and batch."""
+        """Return True if another message has the same content, place and batch."""
         return (
             type(other) is StoredMessage
             and as_plain(self) == as_plain(other)
@@ -225,7 +225,7 @@ class StoredMessage(Message, array_like=True, gc=False):
     __hash__ = None  # type: ignore[assignment]  # as of all messages, which may be changed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What ``copy`` and others that take an object apart make another one of."""
+        """Return the constructor and arguments from which ``copy`` and others make a copy."""
         plain = msgspec.structs.astuple(as_plain(self))
         return StoredMessage, (*plain, self.queue_offset, self.batch)
 
@@ -295,9 +295,9 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def fencing_token(self) -> int:
-        """Of the lock by which an ordered consumer has the message's queue; 0 without a lock.
+        """Token of the lock by which an ordered consumer has the message's queue; 0 without a lock.
 
-        Whoever gets the queue later has a larger one, also after a restart or a failover of the
+        A later owner of the queue has a larger one, also after a restart or a failover of the
         broker. A store that keeps the largest it has seen of a queue, and refuses smaller ones,
         takes nothing from a call that went on after its member was replaced.
         """
@@ -325,7 +325,7 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def reconsume_times(self) -> int:
-        """How often the message was sent back for retry."""
+        """Number of times the message was sent back for retry."""
         # Anybody may write the property, so it may hold anything.
         text = self.property(PROPERTY_RECONSUME_TIMES, "")
         return int(text) if text and len(text) < 10 and text.isdecimal() else 0
@@ -366,7 +366,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         PROPERTY_HANDED_OVER,
     }
 )
-"""What mqmesh tells of a message; users may read it, and not set it."""
+"""Reserved properties, which mqmesh sets; users may read them, and not set them."""
 
 
 class SystemMessage(Message, array_like=True, gc=False):

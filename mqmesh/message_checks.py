@@ -33,7 +33,7 @@ _SEQUENCES: Final = (list, tuple, Sequence)
 
 
 class Extras(enum.Enum):
-    """What messages have beside topic and body; what they surely do not have saves looking."""
+    """Content of messages beside topic and body; without it, checks can be left out."""
 
     NONE = enum.auto()
     KEYS = enum.auto()
@@ -68,7 +68,7 @@ def check_messages(
 def check_messages_of_batch(
     messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
 ) -> tuple[list[Message], Extras]:
-    """As ``check_messages``, and says what the messages have beside topic and body."""
+    """Check as ``check_messages``; also return what the messages have beside topic and body."""
     if not isinstance(messages, _SEQUENCES) or not messages:
         raise InvalidArgument("messages must be a sequence of at least one Message")
     if not isinstance(messages[0], Message):
@@ -77,7 +77,7 @@ def check_messages_of_batch(
     if type(topic) is not str:
         raise InvalidArgument(f"topic must be a str, not {describe(topic)}")
     _check_sendable_topic(topic, allow_system)
-    # One pass without a call per message. Defaults are told by identity, since 0 == False.
+    # One pass without a call per message. Defaults are recognized by identity, since 0 == False.
     empty, zero = NO_KEYS, _ZERO
     unusual = [
         m
@@ -164,7 +164,7 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
     if properties is not None:
         check_properties(properties)
         if isinstance(message, StoredMessage):
-            message = without_reserved(message)  # who sends on what came tells nothing of its way
+            message = without_reserved(message)  # sent on, it carries nothing of its way
         elif not isinstance(message, SystemMessage):
             check_not_reserved(properties)
     if message.sharding_key is not None:

@@ -23,12 +23,12 @@ _O = TypeVar("_O")
 _T = TypeVar("_T")
 
 MAX_LABEL_SETS: Final = 1_000
-"""Sets of labels that one metric tells apart, unless a board says otherwise; what is beyond them
-is added up as ``OTHER``."""
+"""Sets of labels that one metric keeps apart, unless a board says otherwise; samples beyond them
+are added up as ``OTHER``."""
 LABEL_SETS_PER_PAGE: Final = 1_000
 """A page of a reading ends when so many were looked at, each at up to 2 µs."""
 OTHER: Final = "(other)"
-"""Stands for the labels of all sets that are not told apart; no topic has such a name."""
+"""Label value of all sets that are not kept apart; no topic has such a name."""
 LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000.0)
 """RocketMQ's buckets of command latencies, with one more in front."""
 SIZE_BOUNDS_BYTES: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
@@ -38,7 +38,7 @@ FOLDED: Final = "folded_label_sets"
 
 
 class MetricKind(enum.StrEnum):
-    """What may be done with a metric."""
+    """Kind of a metric."""
 
     COUNTER = "counter"
     """Only grows while the process lives."""
@@ -51,7 +51,7 @@ class MetricKind(enum.StrEnum):
 
 
 class Metric(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What one metric is.
+    """Description of one metric.
 
     Attributes:
         name: Unique in its process, lower case with underscores.
@@ -71,7 +71,7 @@ class Metric(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a histogram holds at one moment.
+    """Content of a histogram at one moment.
 
     Attributes:
         bounds: Upper bounds of the buckets, each included, growing.
@@ -159,12 +159,12 @@ class Histogram:
         self._total += value * times
 
     def read(self) -> Distribution:
-        """What was observed so far."""
+        """Return the distribution observed so far."""
         return Distribution(self._bounds, tuple(self._counts), self._total)
 
     @staticmethod
     def added_up(histograms: "Sequence[Histogram]") -> Distribution:
-        """What several with the same bounds, at least one, observed so far altogether."""
+        """Add up the distributions of histograms with the same bounds, at least one."""
         counts = tuple(map(sum, zip(*(one._counts for one in histograms), strict=True)))
         return Distribution(histograms[0]._bounds, counts, sum(one._total for one in histograms))
 
@@ -193,7 +193,7 @@ class Labelled(Generic[_T]):
         """Samples of so many owners, then one for the others if there are more.
 
         Args:
-            most: Owners that are told apart.
+            most: Owners that are kept apart.
 
         Returns:
             How many owners each part looked at, and their samples; none of it takes long.
@@ -341,7 +341,7 @@ class MetricBoard:
 
 
 class Readings:
-    """Metrics of a process as they were told, by name.
+    """Metrics of a process as it reported them, by name.
 
     Args:
         readings: As they came; one that went on in another page comes several times.

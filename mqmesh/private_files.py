@@ -66,7 +66,7 @@ def _close(path: Path) -> None:
     if not is_folder and not stat.S_ISREG(found.st_mode):
         return
     if is_folder:
-        # The folder last: whoever is ended in between begins again.
+        # The folder last: a run that is killed in between begins again.
         for inner in path.iterdir():
             _close(inner)
     path.chmod(mode & ~_OTHERS)

@@ -1,4 +1,4 @@
-"""What a server refused: counted by its code, and told to its log in few lines. Pure."""
+"""Refusals of a server: counted by code, and logged in few lines. Pure."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ class Refusals:
 
         Args:
             name: Of the response code.
-            remark: What the client is told.
+            remark: Text that the client gets.
         """
         self.counts[name] = self.counts.get(name, 0) + 1
         fresh = self._fresh.get(name)

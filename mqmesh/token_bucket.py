@@ -10,7 +10,7 @@ _MS: Final = 1_000
 
 
 class TokenBucket:
-    """What is left of a rate.
+    """Token bucket: limits a rate.
 
     Args:
         rate: Pieces a second, from 1; a second's worth is there at first, and at most.
@@ -22,7 +22,7 @@ class TokenBucket:
         self._at_ms = 0
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long until something is left by the monotonic clock, 0 if it is."""
+        """Return the ms until a piece may be taken by the monotonic clock, 0 if one may now."""
         self._left = min(self.rate, self._left + (now_ms - self._at_ms) * self.rate / _MS)
         self._at_ms = now_ms
         return 0 if self._left > 0 else int(-self._left * _MS / self.rate) + 1

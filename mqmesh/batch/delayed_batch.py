@@ -59,7 +59,7 @@ _decoder = msgspec.msgpack.Decoder(DelayedMeta)
 
 @lru_cache(maxsize=16)
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """What the levels of a setting like ``1s 5s 2m`` mean, in ms; level 1 first.
+    """Parse the levels of a setting like ``1s 5s 2m`` into ms; level 1 first.
 
     Raises:
         ConfigError: It is none: says what to write.

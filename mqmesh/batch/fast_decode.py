@@ -1,6 +1,6 @@
 """Decodes the messages of a batch at once, in C where that could be compiled.
 
-``payload.decode_payload`` makes messages by their types and their bounds, and whoever called it
+``payload.decode_payload`` makes messages by their types and their bounds, and its caller
 gives them their places. ``native/decode.c`` does both in a fifth of the time, and messages share
 the topic, and side by side the tag. It reads what ``fast_encode.py`` writes: all else, and all that
 is damaged, it leaves to that way. Without it (no compiler when mqmesh was installed) that way reads
@@ -67,8 +67,8 @@ def decode_at_once(
         batch: What they share; says where the first one is.
 
     Returns:
-        What ``decode_payload`` gives, with their places; None when that must read it, and tell
-        what is wrong, if anything is.
+        The messages of ``decode_payload``, with their places; None when that must read the payload,
+            and name the error, if there is one.
     """
     if _decoder is None:
         return None

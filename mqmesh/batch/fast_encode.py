@@ -2,7 +2,7 @@
 
 ``message_checks.check_messages`` and ``payload.encode_payload`` look at each field of each message
 from outside; ``native/encode.c`` finds the fields where the class keeps them, and takes a tenth of
-the time. It leaves to them what is not surely legal, since they can tell what is wrong. Without it
+the time. It leaves to them what is not surely legal, since they can name the error. Without it
 (no compiler when mqmesh was installed) they do everything.
 """
 
@@ -67,8 +67,8 @@ def encode_at_once(
         with_places: Some of them will be looked at with ``payload.pick_messages``.
 
     Returns:
-        What ``encode_payload`` gives; None when whoever looks at each message must tell whether it
-        can be sent, and encode it.
+        The result of ``encode_payload``; None when ``check_messages`` and ``encode_payload`` must
+            look at each message.
     """
     if _encoder is None:
         return None

@@ -29,7 +29,7 @@ MAX_IMMUNITY_S: Final = 7 * 24 * 3_600
 TRANSACTION_TYPE: Final = int(
     Attributes.TRANSACTION_HALF | Attributes.TRANSACTION_COMMIT | Attributes.TRANSACTION_ROLLBACK
 )
-"""The bits of the attributes that tell half messages and committed ones from plain ones."""
+"""Bits of the attributes that distinguish half messages and committed ones from plain ones."""
 
 
 class HalfMeta(BatchMeta, array_like=True, frozen=True, gc=False):
@@ -120,7 +120,7 @@ def read_half_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> Ha
 
 
 def immunity_ms(message: Message) -> int | None:
-    """How long a message's sender has before the broker asks back; None where it says nothing.
+    """Return the delay before the broker asks a message's sender back; None if it sets none.
 
     What is no whole number of seconds from 0 to a week counts as nothing: anybody may write
     the property.

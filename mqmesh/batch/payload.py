@@ -200,7 +200,7 @@ def pick_messages(payload: Payload, chosen: Iterable[int]) -> list[Message]:
     """Some messages of a payload that was encoded here; it costs little where it has ``places``.
 
     Args:
-        payload: From whoever encoded messages.
+        payload: From ``encode_payload``.
         chosen: Which, from 0.
     """
     raw: Buffer = payload.data

@@ -454,7 +454,7 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
 
 
 def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
-    """Tell whether a stored batch is of a topic; its checksums are not compared.
+    """Return whether a stored batch is of a topic; its checksums are not compared.
 
     Args:
         buffer: Has the batch, at least its header and meta.

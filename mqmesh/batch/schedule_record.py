@@ -1,7 +1,7 @@
 """Records of the schedule topic: which of its messages need not wait there any more.
 
 Each is a message in a queue of its own (``delayed_batch.RECORD_QUEUE``), stored in one
-write with, and behind, what was delivered or rewritten. So the log alone tells what still
+write with, and behind, what was delivered or rewritten. So the log alone shows what still
 waits, whatever becomes of the timetable. Its body, little endian (also on disk):
 
 ======== ===== ==== ============================================================
@@ -26,7 +26,7 @@ Run = tuple[int, int, int]
 
 
 class ScheduleAction(enum.IntEnum):
-    """What is done with messages that wait. On disk and on the wire: never renumbered."""
+    """Action on messages that wait. On disk and on the wire: never renumbered."""
 
     DELIVER = 1
     """Write them to their real queue."""
@@ -58,7 +58,7 @@ def encode_record(action: ScheduleAction, runs: Iterable[Run]) -> bytes:
 
 
 def decode_record(body: bytes | memoryview) -> tuple[int, list[Run]]:
-    """What was done, as a number that may be unknown, and with which messages.
+    """Return the action, as a number that may be unknown, and the places of its messages.
 
     Raises:
         CorruptBatch: It is no record.

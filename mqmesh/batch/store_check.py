@@ -26,7 +26,7 @@ _BEHIND: Final = slice(48, 56)  # producer_crc and total_size
 def bears_check(buffer: Buffer, store_check: StoreCheck, position: int = 0) -> bool:
     """True when a stored batch bears the check of a store, so that this store wrote it there.
 
-    Looks at no checksum: whether the rest is as it was written is told by ``check_stored``.
+    Looks at no checksum: ``check_stored`` checks that the rest is as it was written.
 
     Args:
         buffer: Bytes that hold at least a header.

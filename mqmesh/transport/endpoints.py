@@ -54,7 +54,7 @@ def usable_brokers(
 
 
 def learn_keys(ring: KeyRing | None, addresses: Iterable[BrokerAddress]) -> None:
-    """Has servers prove the keys that a name server, or a broker, told of them."""
+    """Require servers to prove the keys that a name server, or a broker, gave for them."""
     if ring is not None:
         for address in addresses:
             if address.server_key:

@@ -1,6 +1,6 @@
-"""What a role or a client needs of the world: a loop with clocks and timers, peers, threads.
+"""Interfaces that roles and clients need: a loop with clocks and timers, peers, threads.
 
-Whoever needs sockets, time or threads is given a ``Transport`` and makes nothing of the kind
+Code that needs sockets, time or threads is given a ``Transport`` and makes nothing of the kind
 itself. ``mqmesh.transport.zmq.transport`` is the real one, ``mqmesh.transport.simulated`` its twin:
 there all of a cluster's processes live in one thread, on one clock, from one seed.
 
@@ -36,7 +36,7 @@ OnDone = Callable[[Command | MQMeshError], None]
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """What the peers of a server may take.
+    """Limits for the peers of a server.
 
     Attributes:
         max_connections: Connections at a time.
@@ -74,7 +74,7 @@ class Loop(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """Of the timers."""
+        """Clock of the timers."""
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Calls back at the end of each turn."""
@@ -180,7 +180,7 @@ class Server(Protocol):
         """Answers a request."""
 
     def room(self, peer: bytes) -> int:
-        """How many bytes an answer to a peer may have now."""
+        """Return the number of bytes that an answer to a peer may have now."""
 
     def fail(self, request: Request, error: Exception) -> None:
         """Answers a request with an error."""
@@ -247,7 +247,7 @@ class Channel(Protocol):
 
 
 class Flag(Protocol):
-    """What a thread waits for; ``threading.Event`` has it."""
+    """Flag that a thread waits for; ``threading.Event`` implements it."""
 
     def is_set(self) -> bool:
         """True after ``set``."""
@@ -307,7 +307,7 @@ class Transport(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """That of the loop."""
+        """Clock of the loop."""
 
     @property
     def random(self) -> random.Random:

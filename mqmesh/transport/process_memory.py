@@ -63,7 +63,7 @@ def _libc() -> Any:
 
 
 class MemoryWatch:
-    """Tells by how much the process's memory has grown since somebody looked after it.
+    """Watches the growth of the process's memory since the last time it was cleaned up.
 
     Args:
         read: Bytes of the process now.

@@ -23,7 +23,7 @@ from mqmesh.transport.interface import Loop, OnDone, Timer
 MAX_REQUESTS_WAITING: Final = 100_000
 """Requests in flight and not yet sent, together."""
 SWEEP_MS: Final = 20
-"""Least time between two searches for passed deadlines; so late may a timeout be told."""
+"""Least time between two searches for passed deadlines; a timeout may be reported so late."""
 
 _log = logging.getLogger(__name__)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
@@ -43,7 +43,7 @@ class RequestTable:
         loop: Of the client.
         endpoint: Of the server.
         try_send: Sends a frame, or returns False when that is not possible now.
-        on_command: Told of commands that the server sends by itself.
+        on_command: Called with commands that the server sends by itself.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RequestTable:
             self._unsent.popleft()
 
     def take(self, command: Command) -> None:
-        """Ends the request that a response is for; tells of what the server says by itself."""
+        """Ends the request of a response; passes on commands that the server sends by itself."""
         if not command.is_response:
             # A probe is answered by the transport, which took it.
             if self._on_command is not None and command.code != _PROBE:
@@ -147,7 +147,7 @@ class RequestTable:
         self._fail(sent, broken(self._endpoint))
 
     def refuse(self, error: MQMeshError) -> None:
-        """There will be no connection: all requests end with this error."""
+        """End all requests with this error: there will be no connection."""
         self._unsent.clear()
         self._fail(list(self._waiting), error)
 
@@ -216,14 +216,14 @@ def no_connection(server: str, reason: str = "") -> TransportError:
 
 
 def broken(endpoint: str) -> EndpointUnreachable:
-    """What a request ends with that was sent by a connection that broke."""
+    """Return the error for a request that was sent by a connection that broke."""
     return EndpointUnreachable(
         f"the connection to {endpoint} broke; whether the request was carried out is unknown"
     )
 
 
 def too_late(endpoint: str) -> RequestTimeout:
-    """What a request ends with that was sent and not answered in time."""
+    """Return the error for a request that was sent and not answered in time."""
     return RequestTimeout(
         f"no answer from {endpoint} in time; whether the request was carried out is unknown"
     )

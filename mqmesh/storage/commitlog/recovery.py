@@ -110,7 +110,7 @@ class LogRecovery:
             checkpoint: The newest, None if it is lost or the store is new.
             same_boot: The system has not restarted since the checkpoint.
             clock: For the labels of damage.
-            on_progress: Told now and then how far the run is.
+            on_progress: Called now and then with the run's progress.
             save_progress: Called when much was read, with everything saved up to there.
         """
         self._segments = segments

@@ -43,7 +43,7 @@ class DirectoryLock:
             self.is_held = False
 
     def is_in_place(self) -> bool:
-        """Tells whether the directory's path still leads to what is held."""
+        """Returns True if the directory's path still leads to the locked directory."""
         return is_same(self._fd, self._directory)
 
     def release(self) -> None:
@@ -52,7 +52,7 @@ class DirectoryLock:
 
 
 def is_same(fd: int, path: Path) -> bool:
-    """Tells whether a path leads to what a descriptor has open."""
+    """Returns True if a path leads to the file that a descriptor has open."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Tells a file from its copies: whether a store was put back from a backup, or moved."""
+"""Distinguishes a file from its copies, to find a store put back from a backup, or moved."""
 
 import os
 from pathlib import Path

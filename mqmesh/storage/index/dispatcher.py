@@ -257,7 +257,7 @@ class Dispatcher:
 
     def _drop_vanished(self) -> None:
         if not len(self.segments):
-            return  # return  # without any file there is nothing to compare with
+            return  # without any file there is nothing to compare with
         starts = {segment.start for segment in self.segments}
         gone = [start for start in self._index.starts if start not in starts]
         for start in gone:

@@ -189,7 +189,7 @@ class LogReader:
                     return
                 self._learn_header(header, offset, segment, learned)
             except CorruptRecord:
-                return  # return  # a control record, or damage: found when all of it is read
+                return  # a control record, or damage: found when all of it is read
             learned.stop = offset + header.total_size
             learned.last_offset = offset
             learned.last_mark = head[:MARK_SIZE]

@@ -100,7 +100,7 @@ def open_environment(
         directory: The store's; made if need be.
         config: Settings.
         now_ms: Wall clock, for labels.
-        on_progress: Told now and then how far a check after a power cut is.
+        on_progress: Called now and then with the progress of a check after a power cut.
 
     Raises:
         StoreLocked: Another process has the store open.

@@ -58,7 +58,7 @@ class CommitLog:
 
     Attributes:
         key: That records are checked by.
-        check: Tells its records from everything else.
+        check: Check that only its records pass.
         end: Commit-log offset of the next record.
         epoch: That records of our own get.
         store_id: That records carry.

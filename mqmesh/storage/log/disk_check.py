@@ -95,7 +95,7 @@ class DiskCheck:
         Args:
             path: The file.
             start: Position before which the disk is known to have all.
-            on_piece: Told the position of each piece that is looked at; may raise.
+            on_piece: Called with the position of each piece that is looked at; may raise.
 
         Raises:
             OSError: It cannot be opened.

@@ -49,7 +49,7 @@ class Flusher:
             interval_ms: Longest wait between a write and its sync.
             wake: Called on the thread after every round and after a failure.
             sync: ``SYSTEM_SYNC``.
-            note: Told ``durable_offset`` on the thread after every round; must not raise.
+            note: Called with ``durable_offset`` on the thread after every round; must not raise.
         """
         self.durable_offset = durable_offset
         self.error: OSError | None = None
@@ -70,7 +70,7 @@ class Flusher:
         self._thread.start()
 
     def written(self, end: int, fds: list[int], *, urgent: bool = False) -> None:
-        """Tells how far the log is written.
+        """Sets how far the log is written.
 
         Args:
             end: To here.

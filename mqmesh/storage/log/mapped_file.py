@@ -272,6 +272,6 @@ class ScannedFile:
 
 
 def _advise(address: int, position: int, stop: int, advice: int) -> bool:
-    """Tells the system something about bytes of a map; other threads go on meanwhile."""
+    """Gives the system advice about bytes of a map; other threads go on meanwhile."""
     start = position - position % PAGE
     return _IS_LINUX and not _madvise(address + start, stop - start, advice)

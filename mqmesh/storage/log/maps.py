@@ -103,7 +103,7 @@ class LogMaps:
         try:
             mapped = MappedFile(segment.path, segment.size)
         except OSError:
-            return None  # return None  # a reader's call gets the error
+            return None  # a reader's call gets the error
         self._maps[segment] = mapped
         return mapped
 

@@ -119,7 +119,7 @@ class LogRoom:
         try:
             through = self._through(segment, wanted, least=start)
         except OSError:
-            return  # return  # A writer that needs the room will try, and gets the error.
+            return  # A writer that needs the room will try, and gets the error.
         if through - start >= min(self._ahead_bytes, segment.end - start):
             future = self._chores.submit(partial(_allocate, segment, start, through))
             self._asked = segment, through, future

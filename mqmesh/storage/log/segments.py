@@ -217,7 +217,7 @@ class Segments(SegmentList):
                 try:
                     self._insert(preparing.result())
                 except (DiskFull, TooManyOpenFiles):
-                    pass  # pass  # There may be room by now; the next lines try it.
+                    pass  # There may be room by now; the next lines try it.
             found = self.find(start)
         if found is None:
             found = self._make(start)

@@ -1,1 +1,1 @@
-"""What is derived from the log: consume queues, queue tables, producer states."""
+"""Structures derived from the log: consume queues, queue tables, producer states."""

@@ -12,8 +12,8 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 The entry of queue offset n stands at byte 20 n of the queue. The check is the same
-in all entries of a batch (``check_of``): whoever skips a batch because of its tags reads
-nothing else that could tell of a flipped bit. A message whose batch is lost has
+in all entries of a batch (``check_of``): a reader that skips a batch because of its tags reads
+nothing else that could show a flipped bit. A message whose batch is lost has
 2**64 - 1 and two zeros. New entries stay in
 memory (``queue_tail``) until somebody writes them; files are read and written by
 ``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here
@@ -121,7 +121,7 @@ def hashes_of(entries: bytes) -> memoryview:
 
 
 def count_void(entries: bytes) -> int:
-    """How many void entries stand in front of the first other one.
+    """Count the void entries in front of the first other one.
 
     Without a loop over entries: halves are compared as a whole.
 

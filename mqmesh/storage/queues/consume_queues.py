@@ -28,7 +28,7 @@ LARGE_TAIL_ENTRIES: Final = 16_384
 
 
 MOST_WRITING_NS: Final = 2_000_000
-"""Making files may take long; whoever calls has others to serve."""
+"""Limit of a step that makes files, in ns; the caller has other work to do."""
 MOST_VOID_ENTRIES: Final = 1_000_000
 """Made at once, to bound memory."""
 
@@ -245,7 +245,7 @@ class ConsumeQueues:
         return not self.crowded
 
     def is_deleted(self, topic: str, commitlog_offset: int) -> bool:
-        """Whether a batch of a topic was deleted with it."""
+        """Return True if a batch of a topic was deleted with it."""
         return commitlog_offset < self.deletions.get(topic, 0)
 
     def live_deletions(self, log_start: int) -> list[tuple[str, int]]:
@@ -259,7 +259,7 @@ class ConsumeQueues:
 
         Args:
             topic: Physical topic.
-            commitlog_offset: Of the marker that tells of it.
+            commitlog_offset: Of the control record of the deletion.
 
         Returns:
             A directory that nobody uses any more and that is to be removed, or None.
@@ -359,7 +359,7 @@ class ConsumeQueues:
 
 
 def doubt_files(queues: ConsumeQueues) -> None:
-    """Has all files synced by whoever takes ``changed``: of none is known that it was."""
+    """Add all files to ``changed``, to be synced: of none is known that it was."""
     for queue in queues:
         if queue.written > queue.first:
             last = queue.file_number(queue.written - 1)

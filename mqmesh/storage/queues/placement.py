@@ -41,7 +41,7 @@ class Places(Protocol):
 
 Q = TypeVar("Q", bound=HasEnd)
 Placed = tuple[BatchToPut, Q, PutResult]
-"""A batch that is new, its queue, and what its sender will be told."""
+"""New batch, its queue, and the result that its sender will get."""
 
 
 class InARow:

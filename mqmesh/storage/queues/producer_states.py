@@ -3,15 +3,15 @@
 For every producer and queue the last few batches are remembered with the
 offsets they got. A producer has at most four batches in flight per queue, so what
 it repeats is always among them. A repetition has the same sequences and the same
-checksum; other content under sequences that are known is refused, because whoever
-sends it is told of offsets that are not its own otherwise.
+checksum; other content under sequences that are known is refused, because
+its sender would get offsets that are not its own otherwise.
 
 No producer can make the store forget what another one may still repeat: each takes
 up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue
 goes, and when all room is taken only what nothing came for in a while goes. While
 there is no such thing, producers that are new are refused.
 
-Pure: the store tells what it stored, and asks.
+Pure: the store reports what it stored, and asks.
 """
 
 from collections import OrderedDict
@@ -50,7 +50,7 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def stored_batch(header: BatchHeader) -> StoredBatch:
-    """What is remembered of a batch that is in the log.
+    """Return the remembered part of a batch that is in the log.
 
     Args:
         header: Of the stored batch.
@@ -131,7 +131,7 @@ class ProducerStates:
     def known(
         self, topic: str, queue_id: int, header: BatchHeader, now: TimestampMs
     ) -> PutResult | None:
-        """What is to be answered about a batch that must not be stored; None for one to store.
+        """Return the answer about a batch that must not be stored; None for one to store.
 
         Args:
             topic: Physical topic of the batch.
@@ -156,7 +156,7 @@ class ProducerStates:
 
     @staticmethod
     def window_size(topic: str) -> int:
-        """How many batches of a producer are remembered in a queue of a topic."""
+        """Return the number of batches remembered of a producer in a queue of a topic."""
         return WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW
 
     def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:

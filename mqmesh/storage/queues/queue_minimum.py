@@ -107,11 +107,11 @@ class _Run(NamedTuple):
     start: int
     stop: int
     is_sound: bool
-    """A whole batch with a good check, or lost messages; or nobody can tell."""
+    """True for a whole batch with a good check, for lost messages, and where no check is sure."""
 
 
 def _is_sure(queue: ConsumeQueue, files: OpenFiles, first: int, in_files: int) -> bool:
-    """Whether the batches on both sides of an offset end and begin there, and are sound."""
+    """Return True if the batches on both sides of an offset end and begin there, and are sound."""
     if first > queue.first:
         run = _run_around(queue, files, first - 1, in_files)
         if run.stop != first or not run.is_sound:
@@ -122,7 +122,7 @@ def _is_sure(queue: ConsumeQueue, files: OpenFiles, first: int, in_files: int) -
 def _sound_place(
     queue: ConsumeQueue, files: OpenFiles, start: int, stop: int
 ) -> tuple[int, int] | None:
-    """As ``ConsumeQueue.next_place``, but damaged entries are passed, too."""
+    """Find a place like ``ConsumeQueue.next_place``, but pass damaged entries, too."""
     for _ in range(MOST_DAMAGED):
         found = queue.next_place(files, start, stop)
         if found is None:

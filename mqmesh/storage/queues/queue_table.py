@@ -8,8 +8,8 @@ reading the log again from ``through`` skips what a row knows already.
 Layout of the document: frames, each a u32 length, little endian, and so many
 bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
 
-Deletions are told by markers in the log, too. They stand here because without its
-marker, which damage may take, what is left of a deleted topic would pass for the
+Control records in the log name deletions, too. They stand here because without its control
+record, which damage may take, what is left of a deleted topic would pass for the
 beginning of the one that was made anew.
 """
 
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class QueueTableHead(msgspec.Struct, array_like=True, frozen=True):
-    """What the table is about. Array positions are on disk and never change.
+    """Head of the table. Array positions are on disk and never change.
 
     Attributes:
         through: Commit-log offset; the table covers everything before it.

@@ -26,7 +26,7 @@ def rebuild_index(
         store: The store.
         directory: Of the index.
         clock: Source of time.
-        on_progress: Told after every step.
+        on_progress: Called after every step.
 
     Returns:
         Log bytes that the index covers.

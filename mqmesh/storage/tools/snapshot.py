@@ -50,7 +50,7 @@ _NO_CHECKSUM: Final = b"00000000"
 
 
 class FileKind(StrEnum):
-    """What a file of a snapshot is. The values are on disk and never change."""
+    """Kind of a snapshot's file. The values are on disk and never change."""
 
     SEGMENT = "segment"
     INDEX = "index"
@@ -86,7 +86,7 @@ class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot is of. A field may be added, none may change its meaning.
+    """Source and files of a snapshot. A field may be added, none may change its meaning.
 
     Attributes:
         format: ``FORMAT``.

@@ -67,7 +67,7 @@ _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNO
 _NO_COPY_CALL: Final = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 OnStep = Callable[[str, int, int], None]
-"""Told what is being done, and so many bytes of so many."""
+"""Callback for progress: the step being done, bytes done, bytes in all."""
 
 
 class Pace:
@@ -114,7 +114,7 @@ _AT_ONCE: Final = Pace()
 
 
 class SnapshotOf(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot is of.
+    """Source of a snapshot.
 
     Attributes:
         mqmesh_version: Of this program.
@@ -311,7 +311,7 @@ def _listed(new: Path) -> Iterator[SnapshotFile]:
 
 
 def _sealed_checksum(path: Path) -> int | None:
-    """What a seal says of its file: to read all of that again would take a second a gigabyte."""
+    """Return the checksum in a file's seal: to read the file again takes a second a gigabyte."""
     document = peek_document(path)
     try:
         return None if document is None else int(msgspec.json.decode(document)["crc32"])
@@ -326,7 +326,7 @@ def _listing(new: Path, path: Path, kind: FileKind, checksum: int | None = None)
         path=path.relative_to(new).as_posix(),
         size=path.stat().st_size,
         kind=kind,
-        # The manifest may be read by others, so it tells nothing of a secret.
+        # The manifest may be read by others, so it has no checksum of a secret.
         crc32=checksum,
     )
 
@@ -354,7 +354,7 @@ def restore_snapshot(
 ) -> Manifest:
     """Makes a store of a snapshot, which a broker can be started on.
 
-    Its log goes on with a higher epoch, so whoever sees records of both can tell them apart.
+    Its log goes on with a higher epoch, by which records of both are distinguished.
     Queues and what else is derived from the log are made anew when the store is opened. The files
     are copies: neither the snapshot nor the store that it was made of is ever written to.
     Everything is read and checked before the first file is made.
@@ -363,7 +363,7 @@ def restore_snapshot(
         directory: The snapshot's.
         target: Of the store; it does not exist, or is empty.
         damaged: Also where stretches of the log are damaged; their messages are lost.
-        on_step: Told how far it is.
+        on_step: Called with the progress.
 
     Raises:
         ConfigError: It is no snapshot, or there is something in the way.
@@ -454,7 +454,7 @@ def copy_snapshot(
     Args:
         directory: The snapshot's.
         target: Of the copy; it must not exist.
-        on_step: Told how far it is.
+        on_step: Called with the progress.
 
     Raises:
         ConfigError: It is no snapshot, or the target exists.

@@ -82,7 +82,7 @@ class LogRange(msgspec.Struct, frozen=True):
 
 
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         sound: Nothing is damaged.
@@ -194,7 +194,7 @@ class Snapshot:
     def went_otherwise(self, commitlog_offset: int, mark: str) -> bool:
         """True if this log has another batch at an offset than the one with a mark.
 
-        Where it has no good record there nobody can tell, and it is False.
+        Where this log has no good record there, the answer is unknown, and False is returned.
         """
         segment = self.log.find(commitlog_offset)
         if segment is None:
@@ -213,7 +213,7 @@ class Snapshot:
         """Cuts the log into ranges that can be read one beside the other.
 
         Only headers are read for it. Where one is damaged, the rest of its segment becomes one
-        range: whoever reads that finds the damage.
+        range: its reader finds the damage.
 
         Args:
             most_bytes: Size of a range; one batch may exceed it.
@@ -268,7 +268,7 @@ class Snapshot:
                     offsets += [segment.start + place for place in places]
                     covered = segment.start + through
             except StorageError:
-                covered = segment.start  # what the index cannot tell, the log tells
+                covered = segment.start  # where the index is damaged, the log is read
             if covered < segment.end:
                 unknown.append(LogRange(covered, segment.end))
         return sorted(offset for offset in offsets if not _in_any(offset, unknown)), unknown
@@ -296,7 +296,7 @@ class Snapshot:
         return part
 
     def _is_sound(self, file: SnapshotFile) -> bool:
-        """As ``is_sound``, which reads all of a file, but asked only once."""
+        """Check like ``is_sound``, which reads all of a file, but only once for each file."""
         if file.path not in self._sound:
             self._sound[file.path] = is_sound(self.directory, file)
         return self._sound[file.path]
@@ -307,7 +307,7 @@ def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotRepo
 
     Args:
         snapshot: The snapshot.
-        on_progress: Told now and then how far it is.
+        on_progress: Called now and then with the progress.
 
     Raises:
         StorageError: It cannot be read.

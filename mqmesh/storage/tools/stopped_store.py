@@ -1,7 +1,7 @@
 """A store that no broker has open, for tools: read record by record, never changed.
 
 Nothing is recovered and nothing written but the lock file, and that only where it
-can be, so what a tool tells is what is there.
+can be, so a tool reports what is there.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ class StoppedStore(ABC):
             off; known when ``items`` has come to its end.
         epochs: Of the log; None if they are not known.
         deletions: Commit-log offset by topic: batches before it were deleted with an earlier
-            topic of that name. Those of which the log's markers tell may be missing.
+            topic of that name. Deletions that the log's control records name may be missing.
     """
 
     backend: str
@@ -120,7 +120,7 @@ class StoppedStore(ABC):
 
     @abstractmethod
     def wrong_entry(self, item: Item) -> str | None:
-        """What is wrong with a batch's entries in its queue; None if nothing is.
+        """Return the fault of a batch's entries in its queue; None if there is none.
 
         Raises:
             StorageError: They cannot be read.
@@ -166,7 +166,7 @@ class StoppedCommitLog(StoppedStore):
     """A store of the backend ``commitlog``.
 
     Attributes:
-        store_id: Identity of the store; None if neither checkpoint nor log has told it yet.
+        store_id: Identity of the store; None if neither checkpoint nor log has given it yet.
         log_directory: Where the segments are.
         key: That its records are checked by.
     """

@@ -13,7 +13,7 @@ from mqmesh.units import MIB
 
 PROGRESS_EVERY_BYTES: Final = 4 * MIB
 MOST_RANGES: Final = 1_000
-"""Told one by one, of the log and of every queue; further ones are only counted."""
+"""Ranges reported one by one, of the log and of every queue; further ones are only counted."""
 
 _Queue = tuple[str, int]
 
@@ -45,7 +45,7 @@ class QueueDamage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found.
+    """Result of a verification.
 
     Attributes:
         sound: Nothing is damaged.
@@ -59,7 +59,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         queues: Message queues that were compared with the log.
         log_damage: In the log, ascending.
         queue_damage: In queues.
-        epoch_damage: Where the table of epochs does not tell what the log does, ascending.
+        epoch_damage: Where the table of epochs differs from the log, ascending.
         further_damage: Ranges that are not in the two lists because there are too many.
     """
 
@@ -198,7 +198,7 @@ def verify_store(
 
     Args:
         store: The store.
-        on_progress: Told now and then how far it is.
+        on_progress: Called now and then with the progress.
         stopped: Asked now and then; True ends it.
 
     Returns:

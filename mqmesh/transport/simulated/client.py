@@ -1,4 +1,4 @@
-"""The twins of whoever connects: command client, hint subscriber, blocking channel."""
+"""Simulated clients: command client, hint subscriber, blocking channel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +22,8 @@ class SimulatedClient:
         network: Where.
         loop: Of the process.
         endpoint: Of the server.
-        on_command: Told of commands that the server sends by itself.
-        on_connection: Told when the connection is made (True) and broken (False).
+        on_command: Called with commands that the server sends by itself.
+        on_connection: Called when the connection is made (True) and broken (False).
         ring: Keys; None to speak plainly.
 
     Attributes:

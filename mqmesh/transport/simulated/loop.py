@@ -93,7 +93,7 @@ class SimulatedLoop:
             self.node.after(0, self._finish)
 
     def fail(self, error: Exception) -> None:
-        """The process cannot do its work any more: it ends, and whoever watches it may see why."""
+        """End the process, which cannot do its work any more; ``failure`` keeps the reason."""
         self.failure = error
         self.stop()
 
@@ -112,7 +112,7 @@ class SimulatedLoop:
         return self._turning
 
     def run(self) -> None:
-        """Returns at once: the simulation turns the loop; who runs it is told by ``on_stop``."""
+        """Return at once: the simulation turns the loop; ``on_stop`` notifies of its end."""
         self._stopping = True
 
     def on_stop(self, callback: Callable[[], None]) -> None:

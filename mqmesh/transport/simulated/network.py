@@ -5,7 +5,7 @@ holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end tha
 gives the connection up by itself, and not at the same time: so a server may take a client for
 present that has long come back by another connection.
 
-Keys are names here: whoever says that it has one has it. Who may connect is asked as with CURVE.
+Keys are names here: a claim to have a key is believed. The guard is asked as with CURVE.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ Deliver = Callable[..., None]
 
 
 class NetworkConditions:
-    """How long frames take.
+    """Latency of frames.
 
     Attributes:
         least_ms, most_ms: Usual latency.
@@ -46,7 +46,7 @@ class NetworkConditions:
 
 
 class Listener(Protocol):
-    """Who is bound to an endpoint.
+    """Server that is bound to an endpoint.
 
     Attributes:
         node: Its process.
@@ -104,11 +104,11 @@ class Network:
             del self._bound[endpoint]
 
     def listener(self, endpoint: str) -> Listener | None:
-        """Who listens there."""
+        """Return the listener that is bound to an endpoint; None if there is none."""
         return self._bound.get(endpoint)
 
     def latency_ms(self) -> int:
-        """Of the next frame."""
+        """Draw the latency of the next frame."""
         weather, below = self.weather, self.simulation.below
         least_ms, most_ms = weather.least_ms, weather.most_ms
         if weather.gust_every and below(weather.gust_every) == 0:
@@ -116,7 +116,7 @@ class Network:
         return least_ms + below(most_ms - least_ms + 1)
 
     def is_open(self, source: SimulatedNode, target: SimulatedNode) -> bool:
-        """Whether frames pass in this direction."""
+        """Return True if frames pass in this direction."""
         return not self._cut or (source.name, target.name) not in self._cut
 
     def next_peer(self) -> bytes:
@@ -146,7 +146,7 @@ class Network:
                 connection.doubt()
 
     def break_connections(self, one: SimulatedNode, other: SimulatedNode | None = None) -> None:
-        """Breaks connections of a node, or those between two; both ends are told."""
+        """Breaks connections of a node, or those between two; both ends are notified."""
         for connection in list(self.connections):
             ends = (connection.client, connection.server)
             if one in ends and (other is None or other in ends):
@@ -218,13 +218,13 @@ class SimulatedConnection:
     Args:
         network: Where.
         client, server: The nodes.
-        on_client_lost: Told when the client's end is gone, unless the client closed it.
+        on_client_lost: Called when the client's end is gone, unless the client closed it.
         key: Public key of the client, "" without security.
 
     Attributes:
         peer: Its routing id at the server.
         key: As given.
-        on_server_lost: Told when the server's end is gone; set by who accepts.
+        on_server_lost: Called when the server's end is gone; set by the listener.
         take_request, take_answer: What to do with a frame that arrives; set by the ends.
     """
 
@@ -252,7 +252,7 @@ class SimulatedConnection:
         network.connections[self] = None
 
     def joins(self, one: SimulatedNode, other: SimulatedNode) -> bool:
-        """Whether it is between two nodes."""
+        """Return True for a connection between these two nodes."""
         return {one, other} == {self.client, self.server}
 
     def ask(self, frame: bytes) -> None:
@@ -264,12 +264,12 @@ class SimulatedConnection:
         self._back.send(self.take_answer, frame)
 
     def flow(self) -> None:
-        """What was held goes on."""
+        """Let held frames go on."""
         self._there.flow()
         self._back.flow()
 
     def close_client(self) -> None:
-        """The client closes it; the server is told behind what was sent before."""
+        """Closes the client's end; the server is notified behind what was sent before."""
         if self._client_open:
             self._client_open = False
             self._back.close()
@@ -277,7 +277,7 @@ class SimulatedConnection:
             self._forget()
 
     def close_server(self) -> None:
-        """The server closes it; the client is told behind what was sent before."""
+        """Closes the server's end; the client is notified behind what was sent before."""
         if self._server_open:
             self._server_open = False
             self._there.close()
@@ -285,7 +285,7 @@ class SimulatedConnection:
             self._forget()
 
     def abort(self) -> None:
-        """It breaks: what is on the way is lost, and each end is told, if there is a way to it."""
+        """Break the connection: lose frames on the way, and notify each end if a way is open."""
         for pipe, lose in ((self._there, self._lose_server), (self._back, self._lose_client)):
             pipe._frames.clear()
             pipe.send(lose)
@@ -334,10 +334,10 @@ class SimulatedLine:
         node: The client's.
         endpoint: Whose.
         deliver: Has news of it, and what comes by it, called in the client's loop.
-        on_frame: Told of frames.
-        on_up: Told when it stands.
-        on_down: Told when it broke, or could not be made; with True if it had stood, and with why
-            one of both does not trust the other, which is tried again later.
+        on_frame: Called with each frame.
+        on_up: Called when it stands.
+        on_down: Called when it broke, or could not be made; with True if it had stood, and with
+            the reason why one of both does not trust the other, which is tried again later.
         ring: Keys; None to speak plainly.
     """
 

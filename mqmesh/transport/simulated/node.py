@@ -204,12 +204,12 @@ class SimulatedFuture(Future[_T]):
         self._node = node
 
     def result(self, timeout: float | None = None) -> _T:
-        """As ``concurrent.futures.Future.result``."""
+        """Wait as ``concurrent.futures.Future.result``."""
         self._node.wait_until(self.done, _in_ms(timeout))
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As ``concurrent.futures.Future.exception``."""
+        """Wait as ``concurrent.futures.Future.exception``."""
         self._node.wait_until(self.done, _in_ms(timeout))
         return super().exception(0)
 

@@ -49,7 +49,7 @@ class SimulatedServer:
         network: Where.
         loop: Of the process.
         handlers: Handler by request code.
-        on_disconnect: Told the routing id of a peer that sent something and is gone.
+        on_disconnect: Called with the routing id of a peer that sent something and is gone.
         own: Keys that it proves; None to speak plainly, with everybody.
         guard: Knows who may connect; said together with ``own``.
 
@@ -129,7 +129,7 @@ class SimulatedServer:
         """Nothing to do: simulated connections look after themselves."""
 
     def room(self, peer: bytes) -> int:
-        """How many bytes an answer to a peer may have now."""
+        """Return the number of bytes that an answer to a peer may have now."""
         return ROOM_BYTES if peer in self._peers else 1
 
     def fail(self, request: Request, error: Exception) -> None:
@@ -203,7 +203,7 @@ class SimulatedServer:
                 self.reply(request, reply)
 
     def _principal(self, connection: SimulatedConnection) -> Principal | None:
-        """Who it is of; None for nobody who may connect."""
+        """Return the principal of a connection; None if it may not connect."""
         return ANYBODY if self.guard is None else self.guard.principal(connection.key)
 
     def _lost(self, connection: SimulatedConnection) -> None:

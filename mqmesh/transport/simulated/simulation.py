@@ -28,7 +28,7 @@ class Event:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """It will not happen; calling twice does no harm."""
+        """Cancel the event; calling twice does no harm."""
         self.cancelled = True
 
 

@@ -12,7 +12,7 @@ TRIALS_FIRST: Final = 4
 WORTH: Final = 0.8
 """Awake must take less than this share of what a sleep takes: it costs a processor's time."""
 LONG_WAITS: Final = 4
-"""A wait counts as so many windows at most: how long somebody had nothing to say tells nothing."""
+"""Limit of a wait's weight, in windows: the length of a peer's silence says nothing."""
 
 _SHARE: Final = 1 / 8
 
@@ -21,7 +21,7 @@ class Poller(Protocol):
     """Asks the kernel; ``select.epoll`` makes one."""
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        """What is ready within ``timeout`` seconds; 0 looks and does not wait."""
+        """Return what is ready within ``timeout`` seconds; 0 looks and does not wait."""
 
 
 class BusyPoll:
@@ -57,7 +57,7 @@ class BusyPoll:
         self._stay_awake = False
 
     def wait(self, poller: Poller, timeout_s: float) -> list[tuple[int, int]]:
-        """What a poller finds.
+        """Wait, busily or asleep, and return the poller's events.
 
         Args:
             poller: Is asked.

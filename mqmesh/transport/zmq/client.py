@@ -37,8 +37,8 @@ class CommandClient:
         context: ZeroMQ context of the process.
         loop: Its event loop.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        on_command: Told of commands that the server sends by itself.
-        on_connection: Told when the connection is made (True) and broken (False).
+        on_command: Called with commands that the server sends by itself.
+        on_connection: Called when the connection is made (True) and broken (False).
         ring: Keys; None to speak plainly.
 
     Attributes:
@@ -149,7 +149,7 @@ class CommandClient:
             sockets.close(self._socket, self._monitor)
 
     def _give_up(self, refused: AuthenticationFailed) -> None:
-        """There is no connection for now: ZeroMQ would not try again, or do nothing but that."""
+        """Drop a connection that ZeroMQ would not try again, or try without end; try later."""
         _log.warning("%s", refused)
         self._refused = refused
         self.unreachable = True
@@ -188,7 +188,7 @@ class CommandClient:
         self._watch_write()
 
     def _watch_write(self) -> None:
-        # Without a connection it is the monitor that tells when to go on.
+        # Without a connection it is the monitor that says when to go on.
         wanted = self.connected and self._table.has_unsent
         if wanted != self._wants_write:
             self._wants_write = wanted

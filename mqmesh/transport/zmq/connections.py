@@ -1,6 +1,6 @@
-"""What the system knows of a connection of ZeroMQ's, and ending it. Linux.
+"""System's measures of a ZeroMQ connection, and ending the connection. Linux.
 
-ZeroMQ tells neither how many bytes of a peer it holds nor lets anybody close one connection.
+ZeroMQ neither reports how many bytes of a peer it holds nor lets anybody close one connection.
 Both can be had from the connection's descriptor, which its monitor names. The descriptor stays
 ZeroMQ's: it is never closed here. It may have a new owner by the time it is used, which does no
 harm: a measure is off by one connection, or one too many is ended, and its client comes again.
@@ -26,7 +26,7 @@ _INT = struct.Struct("=i")
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What came by a connection.
+    """Data that arrived by a connection.
 
     Attributes:
         taken_bytes: What ZeroMQ has read of it so far; None for a local connection, of which
@@ -41,7 +41,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def measure(descriptor: int) -> Received | None:
-    """What came by a connection so far; None if it is gone."""
+    """Measure the data that arrived by a connection so far; None if it is gone."""
     try:
         with _borrowed(descriptor) as connection:
             waiting: int = _INT.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]

@@ -20,7 +20,7 @@ _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
 class HandshakeWatch:
-    """Tells from the news of one connection that it will never stand, and why.
+    """Finds out, from the events of one connection, that it will never stand, and why.
 
     Args:
         endpoint: Of the server.
@@ -82,7 +82,7 @@ class HandshakeWatch:
         return no_connection(self._endpoint, reason)
 
     def has_news(self) -> bool:
-        """Somebody told meanwhile that the server has another key."""
+        """Return True if the key ring has meanwhile got another key of the server."""
         return self._ring is not None and self._ring.server_key(self._endpoint) not in self._tried
 
     def _refused(self) -> AuthenticationFailed:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class HintPublisher:
-    """Publishes hints to whoever listens; a listener that reads too slowly loses some.
+    """Publishes hints to all listeners; a listener that reads too slowly loses some.
 
     Args:
         context: ZeroMQ context of the process.
@@ -58,7 +58,7 @@ class HintPublisher:
     def review(self) -> None:
         """The access list changed: ends all connections, so that listeners prove themselves.
 
-        A publisher is told nothing by its listeners, so it does not know whose is whose.
+        A publisher gets nothing from its listeners, so it does not know whose is whose.
         """
         for descriptor in self._connections:
             hang_up(descriptor)
@@ -86,9 +86,9 @@ class HintSubscriber:
         context: ZeroMQ context of the process.
         loop: Its event loop.
         endpoint: The publisher's.
-        on_hint: Told every hint.
-        on_connected: Told when a connection was made: what was published before it, or while
-            there was none, is lost, so whoever relies on hints asks for the state now.
+        on_hint: Called with every hint.
+        on_connected: Called when a connection was made: what was published before it, or while
+            there was none, is lost, so a subscriber that relies on hints asks for the state now.
         ring: Keys; None to speak plainly.
     """
 

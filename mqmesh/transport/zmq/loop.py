@@ -55,7 +55,7 @@ class EventLoop:
     small request. Here the kernel is asked about the sockets' descriptors, and a socket only
     if its descriptor says that there is news, or if it was used since it was asked last:
     whatever uses a socket outside of its own handler calls ``touch``. (ZeroMQ's descriptors
-    tell of changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
+    signal changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)
 
     Only ``call_soon_threadsafe``, ``wake``, ``has_news`` and ``stop`` may be used from other
@@ -65,8 +65,8 @@ class EventLoop:
     Attributes:
         clock: Of the timers.
         callback_failures: Exceptions so far.
-        longest_turn_ns: How long the longest turn held everybody up; whoever reads it may set it to
-            0, to hear of the next ones.
+        longest_turn_ns: Duration of the longest turn, which held everybody up; a reader may set it
+            to 0, to measure the next ones.
         busy_poll: How to wait, for loops that answer requests; None to sleep at once.
     """
 
@@ -166,7 +166,7 @@ class EventLoop:
             return
         self._woken = True
         if not self._is_open:
-            return  # whoever opens it sees the flag
+            return  # ``_open`` sees the flag
         try:
             os.write(self._wake_write, b"w")
         except BlockingIOError:
@@ -212,7 +212,7 @@ class EventLoop:
         """Serves until ``stop``; runs in the thread that owns the sockets.
 
         Raises:
-            Exception: What ``fail`` was told.
+            Exception: The argument of ``fail``.
             TooManyOpenFiles: The process has no descriptor left.
         """
         self._thread = threading.get_ident()

@@ -1,8 +1,8 @@
 """Accounts of peers: how many bytes a server holds for each of its peers, and who has to go. Pure.
 
 Outgoing bytes are counted exactly: every ``MARK_BYTES`` a frame is handed to ZeroMQ with a
-tracker, which tells when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ
-to be read here, are told by the system: what came by the connection less what was read here.
+tracker, which shows when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ
+to be read here, are derived: what came by the connection, as the system says, less what was read.
 
 Nobody has a fixed share. A peer may hold a quarter of what is left of the budget, so that one
 alone may have much, many have less each, and there is always some for those who hold nothing yet
@@ -34,7 +34,7 @@ SHORT_FRAME_BYTES: Final = 255
 
 
 class Mark(Protocol):
-    """Tells whether a frame has left; ``zmq.MessageTracker`` does."""
+    """Tracker that shows if a frame has left; ``zmq.MessageTracker`` is one."""
 
     @property
     def done(self) -> bool:
@@ -42,7 +42,7 @@ class Mark(Protocol):
 
 
 class PeerMemory:
-    """What is held for one peer.
+    """Memory that is held for one peer.
 
     Attributes:
         frames: Answers that ZeroMQ takes no more of for now.
@@ -146,7 +146,7 @@ class PeerMemory:
 
 
 def room_of_one(total: int, limits: ServerLimits) -> int:
-    """How many bytes may be held for a peer while ``total`` are for all together."""
+    """Return the bytes that may be held for a peer while ``total`` are for all together."""
     return min(limits.max_pending_bytes, (limits.max_total_pending_bytes - total) // SHARE)
 
 
@@ -168,7 +168,7 @@ class PeerLoad(msgspec.Struct, frozen=True):
 
 
 def worst(loads: Iterable[PeerLoad], limits: ServerLimits) -> list[PeerLoad]:
-    """Whose connections have to end if all loads together are beyond the budget.
+    """Choose the connections that have to end if all loads together are beyond the budget.
 
     Returns:
         The largest loads, so many that three quarters of the budget suffice for the others. Among

@@ -22,7 +22,7 @@ LEAST_ROOM_BYTES: Final = 1 * MIB
 """Somebody who holds nothing may have so much, if anybody may have anything."""
 
 MOST_UNTAKEN_MS: Final = 60_000
-"""A peer that does not take a marked frame in this time is told of: the frame may be a view of a
+"""A peer that does not take a marked frame in this time is reported: the frame may be a view of a
 file that is removed, and its room on the disk comes back only when the frame has left."""
 UNTAKEN_EVERY_MS: Final = 5_000
 
@@ -37,9 +37,9 @@ class Outbox:
         socket: The ROUTER.
         loop: Its event loop.
         limits: What peers may take.
-        on_excess: Told soon after more was held than the budget of all peers has.
-        on_deaf: Told soon of a peer that does not read: an answer for it was dropped, or one was
-            not taken for ``MOST_UNTAKEN_MS``.
+        on_excess: Called soon after more was held than the budget of all peers has.
+        on_deaf: Called soon with a peer that does not read: an answer for it was dropped, or one
+            was not taken for ``MOST_UNTAKEN_MS``.
 
     Attributes:
         accounts: Of the peers that are there.
@@ -93,7 +93,7 @@ class Outbox:
                 timer.cancel()
 
     def has_room(self, account: PeerMemory, size: int) -> bool:
-        """Whether a large answer may be held for a peer; one may, within the budget of all."""
+        """Return True if a large answer may be held: one a peer may, within the budget of all."""
         if account.held:
             self.held -= account.sweep()
         if self._fits(account, size):
@@ -153,7 +153,7 @@ class Outbox:
             self._keep(peer, account, b"".join(frames))
 
     def probe(self, peer: bytes, frame: bytes) -> Mark | None:
-        """Sends a peer a frame and tells when it has left; None if it would have to wait."""
+        """Sends a peer a frame; returns the mark of its leaving, or None if it would have to wait."""
         account = self.accounts.get(peer)
         if account is None or account.frames:
             return None
@@ -210,7 +210,7 @@ class Outbox:
         return True
 
     def _tell_untaken(self) -> None:
-        """Tells of those who leave a frame untaken for too long."""
+        """Reports peers that leave a frame untaken for too long."""
         self._untaken = None
         self.sweep()
         now_ms = self._loop.clock.monotonic_ms()
@@ -243,7 +243,7 @@ class Outbox:
             self._tell_excess()
 
     def _tell_excess(self) -> None:
-        # Not at once: whoever sends may be in the middle of something.
+        # Not at once: the sender may be in the middle of something.
         if not self._excess_told:
             self._excess_told = True
             self._loop.call_later(0, self._excess)

@@ -1,15 +1,15 @@
 """Peers and their connections: which belongs to whom, so that a broken one names who is gone. Pure.
 
 A ROUTER names peers by routing ids, its monitor names connections by descriptors,
-and only a frame tells both. The two tell their news by different ways, so that
+and only a frame has both. The two report events by different ways, so that
 
-* frames may still be read after the news that their connection broke,
+* frames may still be read after the event that their connection broke,
 * a descriptor may have a new owner by then.
 
 Both are sorted out by two facts. ZeroMQ numbers routing ids upwards in the order
 in which connections were made (one I/O thread; clients may not choose their own),
 so of two peers that came by one descriptor the larger one came later. And a
-connection's news precedes its first frame: whoever reads a first frame has the news.
+connection's event precedes its first frame: the reader of a first frame has the event.
 """
 
 from typing import Final

@@ -54,7 +54,7 @@ TURN_MS: Final = 5
 """No request is begun later in a turn: some take milliseconds, such as pulls with a filter."""
 BUSY_RETRY_AFTER_MS: Final = 100
 SURPLUS_MS: Final = 1_000
-"""A connection beyond ``max_connections`` stays so long, to be told why it is not served."""
+"""A connection beyond ``max_connections`` stays so long, to get the reason for its refusal."""
 MAX_SURPLUS: Final = 64
 """Such connections at a time; more are ended at once."""
 MAX_HUNG_UP: Final = 4_096
@@ -83,7 +83,7 @@ _EVENTS: Final = int(zmq.EVENTS)
 _PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
 
 _USER_ID: Final = "User-Id"
-"""What the answer to ZAP said of a connection; ZeroMQ tells it with each frame."""
+"""Property with the user id of ZAP's answer for a connection; ZeroMQ sets it on each frame."""
 
 _CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class CommandServer:
         context: ZeroMQ context of the process.
         loop: Its event loop.
         handlers: Handler by request code.
-        on_disconnect: Told the routing id of a peer whose connection broke. Requests of that
-            peer that were on their way are served still, and it is told again after each.
+        on_disconnect: Called with the routing id of a peer whose connection broke. Requests of that
+            peer that were on their way are served still, and it is called again after each.
         limits: What peers may take. Whoever takes the most loses its connection when all
             together take more than the budget.
         own: Keys that it proves; None to speak plainly, with everybody.
@@ -232,7 +232,7 @@ class CommandServer:
         self._outbox.send(request.peer, *frames)
 
     def room(self, peer: bytes) -> int:
-        """How many bytes an answer to a peer may have now, so that no more is looked for.
+        """Return the number of bytes that an answer to a peer may have now, to look for no more.
 
         Args:
             peer: Routing id.
@@ -261,11 +261,11 @@ class CommandServer:
         self._outbox.send(peer, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
     def note_refusal(self, code: int, remark: str) -> None:
-        """Counts and logs a refusal; for those that an answer's body tells, this is to be called.
+        """Counts and logs a refusal; handlers that refuse in an answer's body call it themselves.
 
         Args:
             code: Response code.
-            remark: What the client is told.
+            remark: Text that the client gets.
         """
         name = ResponseCode(code).name if code in _CODES else str(code)
         self.refusals.note(name, remark)
@@ -346,7 +346,7 @@ class CommandServer:
             except zmq.Again:
                 self.drained_ms = now_ms()
                 return
-            # Not copied: bodies are large, and the frame tells which connection it came by.
+            # Not copied: bodies are large, and the frame says which connection it came by.
             frame = socket.recv(_NOBLOCK, copy=False)
             account = self._accounts.get(peer)
             if account is None:
@@ -425,7 +425,7 @@ class CommandServer:
 
     @staticmethod
     def _principal(guard: "Guard", frame: zmq.Frame) -> Principal | None:
-        """Who a frame is of; None for who may not connect, or not since its handshake."""
+        """Return a frame's principal; None if it may not connect, or not since its handshake."""
         try:
             user_id = frame.get(_USER_ID)
         except zmq.ZMQError:
@@ -433,7 +433,7 @@ class CommandServer:
         return guard.principal(str(user_id))
 
     def _check_place(self, descriptor: int, principal: Principal) -> None:
-        """Whether a connection that is heard for the first time may stay; else it ends soon.
+        """Check that a connection that is heard for the first time may stay; else it ends soon.
 
         Raises:
             SystemBusy: It is one too many, here or for its user.
@@ -595,7 +595,7 @@ class CommandServer:
         try:
             self._on_disconnect(peer)
         except Exception:
-            # The next peer's end must be told all the same.
+            # The next peer's end must be reported all the same.
             _log.exception("a callback for the end of a connection failed")
 
 

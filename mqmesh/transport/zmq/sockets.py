@@ -21,7 +21,7 @@ from mqmesh.transport.zmq.descriptors import check_descriptors, descriptors_for
 NETWORK: Final = "network"
 """ZAP domain of connections that speak CURVE."""
 LOCAL_DOMAIN: Final = "local"
-"""ZAP domain of Unix sockets, where the system tells whose the other process is."""
+"""ZAP domain of Unix sockets, where the system names the user of the other process."""
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
@@ -102,7 +102,8 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
     # A server sends no pings. Clients do, and each says how soon the next one comes; what that
-    # does not tell, ``silence`` finds out. libzmq 4.3.5 aborts the process when it is to send a
+    # does not show, ``idle_detection.py`` finds out. libzmq 4.3.5 aborts the process when it is to
+    # send a
     # ping on a connection that broke while more than the high-water mark of its frames were not
     # read yet; and it reads no answer to a ping from a peer whose frames wait.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
@@ -172,7 +173,7 @@ def authenticator(context: Context) -> Socket:
 
 
 def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
-    """The socket on which ``socket`` tells of connections made and broken.
+    """Return the socket on which ``socket`` reports connections made and broken.
 
     Args:
         socket: To be watched.
@@ -214,7 +215,7 @@ def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
     Args:
         socket: A router or publisher.
         endpoint: ``tcp://host:port`` (port ``*`` or 0 takes a free one) or ``ipc://path``.
-        own: Keys to prove; whoever connects is asked about then. None lets everybody in.
+        own: Keys to prove; the guard is asked about each client then. None lets everybody in.
 
     Returns:
         The endpoint with the real port.
@@ -281,8 +282,8 @@ def _allow_ipv6(socket: Socket, endpoint: str) -> None:
 def settle(socket: Socket) -> None:
     """Makes a socket take notice of connections that broke or were made till now.
 
-    A monitor tells of a break a moment before the socket itself knows; what is sent in
-    between is lost, and no further event tells so. After a break, therefore, nothing is
+    A monitor reports a break a moment before the socket itself knows; what is sent in
+    between is lost, and no further event says so. After a break, therefore, nothing is
     sent before the next connection stands and the socket was settled.
     """
     socket.getsockopt(zmq.EVENTS)

@@ -77,7 +77,7 @@ class ZmqTransport:
 
     @property
     def clock(self) -> Clock:
-        """That of the loop."""
+        """Clock of the loop."""
         return _CLOCK if self._loop is None else self._loop.clock
 
     @property
@@ -111,7 +111,7 @@ class ZmqTransport:
         """A server that is not bound yet.
 
         Raises:
-            ConfigError: There are keys, and no guard: it would let in whoever has any key.
+            ConfigError: There are keys, and no guard: it would let in clients with any key.
         """
         own, guard = self._protection()
         return CommandServer(

@@ -31,7 +31,7 @@ _HEAD: Final = 7
 """Frames before the credentials: empty, version, request, domain, address, identity, mechanism."""
 _CURVE_KEY_BYTES: Final = 32
 _OK: Final = (b"200", b"OK")
-# Never 300, by which a connection hangs and nobody is told.
+# Never 300, by which a connection hangs without a report to anybody.
 _REFUSED: Final = (b"400", b"not in the access list, or not enabled")
 _BROKEN: Final = (b"500", b"a question that is none")
 
@@ -90,7 +90,7 @@ class ZapHandler:
 
 
 def answer(frames: Sequence[bytes], guard: "Guard", own_uid: int) -> tuple[list[bytes], str]:
-    """What ZeroMQ is told of a connection. Pure.
+    """Return the answer to ZeroMQ's question about a connection. Pure.
 
     Args:
         frames: Its question, without who asks.
@@ -124,14 +124,14 @@ def _is_sound(frames: Sequence[bytes]) -> bool:
 
 
 def _user_id(frames: Sequence[bytes], own_uid: int) -> tuple[str, str]:
-    """What a connection proves, and why that is nothing."""
+    """Return the user id that a connection proves, or the reason why it proves none."""
     domain, address, mechanism = frames[3], frames[4], frames[6]
     if mechanism == b"CURVE" and domain == sockets.NETWORK.encode():
         if len(frames) != _HEAD + 1 or len(frames[_HEAD]) != _CURVE_KEY_BYTES:
             return "", "it has no key"
         return z85.encode(frames[_HEAD]).decode(), ""
     if mechanism == b"PLAIN" and domain == sockets.LOCAL_DOMAIN.encode():
-        # ``localhost:uid:gid:pid``, as the system told it of the other process. One of this user's
+        # ``localhost:uid:gid:pid``, as the system gave it of the other process. One of this user's
         # could read the keys, so what it says of itself is believed: it is to have no more rights
         # than its user has.
         parts = address.split(b":")
