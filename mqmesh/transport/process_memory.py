@@ -63,7 +63,7 @@ def _libc() -> Any:
 
 
 class MemoryWatch:
-    """Watches the growth of the process's memory since the last time it was cleaned up.
+    """Watches the growth of the process's memory since the last ``settle``.
 
     Args:
         read: Bytes of the process now.
@@ -81,5 +81,5 @@ class MemoryWatch:
         return now - self._floor
 
     def settle(self) -> None:
-        """Somebody looked after it: what it has now is taken for granted."""
+        """Takes the memory that the process has now as the base of ``growth``."""
         self._floor = self._read()

@@ -58,7 +58,7 @@ class LogScanner:
             segments: Files of the log.
             key: Of the store.
             store_id: That records must have; None takes that of the first record read.
-            on_piece: Called with the offset where each of the ``pieces`` begins; may raise to end the search.
+            on_piece: Called with the start of each of the ``pieces``; may raise to end the search.
         """
         self._on_piece = on_piece
         self._segments = segments

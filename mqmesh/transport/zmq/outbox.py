@@ -153,7 +153,7 @@ class Outbox:
             self._keep(peer, account, b"".join(frames))
 
     def probe(self, peer: bytes, frame: bytes) -> Mark | None:
-        """Sends a peer a frame; returns the mark of its leaving, or None if it would have to wait."""
+        """Sends a peer a frame; returns its tracker, or None if the frame would have to wait."""
         account = self.accounts.get(peer)
         if account is None or account.frames:
             return None
