@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Milliseconds from an arbitrary origin; never goes back."""
 
     def monotonic_ns(self) -> int:
-        """The same in nanoseconds."""
+        """Return the same in nanoseconds."""
 
     def boot_ms(self) -> int:
         """Milliseconds from an arbitrary origin; the machine's sleep counts, too."""

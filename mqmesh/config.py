@@ -22,7 +22,7 @@ from mqmesh.units import MIB
 
 MAX_FILE_BYTES: Final = 1 * MIB
 MAX_KEY_PARTS: Final = 16
-"""Of a dotted key. The parser's work grows with their square, and with each key of a table."""
+"""Most parts of a dotted key: the parser's work grows with their square, and with table keys."""
 OVERRIDE_SOURCE: Final = "--set"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -131,7 +131,7 @@ def override_config(config: _T, values: Mapping[str, str], source: str) -> _T:
 
 
 def text_override(key: str, value: str) -> str:
-    """An override, as ``load_config`` takes it, that gives a text field exactly this value.
+    """Make an override, as ``load_config`` takes it, that gives a text field exactly this value.
 
     Args:
         key: Dotted name of the field.
@@ -161,7 +161,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def dump_toml(config: msgspec.Struct) -> str:
-    """A configuration as TOML, defaults included; ``load_config`` reads it back.
+    """Dump a configuration as TOML, defaults included; ``load_config`` reads it back.
 
     What is None is left out, because TOML has no word for it.
     """
@@ -204,7 +204,7 @@ def check_names(config: msgspec.Struct, *fields: str) -> None:
 
 
 def key_names(kind: type[msgspec.Struct]) -> list[str]:
-    """Every key of a struct, tables inside it by dotted names, in the order of the struct."""
+    """Return every key of a struct, tables inside it by dotted names, in the struct's order."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return list(_key_names(info, ""))
@@ -360,7 +360,7 @@ def _convert(
 def _unknown_keys(
     kind: inspect.Type, data: Any, place: tuple[_Step, ...]
 ) -> Iterator[tuple[tuple[_Step, ...], list[str]]]:
-    """Where keys stand that the struct does not have, with the ones it has."""
+    """Yield the places of keys that the struct does not have, with the ones it has."""
     if isinstance(data, list):
         for index, item in enumerate(data):
             below = _type_below(kind, index)
@@ -430,7 +430,7 @@ def _struct_of(kind: inspect.Type | None) -> inspect.StructType | None:
 
 
 def _type_below(kind: inspect.Type | None, step: _Step) -> inspect.Type | None:
-    """The type that a struct, list or dict has at a key or index; None when that is unknown."""
+    """Return the type that a struct, list or dict has at a key or index; None if unknown."""
     for one in _alternatives(kind):
         if isinstance(one, inspect.StructType):
             return next((field.type for field in one.fields if field.encode_name == step), None)
@@ -480,7 +480,7 @@ def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | No
 
 
 def _toml_lines(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Plain values first: what follows a table's head belongs to that table."""
+    """Yield plain values first: what follows a table's head belongs to that table."""
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     lists = {key: value for key, value in values.items() if _is_list_of_tables(value)}
     for key, value in values.items():

@@ -62,7 +62,7 @@ def own_process() -> ProcessMark | None:
 
 
 def is_gone(process: ProcessMark) -> bool:
-    """True when a process has ended for sure; False when it lives, or stands elsewhere."""
+    """Return True when a process has ended for sure; False when it lives, or runs elsewhere."""
     if process.host != _process_space():
         return False
     found = _process_stat(str(process.pid))
@@ -77,7 +77,7 @@ def _process_space() -> str:
 
 
 def _process_stat(pid: str) -> tuple[str, int] | None:
-    """State and start of a process; None when there is none."""
+    """Return state and start of a process; None when there is none."""
     try:
         # The name, in brackets, may hold anything.
         fields = Path("/proc", pid, "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -87,7 +87,7 @@ def _process_stat(pid: str) -> tuple[str, int] | None:
 
 
 def socket_directory() -> Path:
-    """The directory that this user's local sockets stand in, made if need be.
+    """Return the directory that this user's local sockets stand in, made if need be.
 
     Returns:
         ``<temporary directory>/mqmesh-<uid>``; only this user may look into it.
@@ -116,7 +116,7 @@ def socket_directory() -> Path:
 
 
 def socket_path(owner: Path, name: str = "sock") -> Path:
-    """Where a local socket of a store stands: in its own folder, which nobody else may enter.
+    """Return the path of a store's local socket, in a folder that only its owner may enter.
 
     Where that path is too long or cannot be printed, or its file system takes no sockets, and for who has
     no folder, it is in ``socket_directory``.

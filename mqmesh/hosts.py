@@ -15,7 +15,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def is_loopback(host: str) -> bool:
-    """True when only this machine can reach a listener at this host."""
+    """Return True when only this machine can reach a listener at this host."""
     if host in LOOPBACK_NAMES:
         return True
     try:
@@ -84,7 +84,7 @@ def check_listen(
 
 
 def bindable(host: str) -> str:
-    """The address behind a host that ZeroMQ can bind to; it resolves no names there."""
+    """Return the address behind a host that ZeroMQ can bind to; it resolves no names there."""
     if host in LOOPBACK_NAMES:
         return "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -14,12 +14,12 @@ before both have given one number twice."""
 
 
 def first_number(epoch: int) -> int:
-    """Below all generations and lock tokens of an epoch, and above those of earlier ones."""
+    """Return the number below all generations and lock tokens of an epoch, above earlier ones."""
     return epoch << 32
 
 
 class EpochStart(msgspec.Struct, array_like=True, frozen=True):
-    """Where an epoch begins. Array positions are on disk and never change.
+    """Start of an epoch. Array positions are on disk and never change.
 
     Attributes:
         epoch: From 1; records before its start are of lower ones.
@@ -68,7 +68,7 @@ def common_end(
     *,
     below: int = MAX_EPOCH + 1,
 ) -> CommonEnd | None:
-    """Where the histories of two logs part.
+    """Find where the histories of two logs part.
 
     Of an epoch only one leader wrote records, so both logs have the same ones of it, the one
     perhaps fewer than the other. So they are the same up to the shorter end of the newest epoch

@@ -37,7 +37,7 @@ class LogLevel(enum.StrEnum):
     ERROR = "ERROR"
     CRITICAL = "CRITICAL"
     AS_STARTED = "as-started"
-    """What the command line said."""
+    """Level that the command line set."""
 
 
 LEVELS: Final = tuple(one.value for one in LogLevel if one is not LogLevel.AS_STARTED)
@@ -118,7 +118,7 @@ def configure_logging(
 
 
 def root_level() -> str:
-    """The least level that this process logs."""
+    """Return the least level that this process logs."""
     return logging.getLevelName(logging.getLogger().level)
 
 
@@ -131,7 +131,7 @@ class LineFormatter(logging.Formatter):
     """Writes records in the form at the head of this module."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line, and the lines of its traceback."""
+        """Format the record's line, and the lines of its traceback."""
         line = text_line(_time_of(record), record.levelname, record.name, record.getMessage())
         if not record.exc_info:
             return line
@@ -178,7 +178,7 @@ class JsonFormatter(logging.Formatter):
         self._name = name
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Format the record's line."""
         args = record.args
         return json_line(
             LogObject(
@@ -198,17 +198,17 @@ class JsonFormatter(logging.Formatter):
 
 
 def text_line(moment: str, level: str, logger: str, text: str) -> str:
-    """A line in the form at the head of this module."""
+    """Format a line in the form at the head of this module."""
     return f"{moment} {level} {logger}: {one_line(text)}"
 
 
 def traceback_lines(traceback: str) -> list[str]:
-    """The lines that follow a record's own."""
+    """Return the lines that follow a record's own."""
     return [CONTINUATION + one_line(line) for line in traceback.splitlines()]
 
 
 def json_line(event: LogObject) -> str:
-    """An event as one line of at most ``LINE_BYTES``: its values go first, then its middle."""
+    """Format an event as one line of at most ``LINE_BYTES``; a longer one loses values and text."""
     line = _encoded(event)
     room = LINE_BYTES
     while len(line.encode()) >= LINE_BYTES:
@@ -309,7 +309,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 def cut_line(line: str) -> bytes:
-    """A line as UTF-8 with its line break, at most ``LINE_BYTES`` long."""
+    """Return a line as UTF-8 with its line break, at most ``LINE_BYTES`` long."""
     data = line.encode(errors="replace")
     if len(data) >= LINE_BYTES:
         data = data[: LINE_BYTES - 16].decode(errors="ignore").encode() + f" {CUT}".encode()

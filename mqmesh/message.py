@@ -48,11 +48,11 @@ TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 DEAD_LETTER_MARKS_TOPIC: Final = "RMQ_SYS_DLQ_RESENT_TOPIC"
-"""Which dead letters were resent; see ``roles/broker/features/retries/dead_letter_marks.py``."""
+"""Topic of resent dead letters; see ``roles/broker/features/retries/dead_letter_marks.py``."""
 SENT_BACK_TOPIC: Final = "RMQ_SYS_SENT_BACK_TOPIC"
-"""What consumers have sent back; see ``roles/broker/features/retries/sent_back_marks.py``."""
+"""Topic of marks for messages sent back: ``roles/broker/features/retries/sent_back_marks.py``."""
 STATE_TOPIC: Final = "RMQ_SYS_STATE_TOPIC"
-"""What a broker knows beside its messages; see ``roles/broker/state_records.py``."""
+"""Topic of a broker's state beside its messages; see ``roles/broker/state_records.py``."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -142,7 +142,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
             """Create a message; see the class for the arguments."""
 
     def delayed_by(self, delay_ms: int) -> "Message":
-        """The same message, to be delivered so long after now.
+        """Return the same message, to be delivered so long after now.
 
         Args:
             delay_ms: 0 to 40 years; by this machine's clock, as all points in time.
@@ -156,7 +156,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
         return plain
 
     def property(self, name: str, default: str | None = None) -> str | None:
-        """One property, or ``default`` when the message has none of that name."""
+        """Return one property, or ``default`` when the message has none of that name."""
         return default if self.properties is None else self.properties.get(name, default)
 
 
@@ -230,12 +230,12 @@ class StoredMessage(Message, array_like=True, gc=False):
         return StoredMessage, (*plain, self.queue_offset, self.batch)
 
     def __copy__(self) -> "StoredMessage":
-        """For ``copy.copy``, which would ask msgspec otherwise."""
+        """Copy for ``copy.copy``, which would ask msgspec otherwise."""
         kind, fields = self.__reduce__()
         return kind(*fields)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        """All fields, as of any struct."""
+        """Return all fields, as of any struct."""
         self.properties  # noqa: B018  # makes them
         return super().__repr__()
 
@@ -280,7 +280,7 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def commitlog_offset(self) -> CommitLogOffset:
-        """Where the message's batch begins in the broker's log."""
+        """Offset in the broker's log where the message's batch begins."""
         return self.info.commitlog_offset
 
     @property
@@ -290,7 +290,7 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def prepared_transaction_offset(self) -> CommitLogOffset:
-        """Where the half message's batch begins in the log; -1 if there was no transaction."""
+        """Log offset where the half message's batch begins; -1 if there was no transaction."""
         return self.info.prepared_transaction_offset
 
     @property
@@ -305,12 +305,12 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def born_timestamp(self) -> TimestampMs:
-        """When the producer closed the message's batch."""
+        """Time when the producer closed the message's batch."""
         return self.info.born_timestamp
 
     @property
     def store_timestamp(self) -> TimestampMs:
-        """When the broker stored the message."""
+        """Time when the broker stored the message."""
         return self.info.store_timestamp
 
     @property
@@ -336,22 +336,22 @@ class StoredMessage(Message, array_like=True, gc=False):
         return self.property(PROPERTY_HANDED_OVER) is not None
 
     def to_message(self) -> Message:
-        """A plain message of the same content, ready to be sent, without reserved properties."""
+        """Return a plain message of the same content, to be sent, without reserved properties."""
         return without_reserved(as_plain(self))
 
 
 PROPERTY_RECONSUME_TIMES: Final = "RECONSUME_TIMES"
 PROPERTY_WAIT_STORE_MSG_OK: Final = "WAIT"
 PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"
-"""Which request of its sender a message is, or a reply answers."""
+"""Identity of a request at its sender; its reply has the same."""
 PROPERTY_REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 """The client that waits for the reply to a request."""
 PROPERTY_TTL: Final = "TTL"
-"""How long it waits, in ms from the sending on."""
+"""Time that a request waits, in ms from the sending on."""
 PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
-"""Why the message was sent back last: type and text of an exception, or what was answered."""
+"""Reason why the message was sent back last: type and text of an exception, or the answer."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
-"""Of a dead letter that was resent: its offset message id in the dead-letter queue."""
+"""Offset message id in the dead-letter queue of a dead letter that was resent."""
 PROPERTY_HANDED_OVER: Final = "HANDED_OVER"
 """An administrator handed the message to this consumer (`mqmesh query hand-to`)."""
 RESERVED_PROPERTIES: Final = frozenset(
@@ -388,7 +388,7 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def format_message_id(producer_id: int, sequence: int) -> str:
-    """The text form of a message id: 32 upper-case hex digits, producer first.
+    """Return the text form of a message id: 32 upper-case hex digits, producer first.
 
     Args:
         producer_id: Producer instance id, 0 to 2**64 - 1.
@@ -414,7 +414,7 @@ def parse_message_id(text: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=8192)
 def tag_hash(tag: str | None) -> int:
-    """The 64-bit hash of a tag that consume queues carry. On disk: never changes.
+    """Return the 64-bit hash of a tag that consume queues carry. On disk: never changes.
 
     Returns:
         The first 8 bytes of BLAKE2b of the UTF-8 tag, little endian; 0 only for no tag.
@@ -426,22 +426,22 @@ def tag_hash(tag: str | None) -> int:
 
 
 def retry_topic(group: str) -> str:
-    """The topic that a consumer group's failed messages wait in."""
+    """Return the topic that a consumer group's failed messages wait in."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """The topic that a consumer group's dead letters end in."""
+    """Return the topic that a consumer group's dead letters end in."""
     return DLQ_PREFIX + group
 
 
 def is_system_topic(topic: str) -> bool:
-    """True for names that mqmesh itself has a use for."""
+    """Return True for names that mqmesh itself has a use for."""
     return topic in RESERVED_TOPICS or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def is_closed_topic(topic: str) -> bool:
-    """True for system topics that clients may not create, change or send to.
+    """Return True for system topics that clients may not create, change or send to.
 
     The one that they may is that of the message trace, which is theirs.
     """
@@ -495,12 +495,12 @@ def check_number(field: str, number: int, limit: int) -> None:
 
 
 def describe(value: object) -> str:
-    """Type and value of something that is refused, cut to a readable length."""
+    """Return type and value of something that is refused, cut to a readable length."""
     return f"{type(value).__name__} {repr(value)[:64]}"
 
 
 def as_plain(message: Message) -> Message:
-    """A message of the plain class, with the same content."""
+    """Return a message of the plain class, with the same content."""
     return Message(
         message.topic,
         message.body,
@@ -515,14 +515,14 @@ def as_plain(message: Message) -> Message:
 
 
 def as_system(message: Message, properties: dict[str, str]) -> SystemMessage:
-    """The same message with the properties that mqmesh gives it."""
+    """Return the same message with the properties that mqmesh gives it."""
     system = SystemMessage(*msgspec.structs.astuple(as_plain(message)))
     system.properties = properties
     return system
 
 
 def without_reserved(message: Message) -> Message:
-    """The same message when it has no reserved properties, else a plain one without them."""
+    """Return the same message when it has no reserved properties, else a plain one without them."""
     properties = message.properties
     if not properties or RESERVED_PROPERTIES.isdisjoint(properties):
         return message

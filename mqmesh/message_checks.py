@@ -111,7 +111,7 @@ def check_messages_of_batch(
 
 
 def is_plain(message: Message, max_message_size: int) -> bool:
-    """True when a message is surely legal but for its topic's name: the short way of one send.
+    """Return True for a message that is surely legal but for its topic's name; the fast check.
 
     Args:
         message: Anything; only a message of nothing but topic and body passes.
@@ -221,7 +221,7 @@ def _check_tag(tag: str) -> None:
 
 
 def _are_plain_keys(keyed: Sequence[Sequence[str]]) -> bool:
-    """True when keys are surely legal; half a call a key, whereas ``check_keys`` makes two."""
+    """Return True when keys are surely legal; half a call a key, where ``check_keys`` makes two."""
     if not {tuple, list}.issuperset(map(type, keyed)) or max(map(len, keyed)) > MAX_KEYS:
         return False
     keys = list(chain.from_iterable(keyed))

@@ -89,12 +89,12 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return sum(self.counts)
 
     def __add__(self, other: "Distribution") -> "Distribution":
-        """Both together; their bounds are the same."""
+        """Add two distributions; their bounds are the same."""
         counts = map(int.__add__, self.counts, other.counts)
         return Distribution(self.bounds, tuple(counts), self.total + other.total)
 
     def quantile(self, share: float) -> float:
-        """Upper bound of the bucket that a share of all observations lies within.
+        """Return the upper bound of the bucket that a share of all observations lies within.
 
         Args:
             share: 0 to 1.
@@ -190,7 +190,7 @@ class Labelled(Generic[_T]):
         self._value = value
 
     def parts(self, most: int) -> Iterator[tuple[int, list[MetricSample]]]:
-        """Samples of so many owners, then one for the others if there are more.
+        """Yield samples of so many owners, then one for the others if there are more.
 
         Args:
             most: Owners that are kept apart.
@@ -306,11 +306,11 @@ class MetricBoard:
         self._readers.append(read)
 
     def read(self) -> list[MetricReading]:
-        """All metrics with their values now, in the order in which they were added."""
+        """Return all metrics with their values now, in the order in which they were added."""
         return list(Readings(one for page, _ in self.pages() for one in page))
 
     def pages(self) -> Iterator[tuple[list[MetricReading], bool]]:
-        """The same in pages, none of which takes long; values are those of when it is made.
+        """Yield all metrics in pages, each made in a short time, with the values of that time.
 
         Returns:
             Metrics, and whether more follow. One with very many sets of labels goes on in the next
@@ -364,7 +364,7 @@ class Readings:
         return name in self._readings
 
     def __getitem__(self, name: str) -> MetricValue:
-        """The value of a metric that has no labels.
+        """Return the value of a metric that has no labels.
 
         Raises:
             KeyError: There is none of that name, or it has labels.
@@ -375,7 +375,7 @@ class Readings:
         return reading.samples[0].value
 
     def number(self, name: str, *labels: str, default: float | None = None) -> float:
-        """A number.
+        """Return the value of a metric as a number.
 
         Args:
             name: Of a metric.

@@ -34,7 +34,7 @@ def make_folder(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener for ``open`` that makes a file only its owner may read."""
+    """Return an opener for ``open`` that makes a file only its owner may read."""
     return os.open(path, flags, FILE_MODE)
 
 

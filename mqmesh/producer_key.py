@@ -16,13 +16,13 @@ KEY_SIZE: Final = 16
 
 
 def new_key(chance: random.Random) -> bytes:
-    """A key that nobody else has: 16 random bytes, of the system's own source but for tests."""
+    """Make a key that nobody else has: 16 random bytes of the system's source but for tests."""
     return chance.randbytes(KEY_SIZE)
 
 
 @lru_cache(maxsize=4_096)
 def producer_id_of(key: bytes) -> int:
-    """The producer id that a key stands for.
+    """Return the producer id that a key stands for.
 
     Args:
         key: Any bytes.

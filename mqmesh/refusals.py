@@ -35,7 +35,7 @@ class Refusals:
             fresh.last = remark
 
     def take_lines(self) -> list[str]:
-        """A line for each code that was answered since the last call."""
+        """Return a line for each code that was answered since the last call."""
         fresh, self._fresh = self._fresh, {}
         return [
             f"refused with {name}: {one.count} ({self.counts[name]} so far), the last: {one.last}"

@@ -104,14 +104,14 @@ def read_delayed_meta(buffer: Buffer, header: BatchHeader, position: int = 0) ->
 
 
 def due_times(meta: DelayedMeta, header: BatchHeader) -> tuple[int, ...]:
-    """When the messages of a stored batch are due, wall-clock ms: one for all, or one each."""
+    """Return the due times of a stored batch, wall-clock ms: one for all messages, or one each."""
     if not meta.due_times:
         return (header.store_timestamp + meta.delay_ms,)
     return struct.unpack(f"<{len(meta.due_times) // 8}q", meta.due_times)
 
 
 def pack_due_times(times: tuple[int, ...] | list[int]) -> bytes:
-    """The form of due times in a meta: one when all are the same."""
+    """Pack due times for a meta: one when all are the same."""
     if len(set(times)) == 1:
         times = times[:1]
     return struct.pack(f"<{len(times)}q", *times)

@@ -52,7 +52,7 @@ if _decoder is not None:
 
 
 def is_compiled() -> bool:
-    """True when ``decode_at_once`` decodes anything."""
+    """Return True when ``decode_at_once`` decodes anything."""
     return _decoder is not None
 
 

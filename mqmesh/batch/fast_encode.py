@@ -26,7 +26,7 @@ except ImportError:
     Encoder = None  # type: ignore[assignment,misc]
 
 MAX_KNOWN_TAGS: Final = 8_192
-"""Of so many tags a process keeps the hashes for ``native/encode.c``."""
+"""Number of tags whose hashes a process keeps for ``native/encode.c``."""
 
 _hashes: Final[dict[str, bytes]] = {}
 _encoder: Final = (
@@ -43,7 +43,7 @@ _encoder: Final = (
 
 
 def is_compiled() -> bool:
-    """True when ``encode_at_once`` encodes anything."""
+    """Return True when ``encode_at_once`` encodes anything."""
     return _encoder is not None
 
 

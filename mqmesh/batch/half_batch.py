@@ -22,7 +22,7 @@ from mqmesh.message import (
 )
 
 PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-"""Of a message in a transaction: how long its sender has before the broker asks back."""
+"""Property of a message in a transaction: time before the broker asks its sender back."""
 HALF_QUEUE: Final = 0
 """All half messages of a broker stand in one queue, in the order in which they came."""
 MAX_IMMUNITY_S: Final = 7 * 24 * 3_600
@@ -65,7 +65,7 @@ def half_parts(
     born_host: str = "",
     attributes: int = 0,
 ) -> tuple[bytes, ...]:
-    """A batch of half messages in pieces; arguments and errors as of ``batch_parts``."""
+    """Encode a batch of half messages in pieces; arguments and errors as of ``batch_parts``."""
     meta = HalfMeta(
         TRANS_HALF_TOPIC,
         payload.tag_hashes,
@@ -89,7 +89,7 @@ def half_parts(
 
 
 def is_half(header: BatchHeader) -> bool:
-    """True for a batch of half messages."""
+    """Return True for a batch of half messages."""
     return header.attributes & TRANSACTION_TYPE == Attributes.TRANSACTION_HALF
 
 
@@ -133,5 +133,5 @@ def immunity_ms(message: Message) -> int | None:
 
 
 def have_immunity(messages: Sequence[Message]) -> bool:
-    """True when one of the messages says when it may be asked about first."""
+    """Return True when one of the messages sets when it may be asked about first."""
     return any(one.properties is not None and immunity_ms(one) is not None for one in messages)

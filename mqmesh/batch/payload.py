@@ -32,7 +32,7 @@ for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
 Buffer = memoryview | bytes | bytearray
-"""What a batch may be read from."""
+"""Buffer that a batch may be read from."""
 
 _get_tag = attrgetter("tag")
 _get_keys = attrgetter("keys")
@@ -136,7 +136,7 @@ def compress_payload(data: bytes) -> tuple[bytes, int]:
 
 
 def pack_tag_hashes(messages: Sequence[Message]) -> bytes:
-    """The hashes of messages' tags, as ``record_batch.BatchMeta`` has them."""
+    """Pack the hashes of messages' tags, as ``record_batch.BatchMeta`` has them."""
     tags = set(map(_get_tag, messages))
     if len(tags) > 1:
         return struct.pack(f"<{len(messages)}Q", *map(tag_hash, map(_get_tag, messages)))
@@ -145,7 +145,7 @@ def pack_tag_hashes(messages: Sequence[Message]) -> bytes:
 
 
 def slice_payload(payload: Buffer, start: int, stop: int) -> Buffer:
-    """Some messages of an opened payload, as a payload of their own.
+    """Cut some messages of an opened payload out, as a payload of their own.
 
     It costs 60 ns for each message of the whole and is worth it where decoding costs more.
 
@@ -156,14 +156,14 @@ def slice_payload(payload: Buffer, start: int, stop: int) -> Buffer:
 
 
 def join_messages(raws: Sequence[msgspec.Raw]) -> bytes:
-    """An opened payload of messages from ``split_payload``."""
+    """Join messages from ``split_payload`` to an opened payload."""
     return _encoder.encode(raws)
 
 
 def open_payload(
     stored: memoryview, codec: int, raw_size: int, message_count: int
 ) -> memoryview | bytes:
-    """A stored payload without its compression: an array of so many messages.
+    """Open a stored payload: return the uncompressed array of so many messages.
 
     Args:
         stored: As it stands in the batch.
@@ -181,7 +181,7 @@ def open_payload(
 
 
 def decode_payload(payload: Buffer) -> list[StoredMessage]:
-    """The messages of an opened payload; their places are not filled in.
+    """Decode the messages of an opened payload; their places are not filled in.
 
     Raises:
         CorruptBatch: It does not decode to messages. Memory stays within ten times
@@ -197,7 +197,7 @@ def decode_payload(payload: Buffer) -> list[StoredMessage]:
 
 
 def pick_messages(payload: Payload, chosen: Iterable[int]) -> list[Message]:
-    """Some messages of a payload that was encoded here; it costs little where it has ``places``.
+    """Return some messages of a payload encoded here; it costs little where it has ``places``.
 
     Args:
         payload: From ``encode_payload``.
@@ -214,7 +214,7 @@ def pick_messages(payload: Payload, chosen: Iterable[int]) -> list[Message]:
 
 
 def split_payload(payload: Buffer) -> list[msgspec.Raw]:
-    """The messages of an opened payload, each still encoded; nothing in them is looked at.
+    """Split an opened payload into its messages, still encoded; nothing in them is looked at.
 
     Raises:
         CorruptBatch: It is no array.
@@ -226,7 +226,7 @@ def split_payload(payload: Buffer) -> list[msgspec.Raw]:
 
 
 def find_messages(payload: Buffer, text: bytes) -> tuple[list[int], bytes]:
-    """The messages of an opened payload whose encoding contains some bytes.
+    """Find the messages of an opened payload whose encoding contains some bytes.
 
     Where few do, it takes a quarter of the time of decoding all of them.
 
@@ -242,7 +242,7 @@ def find_messages(payload: Buffer, text: bytes) -> tuple[list[int], bytes]:
 
 
 def join_payload(raws: Sequence[msgspec.Raw], *, compress_over_bytes: int | None = None) -> Payload:
-    """The payload of messages that are encoded already.
+    """Join messages that are encoded already to a payload.
 
     Args:
         raws: From ``split_payload``.

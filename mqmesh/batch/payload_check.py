@@ -60,7 +60,7 @@ def check_payload(payload: Buffer, message_count: int, topic: str, max_message_s
 
 
 def keys_in(payload: Buffer, message_count: int) -> tuple[bytes, int] | None:
-    """The keys in an opened payload as they stand there, without a look at them.
+    """Return the keys in an opened payload as they stand there, without a look at them.
 
     Args:
         payload, message_count: As for ``check_payload``.

@@ -148,7 +148,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end_offset(self) -> CommitLogOffset:
-        """Where the next batch begins in the log."""
+        """Offset in the log where the next batch begins."""
         return CommitLogOffset(self.commitlog_offset + self.total_size)
 
 
@@ -404,7 +404,7 @@ def stamp(
     store_id: int,
     store_check: StoreCheck | None = None,
 ) -> bytes:
-    """The broker's part of a batch.
+    """Make the broker's part of a batch.
 
     Args:
         header: What the producer wrote.
@@ -520,7 +520,7 @@ def read_sparse_meta(
 def read_payload(
     buffer: Buffer, header: BatchHeader, position: int = 0, *, message_count: int | None = None
 ) -> memoryview | bytes:
-    """The payload of a batch whose header was read: an array of as many messages as it says.
+    """Read the payload of a batch whose header was read: an array of as many messages as it says.
 
     ``message_count`` is how many a sparse batch has, in place of the header's.
 

@@ -109,7 +109,7 @@ def _part_payload(header: BatchHeader, raws: Sequence[msgspec.Raw]) -> Payload:
 def _whole_payload(
     buffer: Buffer, header: BatchHeader, position: int, tag_hashes: bytes
 ) -> Payload:
-    """The payload of a batch as it is stored."""
+    """Return the payload of a batch as it is stored."""
     start = position + HEADER_SIZE + header.meta_size
     return Payload(
         bytes(memoryview(buffer)[start : start + header.payload_size]),

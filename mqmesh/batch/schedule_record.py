@@ -53,7 +53,7 @@ def decode_runs(data: bytes | memoryview) -> list[Run]:
 
 
 def encode_record(action: ScheduleAction, runs: Iterable[Run]) -> bytes:
-    """The body of a record."""
+    """Encode the body of a record."""
     return bytes((action,)) + encode_runs(runs)
 
 

@@ -13,7 +13,7 @@ CHECK_SIZE: Final = 8
 """Bytes of a check."""
 
 NO_CHECK: Final = bytes(CHECK_SIZE)
-"""Of batches whose store keeps no key."""
+"""Check of batches whose store keeps no key."""
 
 StoreCheck = Callable[[bytes], bytes]
 """Makes the ``CHECK_SIZE`` bytes of the check from the fields that it covers."""
@@ -24,7 +24,7 @@ _BEHIND: Final = slice(48, 56)  # producer_crc and total_size
 
 
 def bears_check(buffer: Buffer, store_check: StoreCheck, position: int = 0) -> bool:
-    """True when a stored batch bears the check of a store, so that this store wrote it there.
+    """Return True when a stored batch bears a store's check, so that this store wrote it there.
 
     Looks at no checksum: ``check_stored`` checks that the rest is as it was written.
 

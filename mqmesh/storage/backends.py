@@ -75,7 +75,7 @@ def open_store(
 
 
 def backend_of(directory: Path) -> str | None:
-    """Which of the built-in backends a directory holds a store of; None if of none."""
+    """Return the name of the built-in backend of a directory's store; None if there is none."""
     for backend, name in _DIRECTORIES.items():
         if (directory / name).is_dir():
             return backend

@@ -31,7 +31,7 @@ Wake = Callable[[], None]
 
 
 class FlushDiskType(enum.Enum):
-    """When an answer may be given. RocketMQ's names."""
+    """Time at which an answer may be given. RocketMQ's names."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     """At once; the disk has it within ``flush_interval_commitlog_ms``."""
@@ -88,7 +88,7 @@ class BatchToPut(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a batch is, or was already.
+    """Place of a batch that was stored, now or before.
 
     Attributes:
         status: What became of it.
@@ -195,7 +195,7 @@ class LogChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueStart(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a queue begins that has no message in the log any more.
+    """Start of a queue that has no message in the log any more.
 
     Attributes:
         topic: Physical topic.
@@ -517,7 +517,7 @@ class RepairableLog(Protocol):
         """
 
     def damaged(self) -> Sequence[DamagedRange]:
-        """Damaged ranges of the log, ascending; none that retention has removed."""
+        """Return the damaged ranges of the log, ascending; none that retention has removed."""
 
     def put_back(self, chunk: LogChunk) -> None:
         """Writes good records in the place of damaged ones, durably, and has queues lead there.
@@ -624,10 +624,10 @@ class ReplicableLog(Protocol):
         """
 
     def log_end(self) -> CommitLogOffset:
-        """Where the next record will begin."""
+        """Return the offset where the next record will begin."""
 
     def identity(self) -> LogIdentity:
-        """Identity of the log, and the part of it that is there."""
+        """Return the identity of the log, and the part of it that is there."""
 
     def beginning(self) -> LogStart:
         """Return the start of a new copy of the log; the records follow by ``append_raw``.
@@ -637,7 +637,7 @@ class ReplicableLog(Protocol):
 
 
 def replicable(store: "MessageStore") -> ReplicableLog:
-    """The log of a store, for replicas.
+    """Return the log of a store, for replicas.
 
     Raises:
         ConfigError: The backend has none.
@@ -649,7 +649,7 @@ def replicable(store: "MessageStore") -> ReplicableLog:
 
 @cache
 def _has_log(kind: "type[MessageStore]") -> bool:
-    """Asked several times in each turn of a loop, where ``isinstance`` took a sixth of the time."""
+    """Return True for a store with a log; cached, since ``isinstance`` took long in each turn."""
     methods = [name for name, value in vars(ReplicableLog).items() if callable(value)]
     return all(hasattr(kind, name) for name in methods if not name.startswith("_"))
 
@@ -746,7 +746,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """Offset of the first message and of the next one that consumers will see.
+        """Return the offsets of the first message and of the next one that consumers will see.
 
         Both are 0 for an unknown queue. What is not yet durable with ``SYNC_FLUSH`` does
         not count.
@@ -754,7 +754,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
-        """Queue offset of the first message stored at or after a time; the end if none.
+        """Return the offset of the first message stored at or after a time; the end if none.
 
         The store's wall clock may have jumped; the answer is then one of the places where
         the time was passed.
@@ -765,7 +765,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
-        """The stored batch that begins at an offset, checked by ``check_stored``.
+        """Return the stored batch that begins at an offset, checked by ``check_stored``.
 
         Raises:
             OffsetOutOfRange: Before the first or behind the last stored batch.
@@ -793,19 +793,19 @@ class MessageStore(ABC):
 
     @abstractmethod
     def durable_offset(self) -> CommitLogOffset:
-        """Everything before this commit-log offset is on disk."""
+        """Return the commit-log offset before which everything is on disk."""
 
     def epoch(self) -> int:
-        """Epoch of the log; grows whenever its end may be lost. 0 for a store without epochs."""
+        """Return the log's epoch, which grows whenever its end may be lost; 0 for no epochs."""
         return 0
 
     def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
-        """Where a queue goes on otherwise than in an epoch that somebody knows.
+        """Return the offset where a queue differs from that of an epoch which a client knows.
 
         Args:
             topic: Physical topic.
             queue_id: From 0.
-            epoch: The newest that he knows, from 1.
+            epoch: The newest that the client knows, from 1.
 
         Returns:
             Messages at or behind this queue offset are others than in that epoch; None if it
@@ -817,13 +817,13 @@ class MessageStore(ABC):
         return None
 
     def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
-        """Retention leaves what stands at or behind an offset, however full the disk is.
+        """Keep the log at and behind an offset from retention, however full the disk is.
 
         Not remembered when the store is closed. Backends that remove nothing by themselves
         need not listen.
 
         Args:
-            holder: Who needs it; the lowest offset of all holders counts.
+            holder: Name of the part that needs it; the lowest offset of all holders counts.
             commitlog_offset: Replaces the one that this holder gave before.
         """
 
@@ -837,7 +837,7 @@ class MessageStore(ABC):
         """
 
     def retention_wish(self) -> CommitLogOffset:
-        """Retention would remove the log before this, and ``keep_from`` forbids it; 0 if not."""
+        """Return the offset up to which retention would remove but for ``keep_from``, or 0."""
         return CommitLogOffset(0)
 
     def take_forced_moves(self) -> list[QueueMove]:

@@ -177,7 +177,7 @@ class MemoryStore(MessageStore):
         return CommitLogOffset(self._end)
 
     def tick(self, now_ms: int) -> bool:
-        """Nothing to do."""
+        """Do nothing but check that the store is open."""
         self._check_open()
         return False
 

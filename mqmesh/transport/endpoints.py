@@ -10,7 +10,7 @@ from mqmesh.security.keys import KeyRing
 
 
 def endpoint_of(address: str) -> str:
-    """The endpoint of an address as users write it.
+    """Return the endpoint of an address as users write it.
 
     Args:
         address: ``host:port``, ``[IPv6]:port``, or any endpoint such as ``ipc://path``.

@@ -62,7 +62,7 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """The call will not be made; calling twice does no harm."""
+        """Cancel the call; calling twice does no harm."""
         self.cancelled = True
 
 
@@ -92,7 +92,7 @@ class Loop(Protocol):
         """Ends the loop's wait; from any thread."""
 
     def has_news(self) -> bool:
-        """True when a turn would find something; from any thread."""
+        """Return True when a turn would find something; from any thread."""
 
     def stop(self) -> None:
         """Makes ``run`` return after the current turn; from any thread."""
@@ -101,7 +101,7 @@ class Loop(Protocol):
         """Makes ``run`` end with an error."""
 
     def disown(self) -> None:
-        """This process is a fork; no turn is taken."""
+        """Stop for good in a forked process; no turn is taken."""
 
     @property
     def stopping(self) -> bool:
@@ -115,7 +115,7 @@ class Loop(Protocol):
         """Serves until ``stop``."""
 
     def tick(self, wait_ms: int) -> None:
-        """One turn."""
+        """Take one turn."""
 
     def close(self) -> None:
         """Releases what the loop holds."""
@@ -192,10 +192,10 @@ class Server(Protocol):
         """Counts and logs a refusal."""
 
     def address_of(self, peer: bytes) -> str:
-        """Where a peer's connection comes from: ``host:port``, ``unix``, or "" for unknown."""
+        """Return the address of a peer: ``host:port``, ``unix``, or "" for unknown."""
 
     def review(self) -> None:
-        """The access list changed: ends the connections of who may not connect any more."""
+        """End the connections of peers that may not connect any more: the access list changed."""
 
     def tick(self, now_ms: int) -> None:
         """Looks after connections; to be called some times a second."""
@@ -214,7 +214,7 @@ class Publisher(Protocol):
         """Sends a hint to all who listen now."""
 
     def review(self) -> None:
-        """The access list changed: ends all connections, so that listeners prove themselves."""
+        """End all connections, so that listeners prove themselves: the access list changed."""
 
     def close(self) -> None:
         """Stops listening."""
@@ -250,7 +250,7 @@ class Flag(Protocol):
     """Flag that a thread waits for; ``threading.Event`` implements it."""
 
     def is_set(self) -> bool:
-        """True after ``set``."""
+        """Return True after ``set``."""
 
     def set(self) -> None:
         """Ends all waits."""
@@ -266,10 +266,10 @@ class Condition(AbstractContextManager[bool, None], Protocol):
     """A lock, and a way to wait for a change under it; ``threading.Condition`` has it."""
 
     def notify(self, n: int = 1) -> None:
-        """Wakes who waits."""
+        """Wakes the waiting thread."""
 
     def notify_all(self) -> None:
-        """Wakes all who wait."""
+        """Wakes all waiting threads."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for a notice, ``timeout`` seconds at most."""
@@ -285,7 +285,7 @@ class LoopThread(Protocol):
         """Waits for its end, ``timeout`` seconds at most."""
 
     def is_alive(self) -> bool:
-        """False once it ended."""
+        """Return False once it ended."""
 
 
 class Transport(Protocol):
@@ -295,7 +295,7 @@ class Transport(Protocol):
 
     Attributes:
         ring: The own keys and those of servers; None where nothing is encrypted.
-        guard: Who may connect to servers of this transport; None where everybody may.
+        guard: Decides who may connect to servers of this transport; None where everybody may.
     """
 
     ring: KeyRing | None
@@ -323,7 +323,7 @@ class Transport(Protocol):
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
     ) -> Connection:
-        """A connection to a server."""
+        """Make a connection to a server."""
 
     def serve(
         self,
@@ -331,10 +331,10 @@ class Transport(Protocol):
         on_disconnect: Callable[[bytes], None] | None = None,
         limits: ServerLimits | None = None,
     ) -> Server:
-        """A server that is not bound yet."""
+        """Make a server that is not bound yet."""
 
     def publish(self) -> Publisher:
-        """A publisher of hints that is not bound yet."""
+        """Make a publisher of hints that is not bound yet."""
 
     def subscribe(
         self,
@@ -343,19 +343,19 @@ class Transport(Protocol):
         on_hint: Callable[[bytes], None],
         on_connected: Callable[[], None] | None = None,
     ) -> Subscriber:
-        """A listener to one publisher's hints."""
+        """Make a listener to one publisher's hints."""
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> Channel:
-        """A connection for requests of the caller's own thread."""
+        """Make a connection for requests of the caller's own thread."""
 
     def executor(self, name: str) -> Executor:
-        """One helper thread, for calls that take long."""
+        """Make a helper thread, for calls that take long."""
 
     def flag(self) -> Flag:
-        """Something that threads wait for."""
+        """Make a flag that threads wait for."""
 
     def condition(self, lock: "threading.Lock | None" = None) -> Condition:
-        """A lock, one of its own or this, and a way to wait for a change under it."""
+        """Make a lock, one of its own or this, and a way to wait for a change under it."""
 
     def pause(self, duration_s: float) -> None:
         """Lets the calling thread sleep."""

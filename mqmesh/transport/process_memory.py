@@ -12,12 +12,12 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def resident_bytes() -> int:
-    """Memory of this process, in bytes; 0 where the system does not say."""
+    """Return this process's memory, in bytes; 0 where the system does not say."""
     return _pages()[0] * _PAGE
 
 
 def anonymous_bytes() -> int:
-    """Memory that is the process's own and no file's, in bytes; 0 where the system does not say."""
+    """Return the process's memory that is no file's, in bytes; 0 where the system does not say."""
     resident, shared = _pages()
     return (resident - shared) * _PAGE
 

@@ -142,7 +142,7 @@ class RequestTable:
             waiting.on_done(command if command.code == _SUCCESS else response_error(command))
 
     def broke(self) -> None:
-        """The connection broke: what was sent has failed, the rest waits for the next one."""
+        """Fail what was sent by the broken connection; the rest waits for the next one."""
         sent = [key for key, waiting in self._waiting.items() if waiting.sent]
         self._fail(sent, broken(self._endpoint))
 

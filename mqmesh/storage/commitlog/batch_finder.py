@@ -195,7 +195,7 @@ def _find_in_files(
 
 
 def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:
-    """Index behind the last entry with the same offset as entry ``start``, a batch's."""
+    """Return the index behind the last entry with the same offset as entry ``start``, a batch's."""
     unpack = _OFFSET.unpack_from
     low, high = start + 1, available
     bound = start + guess

@@ -94,7 +94,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_boot_id() -> bytes:
-    """The running system's boot id, 16 bytes; zeros where the system has none."""
+    """Return the running system's boot id, 16 bytes; zeros where the system has none."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         return uuid.UUID(text).bytes
@@ -103,7 +103,7 @@ def read_boot_id() -> bytes:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The newest good checkpoint of a file, None if there is none; changes nothing.
+    """Read the newest good checkpoint of a file, None if there is none; changes nothing.
 
     Raises:
         StorageError: It cannot be read.

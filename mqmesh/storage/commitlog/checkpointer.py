@@ -194,7 +194,7 @@ class Checkpointer:
         self._save(None, self._checkpoint(clean=False))
 
     def _steps(self) -> Iterator[bool]:
-        """One round. Yields True for "go on when you like", False for "waiting"."""
+        """Run one round. Yields True for "go on when you like", False for "waiting"."""
         through, epoch = self._log.end, self._log.recorded_epoch
         queues = self._queues
         remaining = queues.dirty_count

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPACE_EVERY_MS: Final = 100
-"""How often the room on the disk is looked at."""
+"""Interval of looks at the room on the disk."""
 MOST_WORKING_NS: Final = 2_000_000
 """Limit of one step, in ns; the caller has other work to do."""
 
@@ -215,7 +215,7 @@ class Cleaner:
         return f"no full segment is older than {hours} h (file_reserved_time)"
 
     def _look_ahead(self, verdict: Verdict) -> Iterator[bool]:
-        """A pass that only finds out which queues would begin later."""
+        """Run a pass that only finds out which queues would begin later."""
         assert self._report is not None
         following = self._log.segments.after(self._sealed()[verdict.count - 1].start)
         assert following is not None
@@ -314,7 +314,7 @@ class Cleaner:
         return Verdict(count, verdict.reason, verdict.forced) if count else Verdict(0)
 
     def _sealed(self) -> list[Segment]:
-        """Segments that are full, durable and closed, up to the first one that is not."""
+        """Return the segments that are full, durable and closed, up to the first that is not."""
         found = []
         # Without writes nobody else closes what has become durable.
         self._log.unsynced_fds(self._flusher.durable_offset)
@@ -327,7 +327,7 @@ class Cleaner:
         return found if len(found) < len(self._log.segments) else found[:-1]
 
     def _steps(self, verdict: Verdict) -> Iterator[bool]:
-        """One pass. Yields True for "go on when you like", False for "waiting"."""
+        """Run one pass. Yields True for "go on when you like", False for "waiting"."""
         segments = self._log.segments
         going = self._sealed()[: verdict.count]
         following = segments.after(going[-1].start)

@@ -20,7 +20,7 @@ NAME: Final = "cut"
 MOST_BYTES: Final = 1 * GIB
 """Kept of one cut."""
 KEPT_MS: Final = 7 * 24 * 3_600_000
-"""How long a file is kept, by the wall clock."""
+"""Time that a file is kept, by the wall clock."""
 _PIECE_BYTES: Final = 1 * MIB
 
 

@@ -175,7 +175,7 @@ class LogApplier:
             self._states.note(topic, queue_id, header.producer_id, stored_batch(header))
 
     def _most_lost_messages(self) -> int:
-        """By how much a queue may go on behind its end: what the damaged bytes held at most.
+        """Return the most messages that may be missing at a queue's end, by the damaged bytes.
 
         Void entries take room on the disk, so nothing else may bring them about.
         """

@@ -35,16 +35,16 @@ from mqmesh.storage.queues.queue_table import (
 from mqmesh.units import MAX_OFFSET
 
 REPLACED: Final = "replaced-"
-"""What a store held before it became a copy is kept in a folder with this name and a time."""
+"""Prefix of the folder that keeps a store's content of before it became a copy; a time follows."""
 _BESIDE: Final = ("config", "cut")
-"""What others keep in a store's directory about its log."""
+"""Files that other parts keep in a store's directory about its log."""
 
 
 _decoder = msgspec.msgpack.Decoder(LogStart)
 
 
 def encode_log_start(beginning: LogStart) -> bytes:
-    """For the wire."""
+    """Encode the start of a log for the wire."""
     return msgspec.msgpack.encode(beginning)
 
 

@@ -147,7 +147,7 @@ class LogRepair:
             raise storage_error(error, f"{segment.path} cannot be repaired") from error
 
     def _put_in_queue(self, record: Record, header: BatchHeader) -> None:
-        """Void entries lead to the batch again that stood for it while it was lost."""
+        """Lead the void entries that stood for a lost batch to the batch again."""
         try:
             meta = read_meta(record.data, header)
         except CorruptBatch:

@@ -10,7 +10,7 @@ from mqmesh.storage.queues.consume_queue import ConsumeQueue
 def find_offset_by_time(
     queue: ConsumeQueue, files: OpenFiles, log: CommitLog, timestamp_ms: int
 ) -> int:
-    """The first queue offset of the first batch stored at or after a time.
+    """Return the first queue offset of the first batch stored at or after a time.
 
     Args:
         queue: The queue.

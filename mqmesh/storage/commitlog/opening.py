@@ -376,7 +376,7 @@ def _recover(
 
 
 def _is_same_boot(checkpoint: Checkpoint | None, boot_id: bytes) -> bool:
-    """True if the system has surely not restarted; one without a boot id may have."""
+    """Return True if the system has surely not restarted; one without a boot id may have."""
     return checkpoint is not None and checkpoint.boot_id == boot_id and any(boot_id)
 
 

@@ -26,9 +26,9 @@ from mqmesh.units import MIB
 log = logging.getLogger(__name__)
 
 SLICE_BYTES: Final = 4 * MIB
-"""Of the log, read in one step."""
+"""Part of the log that is read in one step."""
 MIN_REST_MS: Final = 60_000
-"""How long a queue rests whose repair changed nothing, or could not be done: at least so long,"""
+"""Rest of a queue whose repair changed nothing, or could not be done: at least so long,"""
 RESTS: Final = 10
 """and so many times as long as the repair took."""
 

@@ -48,7 +48,7 @@ PROGRESS_EVERY_BYTES: Final = 8 * MIB
 PROGRESS_EVERY_RECORDS: Final = 2048
 """Whichever comes first: some ten milliseconds."""
 SAVE_EVERY_BYTES: Final = 1 * GIB
-"""How much of the log is read at most before what was learned is saved."""
+"""Most bytes of the log that are read before progress is saved."""
 
 SaveProgress = Callable[[int, int], None]
 """Saves the derived state as complete to an offset; the second argument is the epoch."""
@@ -213,7 +213,7 @@ class LogRecovery:
         return table
 
     def _may_have_lost(self) -> bool:
-        """True when records may be gone without a trace: the system died, or nobody knows."""
+        """Return True when records may be gone without a trace: the system died, or may have."""
         checkpoint = self._checkpoint
         return checkpoint is None or not (checkpoint.clean or self._same_boot)
 
@@ -326,7 +326,7 @@ class LogRecovery:
         self._on_progress(RecoveryProgress(step, done, max(done, total)))
 
     def _beyond_damage(self, position: int, epoch: int) -> int | None:
-        """Where the log goes on behind a bad record; None if it ends there."""
+        """Return where the log goes on behind a bad record; None if it ends there."""
         checkpoint = self._checkpoint
         synced = 0 if checkpoint is None else checkpoint.synced_through
         if position < synced:
@@ -338,7 +338,7 @@ class LogRecovery:
         return None
 
     def _first_doubtful(self) -> int:
-        """Commit-log offset behind which the page cache may show what the disk does not have."""
+        """Return the commit-log offset behind which the page cache may differ from the disk."""
         checkpoint, segments = self._checkpoint, self._segments
         if checkpoint is not None:
             return EVERYTHING if checkpoint.clean else checkpoint.synced_through

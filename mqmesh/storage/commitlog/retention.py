@@ -24,7 +24,7 @@ from mqmesh.storage.interface import StoreConfig
 
 HOUR_MS: Final = 3_600_000
 JUMP_MS: Final = 60_000
-"""What the wall clock may gain on the monotonic one between two looks at them."""
+"""Most that the wall clock may gain on the monotonic one between two looks at them."""
 RESUME_BELOW_PERCENT: Final = 1
 """Writing goes on when the disk is so far below the mark: else it would flicker there."""
 
@@ -127,7 +127,7 @@ class AgeClock:
     def __init__(
         self, monotonic_ms: int, wall_ms: int, *, reserved_ms: int, last_alive_ms: int | None
     ) -> None:
-        """Starts.
+        """Start the clock.
 
         Args:
             monotonic_ms: Monotonic clock.
@@ -145,7 +145,7 @@ class AgeClock:
         self.jumps = 0
 
     def look(self, monotonic_ms: int, wall_ms: int) -> int:
-        """The time to measure ages with; to be called often."""
+        """Return the time to measure ages with; to be called often."""
         gained_ms = (wall_ms - self._wall_ms) - (monotonic_ms - self._monotonic_ms)
         self._monotonic_ms, self._wall_ms = monotonic_ms, wall_ms
         if abs(gained_ms) > JUMP_MS:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 2 * MIB
 """Pages come and go in groups of at most so many bytes."""
 SECTOR_BYTES: Final = 4096
-"""Where a piece cannot be read, it is read in parts of this size."""
+"""Size of the parts in which a piece is read that cannot be read at once."""
 
 
 def rewrite(segments: Segments, since: int, on_piece: Callable[[int], None]) -> None:

@@ -86,7 +86,7 @@ def _remember(
 
 
 def _places(queue: ConsumeQueue, files: OpenFiles) -> Iterator[int]:
-    """Commit-log offsets of a queue's batches, the newest first."""
+    """Yield commit-log offsets of a queue's batches, the newest first."""
     stop, before = queue.end, VOID_OFFSET
     while stop > queue.first:
         start = max(queue.first, stop - ENTRIES_AT_ONCE)

@@ -568,7 +568,7 @@ class CommitLogStore(MessageStore):
             self._parts.chores.submit(lambda: None).result()
 
     def checkpointed_through(self) -> CommitLogOffset:
-        """Commit-log offset before which no kind of crash makes it necessary to read again."""
+        """Return the commit-log offset before which no kind of crash requires reading again."""
         return CommitLogOffset(self._checkpointer.queues_synced_through)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ _WRITABLE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
-    """The error of our own tree for one of the system's.
+    """Return the error of our own tree for one of the system's.
 
     Args:
         error: What a system call raised.

@@ -35,7 +35,7 @@ class CpuPressure:
 
 
 def waited_us() -> int | None:
-    """For how long tasks have waited since the system's start; None if nobody counts that."""
+    """Return how long tasks have waited since the system's start; None if it is not counted."""
     try:
         # Not by a text file: this is asked several hundred times a second.
         descriptor = os.open(_PRESSURE, os.O_RDONLY)

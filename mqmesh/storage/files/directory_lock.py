@@ -9,7 +9,7 @@ from typing import Final
 _NOT_FOR_DIRECTORIES: Final = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 )
-"""What network file systems say to a lock of what cannot be open for writing."""
+"""Errors of network file systems for a lock of a file that cannot be open for writing."""
 
 
 class DirectoryLock:

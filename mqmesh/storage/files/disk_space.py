@@ -29,7 +29,7 @@ SpaceOf = Callable[[Path], Space]
 
 
 def system_space(directory: Path) -> Space:
-    """The room on a directory's file system.
+    """Return the room on a directory's file system.
 
     Raises:
         OSError: The system does not report it.

@@ -8,7 +8,7 @@ from mqmesh.storage.files.atomic_file import storage_error
 
 
 def file_place(path: Path) -> str:
-    """Another text for every copy of a file, and after its owner or its rights were changed.
+    """Return a text that differs for every copy of a file, and after a change of owner or rights.
 
     A text kept elsewhere that is no longer the same shows a copy. A snapshot of a whole
     disk that is put back under a store is none.

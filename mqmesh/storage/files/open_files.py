@@ -23,7 +23,7 @@ class OpenFiles:
         return len(self._fds)
 
     def get(self, path: str, *, flags: int = os.O_RDONLY) -> int:
-        """A descriptor for a file; good until the next call of any method.
+        """Return a descriptor for a file; good until the next call of any method.
 
         Args:
             path: The file; always asked for with the same flags.

@@ -92,7 +92,7 @@ class StoreLock:
 
 
 def _open(path: Path, *, to_write: bool) -> tuple[int | None, bool]:
-    """A descriptor and whether it can be written; None if there is no file and cannot be."""
+    """Return a descriptor and whether it can be written; None if there is no file and cannot be."""
     try:
         try:
             # The file is not inherited (PEP 446), so a child process does not keep the lock.

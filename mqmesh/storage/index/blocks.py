@@ -45,7 +45,7 @@ _LAST_PLACE: Final = b"\xff" * (ENTRY_SIZE - HASH_SIZE)
 
 
 def run_key(run: int, entry: bytes) -> bytes:
-    """The key of the block that begins with an entry; sorts as runs and entries do."""
+    """Return the key of the block that begins with an entry; sorts as runs and entries do."""
     return run.to_bytes(_RUN_SIZE, "big") + entry
 
 
@@ -76,7 +76,7 @@ def encode_run(
 
 
 def block_entries(pair: Pair) -> bytes:
-    """The entries of a block, one behind the other.
+    """Return the entries of a block, one behind the other.
 
     Raises:
         CorruptRecord: It fails its checks.
@@ -92,7 +92,7 @@ def block_entries(pair: Pair) -> bytes:
 
 
 def block_high(value: bytes) -> bytes:
-    """Low of the next block."""
+    """Return the low of the next block."""
     return value[4:_FIRST_ENTRY]
 
 
@@ -108,7 +108,7 @@ class RunReader:
         self._env = env
 
     def places(self, run: int, wanted: bytes, *, below: int, most: int) -> list[int]:
-        """Where batches with a hash are, last first.
+        """Return the places of batches with a hash, last first.
 
         Args:
             run: Number of the run; it has entries.
@@ -133,7 +133,7 @@ class RunReader:
         return found[:most]
 
     def _block(self, run: int, entry: bytes) -> Pair:
-        """The block whose tile an entry lies in."""
+        """Return the block whose tile an entry lies in."""
         target = run_key(run, entry)
         pair = self._env.at_or_before(target)
         if pair is None or pair[0][:_RUN_SIZE] != target[:_RUN_SIZE]:
@@ -143,7 +143,7 @@ class RunReader:
         return pair
 
     def entries(self, run: int, low: bytes, high: bytes) -> list[bytes]:
-        """All entries of a run from ``low`` on and before ``high``, sorted.
+        """Return all entries of a run from ``low`` on and before ``high``, sorted.
 
         Raises:
             CorruptRecord: The run is damaged.
@@ -168,7 +168,7 @@ class RunReader:
         return self._env.keys(run_key(run, LOWEST), run_key(run, BEYOND), most=1 << 32)
 
     def lows(self, runs: Iterable[int]) -> list[bytes]:
-        """Where the blocks of some runs begin, in no order: a sample of their entries."""
+        """Return the first entries of some runs' blocks, in no order: a sample of their entries."""
         return [key[_RUN_SIZE:] for run in runs for key in self.keys(run)]
 
 

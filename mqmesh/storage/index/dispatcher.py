@@ -25,7 +25,7 @@ from mqmesh.units import MIB
 log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
-"""When the index trails the log by less, other work gets its turn, too."""
+"""Lag of the index below which other work gets its turn, too."""
 HURRY_MS: Final = 1_000
 """The log counts as growing fast for so long after the index trailed it by more than a step."""
 SMALL_STEPS: Final = 8
@@ -36,7 +36,7 @@ times as long: it may wait, and those who send and consume should not notice it.
 BUSY_MS: Final = 1_000
 """The log counts as growing for so long after it did."""
 REFRESH_MS: Final = 5_000
-"""How often vanished segments are looked for."""
+"""Interval of looks for vanished segments."""
 RETRY_MS: Final = 1_000
 """After a full disk, or another error of the system's."""
 OTHER_RETRY_MS: Final = 30_000
@@ -146,7 +146,7 @@ class Dispatcher:
     # ---- What the broker says ----------------------------------------------------------
 
     def advance(self, visible: int, minimum: int, now_ms: int) -> None:
-        """The log may be read up to here; the first time, the index is compared with it.
+        """Let the log be read up to here; the first time, the index is compared with it.
 
         Args:
             visible: Commit-log offset behind a whole record. It goes back when the log is cut,
@@ -218,7 +218,7 @@ class Dispatcher:
             self.position = newest.start + self._through.get(newest.start, 0)
 
     def _mistrust(self, part: IndexPart, *, sealed: bool) -> str:
-        """Why a part is none of this log, "" if it is."""
+        """Return the reason why a part is none of this log, "" if it is."""
         head = part.head
         if head.store_id != self._store_id:
             return f"it is of store {head.store_id:#x}, not {self._store_id:#x}"
@@ -248,7 +248,7 @@ class Dispatcher:
             self.deletions[deletion.topic] = max(known, deletion.commitlog_offset)
 
     def _segment_before(self, offset: int) -> Segment | None:
-        """The segment that an offset ends in: of a boundary, the one before."""
+        """Return the segment that an offset ends in: of a boundary, the one before."""
         found = None
         for segment in self.segments:
             if segment.start < offset or found is None:
@@ -268,7 +268,7 @@ class Dispatcher:
             self.reader.forget_files()
 
     def lose(self, start: int, reason: str) -> None:
-        """A part turned out to be damaged: it is discarded, and made again in time."""
+        """Discard a part that turned out to be damaged; it is made again in time."""
         self._index.discard(start, reason)
         self._through.pop(start, None)
         segment = self.segments.find(start)
@@ -397,7 +397,7 @@ class Dispatcher:
         self._skipped_bytes += learned.skipped_bytes
 
     def _other_work(self) -> bool:
-        """A step of checking, filling a gap or sealing; False if there is nothing."""
+        """Do a step of checking, filling a gap or sealing; return False if there is nothing."""
         if self._work is None:
             self._work = self._next_work()
             if self._work is None:

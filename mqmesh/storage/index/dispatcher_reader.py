@@ -84,7 +84,7 @@ class LogReader:
         self._scanned = None
 
     def read_batch(self, commitlog_offset: int) -> tuple[BatchHeader, bytes]:
-        """The stored batch that begins at an offset, and its header.
+        """Return the stored batch that begins at an offset, and its header.
 
         Raises:
             OffsetOutOfRange: No file holds this part of the log.
@@ -104,7 +104,7 @@ class LogReader:
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
 
     def mark_at(self, commitlog_offset: int) -> bytes:
-        """The first bytes of the record at an offset, ``MARK_SIZE`` of them; fewer if the log
+        """Return the first ``MARK_SIZE`` bytes of the record at an offset; fewer if the log
         has none there.
 
         Raises:
@@ -274,7 +274,7 @@ class LogReader:
         )
 
     def _stretch(self, segment: Segment, start: int, size: int) -> Buffer:
-        """Bytes from an offset on, fewer where the file ends; not copied if there are many."""
+        """Return bytes from an offset on, fewer where the file ends; many are not copied."""
         if size >= VIEW_BYTES:
             with contextlib.suppress(OSError):  # by a call, the reason is learned
                 if self._scanned is None or self._scanned[0] != segment.path:
@@ -287,7 +287,7 @@ class LogReader:
         return self._pread(segment, start, size)
 
     def _pread(self, segment: Segment, start: int, size: int) -> bytes:
-        """Bytes from an offset on, fewer where the file ends."""
+        """Return bytes from an offset on, fewer where the file ends."""
         try:
             fd = self._files.get(segment.path)
             data = os.pread(fd, size, start - segment.start)

@@ -70,7 +70,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def key_hash(topic: str, key: str) -> bytes:
-    """The hash that batches with a key are found under. On disk: never changes.
+    """Return the hash of a key, under which its batches are found. On disk: never changes.
 
     Args:
         topic: Physical topic of the batch.
@@ -82,7 +82,7 @@ def key_hash(topic: str, key: str) -> bytes:
 
 
 def id_hash(producer_id: int, sequence: int, width: int) -> bytes:
-    """The hash that batches of a width are found under by a message id. On disk: never changes.
+    """Return the hash of a message id for batches of a width. On disk: never changes.
 
     Args:
         producer_id: First half of the id.
@@ -94,12 +94,12 @@ def id_hash(producer_id: int, sequence: int, width: int) -> bytes:
 
 
 def width_of(message_count: int) -> int:
-    """The width of a batch."""
+    """Return the width of a batch."""
     return (message_count - 1).bit_length()
 
 
 def id_entries(header: BatchHeader, place: int) -> list[bytes]:
-    """The entries of a batch's message ids.
+    """Return the entries of a batch's message ids.
 
     Args:
         header: Of the batch.
@@ -119,7 +119,7 @@ def id_entries(header: BatchHeader, place: int) -> list[bytes]:
 
 
 def key_entries(topic: str, keys: Iterable[str], place: int) -> list[bytes]:
-    """The entries of a batch's keys.
+    """Return the entries of a batch's keys.
 
     Args:
         topic: Physical topic of the batch.
@@ -140,12 +140,12 @@ def key_entries(topic: str, keys: Iterable[str], place: int) -> list[bytes]:
 
 
 def has_keys(header: BatchHeader) -> bool:
-    """True when a message of the batch has a key."""
+    """Return True when a message of the batch has a key."""
     return bool(header.attributes & _HAS_KEYS)
 
 
 def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
-    """All keys of a batch's messages.
+    """Return all keys of a batch's messages.
 
     Raises:
         CorruptBatch: They cannot be decoded.
@@ -162,7 +162,7 @@ def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
 
 
 def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
-    """The keys of a batch's messages as they are: a tenth of the work of ``distinct_keys``.
+    """Return the keys of a batch's messages as they are: a tenth of the work of ``distinct_keys``.
 
     Returns:
         Msgpack arrays of texts, one behind the other; and how many they are.

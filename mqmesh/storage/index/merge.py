@@ -22,7 +22,7 @@ STEP_ENTRIES: Final = 65_536
 """Entries merged in one step, about."""
 
 Stretch = tuple[bytes, bytes, list[bytes]]
-"""Where it begins, where it ends, and its entries, sorted."""
+"""Start and end of a stretch, and its entries, sorted."""
 
 
 def runs_to_merge(runs: Sequence[SortedRun]) -> list[SortedRun]:
@@ -66,7 +66,7 @@ def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
 
 
 def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
-    """The entries of some runs together, in stretches that tile all there is.
+    """Yield the entries of some runs together, in stretches that tile all there is.
 
     Args:
         reader: Of their environment.

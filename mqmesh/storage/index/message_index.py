@@ -124,12 +124,12 @@ class MessageIndex:
         return list(self._open.values())
 
     def is_sealed(self, start: int) -> bool:
-        """True when the part of a segment is sealed."""
+        """Return True when the part of a segment is sealed."""
         slot = self._slots.get(start)
         return slot is not None and slot.sealed
 
     def suspect_all(self) -> None:
-        """The process died by a signal: no file is trusted before it was checked.
+        """Trust no file before it was checked: the process died by a signal.
 
         Live parts have nothing to be checked by and are removed; sealed ones count as absent
         until ``check`` has passed.
@@ -156,7 +156,7 @@ class MessageIndex:
             slot.suspect = False
 
     def part(self, start: int) -> IndexPart | None:
-        """The part of a segment, opened if need be; None if there is none to be trusted.
+        """Return the part of a segment, opened if need be; None if there is none to be trusted.
 
         A part that cannot be opened is discarded. Good until the next call of any method.
         """

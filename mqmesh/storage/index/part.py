@@ -69,7 +69,7 @@ class WaitingKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TimeSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When the batches of a stretch were stored.
+    """Store timestamps of the batches of a stretch.
 
     Attributes:
         stop: Place where the stretch ends; it begins where the one before ends.
@@ -176,7 +176,7 @@ _decoder = msgspec.msgpack.Decoder(PartHead)
 
 
 def encode_head(head: PartHead) -> bytes:
-    """The value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
+    """Encode the value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
     data = _encoder.encode(head)
     return crc32(data).to_bytes(4, "little") + data
 
@@ -335,7 +335,7 @@ class IndexPart:
         return bool(others)
 
     def reserve_run(self) -> int:
-        """A number for a run that will be there later.
+        """Reserve a number for a run that will be there later.
 
         Raises:
             DiskFull: No room; nothing has changed.
@@ -375,7 +375,7 @@ class IndexPart:
     def id_places(
         self, producer_id: int, sequence: int, *, below: int, most: int
     ) -> tuple[list[int], int]:
-        """Where batches may begin that hold the message with an id, last first.
+        """Return the places where batches with the message of an id may begin, last first.
 
         Args:
             producer_id: First half of the id.
@@ -404,7 +404,7 @@ class IndexPart:
         return sorted((place for place in found if place >= floor), reverse=True), floor
 
     def key_places(self, topic: str, key: str, *, below: int, most: int) -> tuple[list[int], int]:
-        """Where batches with a key may begin, last first; else as ``id_places``.
+        """Return the places where batches with a key may begin, last first; else as ``id_places``.
 
         Args:
             topic: Physical topic.
@@ -433,7 +433,7 @@ class IndexPart:
             return _newest(runs, in_run, below, most)
 
     def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
-        """The places where batches of a time may stand, as ranges, last first.
+        """Return the places where batches of a time may stand, as ranges, last first.
 
         Args:
             from_ms: Smallest store timestamp.
@@ -459,7 +459,7 @@ class IndexPart:
 def _newest(
     units: Sequence[_Unit], look: Callable[[_Unit], list[int]], below: int, most: int
 ) -> list[int]:
-    """The last places that runs or texts have, last first.
+    """Return the last places that runs or texts have, last first.
 
     Args:
         units: Where to look; their stretches of the log may overlap.

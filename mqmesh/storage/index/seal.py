@@ -87,7 +87,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
 
 
 def load_seal(directory: Path) -> Seal:
-    """The seal of a directory.
+    """Load the seal of a directory.
 
     Raises:
         CorruptRecord: It is damaged or missing.

@@ -20,7 +20,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 log = logging.getLogger(__name__)
 
 PLACES_AT_ONCE: Final = 64
-"""What stands there is no message yet, or none for users."""
+"""Places that are looked up at once; some hold no message yet, or none for users."""
 
 _BEYOND: Final = (1 << 32) - 1
 

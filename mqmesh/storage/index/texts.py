@@ -83,7 +83,7 @@ class TextMaker:
         self._batches.append(_Batch(place, number, self._size, count))
 
     def encode(self, number: int) -> Pair:
-        """Everything gathered, as a pair for LMDB.
+        """Encode everything gathered, as a pair for LMDB.
 
         Args:
             number: Of the text, u32.
@@ -118,7 +118,7 @@ class KeyText:
             raise CorruptRecord(f"text {number} of the index cannot be decoded: {error}") from error
 
     def places(self, topic: str, key: str, *, below: int) -> list[int]:
-        """Where batches with a key begin, last first.
+        """Return the places where batches with a key begin, last first.
 
         Args:
             topic: Physical topic.
@@ -141,7 +141,7 @@ class KeyText:
         return sorted(found, reverse=True)
 
     def entries(self) -> list[bytes]:
-        """The same as entries, in no order."""
+        """Return the index entries of all keys, in no order."""
         found: list[bytes] = []
         for index, batch in enumerate(self._texts.batches):
             found += key_entries(self._texts.topics[batch.topic], self._keys(index), batch.place)
@@ -173,7 +173,7 @@ class KeyText:
 
 
 def text_key(number: int) -> bytes:
-    """The key of a text in LMDB."""
+    """Return the key of a text in LMDB."""
     return _PREFIX + number.to_bytes(4, "big")
 
 

@@ -51,7 +51,7 @@ Pair = tuple[bytes, bytes]
 
 
 def has_sound_pages(path: Path) -> bool:
-    """True when LMDB may look into a file that somebody else has made.
+    """Return True when LMDB may look into a file that is not this process's own.
 
     Every page is read and compared with all that lead to it, by Python code that cannot be led
     astray: it takes 0.2 s for 100 MB. Nobody may write to the file afterwards.
@@ -139,7 +139,7 @@ class LmdbEnv:
         return self._directory / DATA_FILE
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, None if there is none.
+        """Return the value of a key, None if there is none.
 
         Raises:
             CorruptRecord, StorageError: It cannot be read.
@@ -151,7 +151,7 @@ class LmdbEnv:
             raise self._error(error, "cannot be read") from error
 
     def at_or_before(self, key: bytes) -> Pair | None:
-        """The pair with the last key that is not behind the one given, None if there is none.
+        """Return the pair with the last key that is not behind a given one, None if there is none.
 
         Raises:
             CorruptRecord, StorageError: It cannot be read.

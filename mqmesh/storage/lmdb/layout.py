@@ -101,28 +101,28 @@ class Entry(NamedTuple):
 
 
 def log_key(commitlog_offset: int) -> bytes:
-    """Key of a batch or marker."""
+    """Return the key of a batch or control record."""
     return LOG + _U64.pack(commitlog_offset)
 
 
 def log_offset(key: bytes) -> int:
-    """Commit-log offset in a key."""
+    """Return the commit-log offset in a key."""
     offset: int = _U64.unpack(key[1:])[0]
     return offset
 
 
 def topic_key(topic: str) -> bytes:
-    """Key of a topic's name."""
+    """Return the key of a topic's name."""
     return TOPIC + hashlib.blake2b(topic.encode(), digest_size=16).digest()
 
 
 def encode_topic(topic_id: int, topic: str) -> bytes:
-    """Value of a topic's name."""
+    """Encode the value of a topic's name."""
     return msgspec.msgpack.encode((topic_id, topic))
 
 
 def decode_topic(value: bytes) -> tuple[int, str]:
-    """Topic id and name.
+    """Return the topic id and name.
 
     Raises:
         CorruptRecord: It is damaged.
@@ -131,23 +131,23 @@ def decode_topic(value: bytes) -> tuple[int, str]:
 
 
 def queue_key(topic_id: int, queue_id: int) -> bytes:
-    """Key of a queue."""
+    """Return the key of a queue."""
     return QUEUE + _QUEUE.pack(topic_id, queue_id)
 
 
 def split_queue_key(key: bytes) -> tuple[int, int]:
-    """Topic id and queue id."""
+    """Split a key into topic id and queue id."""
     topic_id, queue_id = _QUEUE.unpack(key[1:])
     return topic_id, queue_id
 
 
 def entry_key(topic_id: int, queue_id: int, queue_offset: int) -> bytes:
-    """Key of the entry of the batch that begins at a queue offset."""
+    """Return the key of the entry of the batch that begins at a queue offset."""
     return ENTRY + _IN_QUEUE.pack(topic_id, queue_id, queue_offset)
 
 
 def split_entry_key(key: bytes) -> tuple[int, int, int]:
-    """Topic id, queue id and queue offset."""
+    """Split a key into topic id, queue id and queue offset."""
     topic_id, queue_id, queue_offset = _IN_QUEUE.unpack(key[1:])
     return topic_id, queue_id, queue_offset
 
@@ -155,12 +155,12 @@ def split_entry_key(key: bytes) -> tuple[int, int, int]:
 def encode_entry(
     commitlog_offset: int, size: int, message_count: int, store_timestamp: int, hashes: bytes
 ) -> bytes:
-    """Value of an entry."""
+    """Encode the value of an entry."""
     return _ENTRY.pack(commitlog_offset, size, message_count, store_timestamp) + hashes
 
 
 def decode_entry(key: bytes, value: bytes) -> Entry:
-    """An entry.
+    """Decode an entry.
 
     Raises:
         CorruptRecord: It is damaged.
@@ -174,17 +174,17 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
 
 
 def producer_key(topic_id: int, queue_id: int, producer_id: int) -> bytes:
-    """Key of the last batches of a producer."""
+    """Return the key of the last batches of a producer."""
     return PRODUCER + _IN_QUEUE.pack(topic_id, queue_id, producer_id)
 
 
 def split_producer_key(key: bytes) -> tuple[int, int, int]:
-    """Topic id, queue id and producer id."""
+    """Split a key into topic id, queue id and producer id."""
     return split_entry_key(key)
 
 
 def decode_window(value: bytes) -> list[StoredBatch]:
-    """The last batches of a producer.
+    """Decode the last batches of a producer.
 
     Raises:
         CorruptRecord: They are damaged.
@@ -193,22 +193,22 @@ def decode_window(value: bytes) -> list[StoredBatch]:
 
 
 def deleted_key(topic_id: int) -> bytes:
-    """Key of the note that a topic was deleted."""
+    """Return the key of the note that a topic was deleted."""
     return DELETED + _U64.pack(topic_id)
 
 
 def of_topic(kind: bytes, topic_id: int) -> tuple[bytes, bytes]:
-    """First key of a topic's pairs of a kind, and the key behind the last."""
+    """Return the first key of a topic's pairs of a kind, and the key behind the last."""
     return kind + _U64.pack(topic_id), kind + _U64.pack(topic_id + 1)
 
 
 def of_kind(kind: bytes) -> tuple[bytes, bytes]:
-    """First possible key of a kind, and the key behind the last."""
+    """Return the first possible key of a kind, and the key behind the last."""
     return kind, bytes([kind[0] + 1])
 
 
 def decode_head(value: bytes) -> EnvironmentHead:
-    """The head.
+    """Decode the head.
 
     Raises:
         CorruptRecord: It is damaged, or of a later program.

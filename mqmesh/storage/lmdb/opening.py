@@ -33,7 +33,7 @@ from mqmesh.units import GIB, MIB, CommitLogOffset, TimestampMs
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "lmdb"
-"""Of the environment, in that of the store."""
+"""Name of the environment's directory, in that of the store."""
 FIRST_MAP_BYTES: Final = 1 * GIB
 """Address space, not memory."""
 PAIRS_AT_ONCE: Final = 1024
@@ -204,7 +204,7 @@ def _load_states(env: LmdbEnv, contents: Contents, names: dict[int, str]) -> Non
 def pairs(
     env: LmdbEnv, start: bytes, stop: bytes, *, at_once: int = PAIRS_AT_ONCE
 ) -> Iterator[Pair]:
-    """All pairs between two keys, read bit by bit."""
+    """Yield all pairs between two keys, read bit by bit."""
     while True:
         some = env.range(start, stop, most=at_once)
         yield from some
@@ -257,7 +257,7 @@ def wrong_with(record: bytes, commitlog_offset: int, store_id: int) -> str | Non
 def _check_after_power_cut(
     env: LmdbEnv, contents: Contents, now_ms: TimestampMs, on_progress: OnProgress
 ) -> None:
-    """Without synced commits a power cut may have damaged anything, so everything is read.
+    """Read everything after a power cut, which may damage anything where commits were not synced.
 
     Raises:
         CorruptRecord: The environment is damaged, so that nobody knows what is lost.

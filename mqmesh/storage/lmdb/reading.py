@@ -61,7 +61,7 @@ def read_batches(
 
 
 def entry_at(env: LmdbEnv, queue: Queue, queue_offset: int) -> Entry:
-    """The entry of the batch that holds an offset.
+    """Return the entry of the batch that holds an offset.
 
     Raises:
         CorruptRecord: It is missing.
@@ -94,7 +94,7 @@ def entries(env: LmdbEnv, queue: Queue, queue_offset: int) -> Iterator[Entry]:
 
 
 def _batch(env: LmdbEnv, queue: Queue, entry: Entry, verify: bool) -> bytes:
-    """The batch that an entry leads to; usually its reader looks at the checksums."""
+    """Return the batch that an entry leads to; usually its reader looks at the checksums."""
     data = env.get(layout.log_key(entry.commitlog_offset))
     read = check_stored if verify else read_header
     try:

@@ -70,7 +70,7 @@ class _Draft:
         self.topic_ids: dict[str, int] = {}
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """A queue; one that is new is the store's when this is written."""
+        """Return a queue; one that is new is the store's when this is written."""
         queue = self._contents.topics.get(topic, {}).get(queue_id)
         queue = queue or self.queues.get((topic, queue_id))
         if queue is None:
@@ -80,7 +80,7 @@ class _Draft:
         return queue
 
     def topic_id(self, topic: str) -> int:
-        """The number of a topic."""
+        """Return the number of a topic."""
         topic_id = self._contents.topic_ids.get(topic) or self.topic_ids.get(topic)
         if topic_id is None:
             topic_id = self._contents.next_topic_id + len(self.topic_ids)
@@ -253,7 +253,7 @@ class LmdbStore(MessageStore):
             )
 
     def _sync(self, fd: int) -> None:
-        """For the flush thread; LMDB allows this one call beside those of our thread."""
+        """Sync for the flush thread; LMDB allows this one call beside those of our thread."""
         del fd
         try:
             self._env.sync()

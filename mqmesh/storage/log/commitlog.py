@@ -50,7 +50,7 @@ MOST_STORED_BYTES: Final = 32 * KIB
 """Writes up to this size are stores, where pages are ready. Larger ones fill whole pages, which
 a call need not zero before: they cost the machine more as stores."""
 CHECK_MS: Final = 1_000
-"""How often it is looked whether somebody cut or removed a mapped segment."""
+"""Interval of looks whether a mapped segment was cut or removed from outside."""
 
 
 class CommitLog:
@@ -137,7 +137,7 @@ class CommitLog:
 
     @property
     def refusal(self) -> str | None:
-        """Why there is no room to write; None while there is."""
+        """Reason why there is no room to write; None while there is."""
         return self._room.refusal
 
     @property
@@ -180,7 +180,7 @@ class CommitLog:
         self.epoch, self._begins, self._epoch_data = epoch, True, data
 
     def view(self, start: int, size: int) -> bytes | memoryview:
-        """Bytes that lie in one segment; if there are many, and in memory, not copied.
+        """Return bytes that lie in one segment; if there are many, and in memory, not copied.
 
         A view keeps a segment's map, and its room on the disk, when retention removes the file:
         nobody may keep one for longer than it takes to hand it on.
@@ -230,7 +230,7 @@ class CommitLog:
         return self.read(start, min(size, self.segment_end(start) - start))
 
     def segment_end(self, commitlog_offset: int) -> int:
-        """Where the segment of an offset ends; the offset itself if there is none."""
+        """Return the end of the segment of an offset; the offset itself if there is none."""
         segment = self._segments.find(commitlog_offset)
         return commitlog_offset if segment is None else segment.end
 
@@ -304,7 +304,7 @@ class CommitLog:
         self._ask_from = segment.allocated_through - ahead // 2
 
     def next_segment(self, segment: Segment) -> Segment:
-        """The one behind, open for writing.
+        """Return the segment behind, open for writing.
 
         Raises:
             DiskFull: No room for it.
@@ -470,7 +470,7 @@ class Append:
         self._groups.append((segment, position, self.pieces))
 
     def place(self, size: int) -> int:
-        """The offset of the next record; it may be in the next segment.
+        """Return the offset of the next record; it may be in the next segment.
 
         Args:
             size: Of the record, at most a segment less two markers.

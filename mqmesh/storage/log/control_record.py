@@ -32,10 +32,10 @@ from mqmesh.errors import CorruptRecord, StorageError
 
 CONTROL_RECORD_MAGIC: Final = b"MQM1"
 CONTROL_RECORD_SIZE: Final = 48
-"""Of a marker without data; every segment keeps room for one at its end."""
+"""Size of a control record without data; every segment keeps room for one at its end."""
 MAX_CONTROL_DATA: Final = 4096
 NOT_OURS: Final = "it does not bear this store's check"
-"""What is said of bytes that look like a record and were not written there by this store."""
+"""Reason given for bytes that look like a record and were not written there by this store."""
 
 _MARKER = struct.Struct("<4sIQIH2sIIq8s")
 _FIELDS: Final = slice(8, 40)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 2 * MIB
 """Read at once. Pages come and go in groups of at most so many bytes."""
 SMALLEST_BLOCK_BYTES: Final = 1 * KIB
-"""Of a file system. An unwritten block is at least so many zeros."""
+"""Smallest block of a file system. An unwritten block is at least so many zeros."""
 _IN_MEMORY: Final = b"\x01"
 
 
@@ -48,7 +48,7 @@ class DirectFile:
         self._buffer = page_buffer(PIECE_BYTES)
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes as the disk has them.
+        """Read bytes as the disk has them.
 
         Args:
             position: Of the first; a multiple of a page.
@@ -64,7 +64,7 @@ class DirectFile:
         return self._buffer[: min(count, size)]
 
     def is_direct(self, position: int) -> bool:
-        """False if reads may be answered from memory all the same.
+        """Return False if reads may be answered from memory all the same.
 
         Some file systems take the flag, and ignore it for some files. Only what goes to the device
         must begin with one of its blocks, and is refused elsewhere; unwritten blocks are not read

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "epochs"
 MOST_EPOCHS: Final = 10_000
-"""Of more, the oldest ones become one: who is older than that repeats more than he must."""
+"""Limit beyond which the oldest ones become one: older readers repeat more than they must."""
 
 RETRY_MS: Final = 1_000
-"""How often is looked whether there is room again."""
+"""Interval of looks whether there is room again."""
 _ROOM_BYTES: Final = 4 * KIB
 """For further epochs; taken while there is some, since one may begin when the disk is full."""
 
@@ -185,10 +185,10 @@ class EpochTable:
         return settled
 
     def lost_since(self, epoch: int) -> int | None:
-        """Where records of later epochs begin; what epochs up to this one had there is lost.
+        """Return where records of later epochs begin; older epochs' records there are lost.
 
         Args:
-            epoch: Newest that somebody knows.
+            epoch: Newest that the reader knows.
 
         Returns:
             Commit-log offset; None if there is no later epoch.

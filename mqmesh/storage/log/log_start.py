@@ -27,13 +27,13 @@ from mqmesh.private_files import FILE_MODE
 MAGIC: Final = b"MQL1"
 NAME: Final = "log-beginning"
 LOST: Final = "segments are missing that retention did not remove"
-"""What is said of the bytes between where the log should begin and where it does."""
+"""Reason given for the missing bytes between the noted beginning of the log and the real one."""
 
 _LAYOUT = struct.Struct("<4sIQ")
 
 
 def read_log_start(path: Path) -> int | None:
-    """Where the log begins at the latest; None if nobody knows.
+    """Return where the log begins at the latest; None if that is not known.
 
     Args:
         path: The file.

@@ -24,9 +24,9 @@ from mqmesh.units import MIB
 
 PAGE: Final = mmap.PAGESIZE
 MOST_LOOKED_AT_BYTES: Final = 64 * MIB
-"""Of one view; longer than any record."""
+"""Limit of one view; longer than any record."""
 LOOK_AHEAD_BYTES: Final = 4 * MIB
-"""Whether pages are in memory is asked for so many bytes at once: readers come one behind the
+"""Bytes for which it is asked at once if their pages are in memory: readers come one behind the
 other, and from several queues whose batches lie side by side."""
 
 _POPULATE_READ: Final = 22
@@ -48,7 +48,7 @@ if _IS_LINUX:
 
 
 def page_buffer(size: int) -> mmap.mmap:
-    """Memory that begins with a page, as reads past the page cache want it.
+    """Return memory that begins with a page, as reads past the page cache want it.
 
     Args:
         size: In bytes.
@@ -145,7 +145,7 @@ class MappedFile:
         self._resident_from = self._resident_to = 0
 
     def view(self, position: int, size: int, *, stop: int) -> memoryview | None:
-        """Bytes of the file, not copied.
+        """Return bytes of the file, not copied.
 
         Args:
             position: Of the first, in the file.
@@ -222,7 +222,7 @@ class LeftMap:
     __slots__ = ("_map", "size")
 
     def __init__(self, left: "weakref.ref[mmap.mmap]", size: int) -> None:
-        """Made by ``MappedFile.leave``."""
+        """Take a map over; called by ``MappedFile.leave``."""
         self._map = left
         self.size = size
 
@@ -256,7 +256,7 @@ class ScannedFile:
         _advise(self._address, 0, size, _SEQUENTIAL)
 
     def view(self, position: int, size: int) -> memoryview | None:
-        """Bytes of the file, not copied; fewer where it ended when it was mapped.
+        """Return bytes of the file, not copied; fewer where it ended when it was mapped.
 
         Args:
             position: Of the first, in the file.

@@ -1,4 +1,4 @@
-"""Which segments of the log are mapped, and which maps live on because somebody reads them."""
+"""Mapped segments of the log, and maps that live on because they are being read."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ class LogMaps:
         return self._left
 
     def get(self, segment: Segment) -> MappedFile | None:
-        """The map of a segment, made if need be; None if it cannot be mapped, or was cut."""
+        """Return the map of a segment, made if need be; None if it cannot be mapped, or was cut."""
         mapped = self._maps.pop(segment, None)
         if mapped is None:
             return None if segment in self._cut else self._make(segment)

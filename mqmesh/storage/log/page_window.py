@@ -62,7 +62,7 @@ class PageWindow:
         self._thread: threading.Thread | None = None
 
     def ready(self, mapped: MappedFile | None) -> int:
-        """File position up to which stores need not wait; 0 if nothing is ready.
+        """Return the file position up to which stores need not wait; 0 if nothing is ready.
 
         Args:
             mapped: The file that is written.

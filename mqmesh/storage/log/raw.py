@@ -18,7 +18,7 @@ _KIND_OF_MARKER = slice(20, 22)
 
 
 def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) -> LogChunk | int:
-    """The chunk that some bytes of the log begin with.
+    """Return the chunk that some bytes of the log begin with.
 
     Args:
         data: The bytes.

@@ -45,7 +45,7 @@ MOST_EPOCHS_AT_ONCE: Final = 1 << 24
 MARK_SIZE: Final = 8
 """Magic and checksum of a record: enough to know it again."""
 OFFSET_POSITION: Final = 8
-"""Where a record's own commit-log offset stands, in batches and markers."""
+"""Position of a record's own commit-log offset, in batches and control records."""
 
 _CRC_POSITION: Final = 48
 _VERSION_POSITION: Final = 56
@@ -75,7 +75,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def record_size(head: Buffer) -> int:
-    """Size of the record that some bytes begin with, as far as they show it.
+    """Return the size of the record that some bytes begin with, as far as they show it.
 
     Args:
         head: Its first bytes; ``HEADER_SIZE`` of them are enough.
@@ -206,7 +206,7 @@ class RecordCheck:
 
 
 def _refuse_newer(data: Buffer, start: int) -> None:
-    """A batch of a later version is good, only not for us: never cut it, never skip it."""
+    """Refuse a batch of a later version: it is good, so never cut it, never skip it."""
     view = memoryview(data)
     version = view[_VERSION_POSITION]
     if version == VERSION:

@@ -26,7 +26,7 @@ from mqmesh.storage.log.segments import Segment
 log = logging.getLogger(__name__)
 
 PART_OF_ROOM: Final = 4
-"""Of the room that is left, no more than one part in so many is taken ahead."""
+"""Divisor of the room that is left: no more than one part in so many is taken ahead."""
 
 
 class LogRoom:

@@ -83,7 +83,7 @@ class LogScanner:
             self._window = memoryview(b"")
 
     def read(self, commitlog_offset: int, *, epoch: int) -> Record:
-        """The record at an offset.
+        """Read the record at an offset.
 
         Args:
             commitlog_offset: Where it begins.
@@ -113,7 +113,7 @@ class LogScanner:
         beyond: Callable[[int, int], int | None],
         stop: int = EVERYTHING,
     ) -> Iterator[Record | Damaged]:
-        """The records of a stretch, one behind the other, and what is damaged between them.
+        """Yield the records of a stretch, one behind the other, and what is damaged between them.
 
         Args:
             start: Where the first one begins.
@@ -140,7 +140,7 @@ class LogScanner:
             yield record
 
     def resync(self, start: int, stop: int, *, epoch: int) -> int | None:
-        """The first good record behind a bad one.
+        """Find the first good record behind a bad one.
 
         Args:
             start: Where the bad one begins.
@@ -207,7 +207,7 @@ class LogScanner:
                 os.close(fd)
 
     def last_byte(self, start: int) -> int:
-        """Where the last byte ends that is not zero; ``start`` if there is none behind it."""
+        """Return the end of the last byte that is not zero; ``start`` if there is none after it."""
         last = start
         for piece_start, piece in self.pieces(start, EVERYTHING):
             if piece != _ZEROS[: len(piece)]:
@@ -215,7 +215,7 @@ class LogScanner:
         return last
 
     def _view(self, segment: Segment, start: int, size: int) -> memoryview:
-        """Up to ``size`` bytes from an offset, fewer where the file ends."""
+        """Return up to ``size`` bytes from an offset, fewer where the file ends."""
         size = min(size, segment.end - start)
         if segment is not self._segment:
             self._open(segment)

@@ -21,7 +21,7 @@ from mqmesh.storage.files.atomic_file import storage_error, sync_directory
 from mqmesh.storage.files.chores import Chores
 
 STAT_BLOCK_BYTES: Final = 512
-"""What ``st_blocks`` counts, on every file system."""
+"""Unit of ``st_blocks``, on every file system."""
 
 _NAME: Final = re.compile(r"\d{20}")
 
@@ -109,14 +109,14 @@ class SegmentList:
         return sum(segment.disk_bytes for segment in self._list)
 
     def find(self, commitlog_offset: int) -> Segment | None:
-        """The segment that an offset lies in, None if there is none."""
+        """Return the segment that an offset lies in, None if there is none."""
         index = bisect_right(self._starts, commitlog_offset) - 1
         if index < 0 or commitlog_offset >= self._list[index].end:
             return None
         return self._list[index]
 
     def after(self, commitlog_offset: int) -> Segment | None:
-        """The first one that begins behind an offset, be it behind a hole; None if none does."""
+        """Return the first segment that begins behind an offset, be it behind a hole, or None."""
         index = bisect_right(self._starts, commitlog_offset)
         return self._list[index] if index < len(self._list) else None
 
@@ -204,7 +204,7 @@ class Segments(SegmentList):
             self._insert(preparing.result())
 
     def get_or_make(self, start: int) -> Segment:
-        """The segment that begins at an offset, made if there is none.
+        """Return the segment that begins at an offset, made if there is none.
 
         Raises:
             DiskFull: Not even for its name.
@@ -299,7 +299,7 @@ def make_segment(directory: Path, start: int, size: int) -> Segment:
 
 
 def list_segments(directory: Path) -> list[Segment]:
-    """The segments in a directory, ascending.
+    """List the segments in a directory, ascending.
 
     Args:
         directory: The log's.

@@ -59,17 +59,17 @@ class StoreKey:
 
     @classmethod
     def random(cls) -> "StoreKey":
-        """A new key."""
+        """Make a new key."""
         return cls(os.urandom(KEY_SIZE))
 
     def batch_check(self, fields: bytes) -> bytes:
-        """The check of a batch, over ``mqmesh.batch.store_check``'s fields."""
+        """Return the check of a batch, over ``mqmesh.batch.store_check``'s fields."""
         state = self._batches.copy()
         state.update(fields)
         return state.digest()
 
     def marker_check(self, fields: bytes) -> bytes:
-        """The check of a marker, as ``log_marker.encode_control_record`` wants it."""
+        """Return the check of a control record, as ``encode_control_record`` wants it."""
         state = self._markers.copy()
         state.update(fields)
         return state.digest()
@@ -84,12 +84,12 @@ class StoreKey:
         return self._secret
 
     def encode(self) -> bytes:
-        """The bytes of its file."""
+        """Encode the bytes of its file."""
         return _LAYOUT.pack(MAGIC, crc32(self._secret), self._secret)
 
 
 def open_store_key(directory: Path, *, is_new: bool) -> StoreKey:
-    """The key of a store that is being opened; a lost copy is made anew from the other one.
+    """Read the key of a store that is being opened; remake a lost copy from the other one.
 
     Args:
         directory: The store's.
@@ -109,7 +109,7 @@ def open_store_key(directory: Path, *, is_new: bool) -> StoreKey:
 
 
 def read_store_key(directory: Path) -> StoreKey:
-    """The key of a store; changes nothing.
+    """Read the key of a store; changes nothing.
 
     Args:
         directory: The store's.
@@ -156,7 +156,7 @@ def _read_all(directory: Path) -> dict[str, bytes | None]:
 
 
 def _read(path: Path) -> bytes | None:
-    """The key in a file; None if it is missing or damaged."""
+    """Read the key in a file; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -136,7 +136,7 @@ class TailCut:
 
 
 def read_log_cut(path: Path) -> int | None:
-    """Where the log is being cut; None if it is not, or nobody knows. Changes nothing.
+    """Return where the log is being cut; None if it is not, or not known. Changes nothing.
 
     Args:
         path: The note.

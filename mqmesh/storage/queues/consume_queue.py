@@ -43,9 +43,9 @@ VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
 _OFFSET_BITS: Final = 56
 _SIZE_BITS: Final = 25
 OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
-"""What of an entry's first number is the offset."""
+"""Bits of the offset in an entry's first number."""
 SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-"""What of its second number is the size."""
+"""Bits of the size in an entry's second number."""
 MOST_LOOKED_AT_ONCE: Final = 32_768
 """Entries read at once where messages are lost: there may be millions."""
 
@@ -61,7 +61,7 @@ assert ENTRY.size == ENTRY_SIZE
 
 
 def entries_of(commitlog_offset: int, size: int, message_count: int, tag_hashes: bytes) -> bytes:
-    """The entries of one batch, made without a loop over its messages.
+    """Return the entries of one batch, made without a loop over its messages.
 
     Args:
         commitlog_offset: Where the batch begins.
@@ -89,12 +89,12 @@ def entries_of(commitlog_offset: int, size: int, message_count: int, tag_hashes:
 
 
 def check_in(place: int, extent: int) -> int:
-    """The check that the first two numbers of an entry hold."""
+    """Return the check that the first two numbers of an entry hold."""
     return place >> _OFFSET_BITS | extent >> _SIZE_BITS << 8
 
 
 def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
-    """The check in the entries of a batch.
+    """Return the check in the entries of a batch.
 
     Args:
         commitlog_offset: Where the batch begins.
@@ -109,7 +109,7 @@ def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
 
 
 def hashes_of(entries: bytes) -> memoryview:
-    """The tag hashes of entries, as a sequence of numbers.
+    """Return the tag hashes of entries, as a sequence of numbers.
 
     Returns:
         A memoryview of format ``Q``.
@@ -226,7 +226,7 @@ class ConsumeQueue:
         return b"".join(parts)
 
     def next_place(self, files: OpenFiles, start: int, stop: int) -> tuple[int, int] | None:
-        """The first message of a stretch that is not lost.
+        """Return the first message of a stretch that is not lost.
 
         Args:
             files: Descriptors of consume queue files.
@@ -345,9 +345,9 @@ class ConsumeQueue:
             return files.get(path, flags=os.O_RDWR | os.O_CREAT)
 
     def file_path(self, number: int) -> str:
-        """Path of the file with a number, from 0."""
+        """Return the path of the file with a number, from 0."""
         return f"{self.directory}/{self.queue_id}-{number * self._file_entries * ENTRY_SIZE:020d}"
 
     def file_number(self, queue_offset: int) -> int:
-        """Number of the file that an entry stands in."""
+        """Return the number of the file that an entry stands in."""
         return queue_offset // self._file_entries

@@ -101,7 +101,7 @@ class ConsumeQueues:
         return len(self._dirty)
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, or None."""
+        """Return the queue, or None."""
         queues = self.by_topic.get(topic)
         return None if queues is None else queues.get(queue_id)
 
@@ -121,7 +121,7 @@ class ConsumeQueues:
         return queue
 
     def find_or_add(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; an empty one if there was none."""
+        """Return the queue; an empty one if there was none."""
         queues = self.by_topic.get(topic)
         queue = None if queues is None else queues.get(queue_id)
         return self.add(topic, queue_id) if queue is None else queue
@@ -285,11 +285,11 @@ class ConsumeQueues:
         return aside
 
     def topic_directory(self, topic: str) -> str:
-        """Directory of a topic's queues."""
+        """Return the directory of a topic's queues."""
         return f"{self._root}/{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
 
     def lost(self) -> ConsumeQueue | None:
-        """A queue whose files lack written entries, None if there is none.
+        """Return a queue whose files lack written entries, None if there is none.
 
         Only sizes are looked at. Costs one ``stat`` a queue.
         """

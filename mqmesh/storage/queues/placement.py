@@ -27,7 +27,7 @@ class HasEnd(Protocol):
 
 
 class Places(Protocol):
-    """Where records go, one behind the other.
+    """Placement of records, one behind the other.
 
     Attributes:
         pieces: Buffers of the records placed; read anew after each ``place``.
@@ -36,7 +36,7 @@ class Places(Protocol):
     pieces: list[Buffer]
 
     def place(self, size: int) -> int:
-        """The commit-log offset of the next record; raises ``DiskFull`` without room for it."""
+        """Return the next record's commit-log offset; raises ``DiskFull`` without room for it."""
 
 
 Q = TypeVar("Q", bound=HasEnd)
@@ -63,7 +63,7 @@ class InARow:
         return position
 
     def records(self) -> list[bytes]:
-        """Each record in one piece."""
+        """Return each record in one piece."""
         return [b"".join(pair) for pair in zip(self.pieces[::2], self.pieces[1::2], strict=True)]
 
 

@@ -150,7 +150,7 @@ class ProducerStates:
         return None
 
     def window(self, key: Key) -> list[StoredBatch]:
-        """The batches remembered for a producer and queue, newest last; do not change it."""
+        """Return the batches remembered for a producer and queue, newest last; do not change it."""
         window = self._windows.get(key)
         return [] if window is None else window.batches
 
@@ -222,7 +222,7 @@ class ProducerStates:
             self._drop(key)
 
     def dump(self) -> Iterator[tuple[Key, list[StoredBatch]]]:
-        """All windows, the one unused for longest first.
+        """Yield all windows, the one unused for longest first.
 
         The iterator may be used up bit by bit while batches are noted: what it has not
         reached yet comes out as it is by then, what is new does not come out.

@@ -63,7 +63,7 @@ def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
 
 
 def first_at_or_behind(queue: ConsumeQueue, files: OpenFiles, commitlog_offset: int) -> int:
-    """Queue offset of the first message whose batch begins at or behind a commit-log offset.
+    """Return the offset of the first message whose batch begins at or behind a log offset.
 
     Args:
         queue: The queue; not changed.
@@ -83,7 +83,7 @@ def first_at_or_behind(queue: ConsumeQueue, files: OpenFiles, commitlog_offset: 
 
 
 def _first_kept(next_place: _Place, low: int, high: int, log_start: int) -> int:
-    """Binary search over the entries in files; ``high`` if none of them leads to what is kept."""
+    """Search the entries in files by halves; ``high`` if none of them leads to what is kept."""
 
     def is_kept(queue_offset: int, stop: int) -> bool:
         found = next_place(queue_offset, stop)
@@ -137,7 +137,7 @@ def _sound_place(
 
 
 def _run_around(queue: ConsumeQueue, files: OpenFiles, queue_offset: int, in_files: int) -> _Run:
-    """The entries around one that lead to the same place."""
+    """Return the entries around one that lead to the same place."""
     width = FIRST_LOOK
     while True:
         low = max(queue.first, queue_offset - width)
@@ -179,7 +179,7 @@ def _first_kept_of_tail(queue: ConsumeQueue, first: int, log_start: int) -> int:
 
 
 def unused_names(names: Iterable[str], firsts: Mapping[int, int], file_entries: int) -> list[str]:
-    """Consume queue files with nothing but entries before the first ones of their queues.
+    """Return consume queue files with nothing but entries before the first of their queues.
 
     Args:
         names: Of the files of a topic's directory.

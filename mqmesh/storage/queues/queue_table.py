@@ -106,7 +106,7 @@ def encode_table(
 
 
 def encode_without_files(table: QueueTable, log_start: int) -> bytes:
-    """A table for a log whose consume queue files are not there, and have to be made anew.
+    """Encode a table for a log whose consume queue files are missing and have to be made anew.
 
     A queue begins where it ends, until recovery meets its first batch: so one that has none any
     more keeps its offsets.

@@ -82,25 +82,25 @@ class QueueTail:
         return added
 
     def index(self, queue_offset: int) -> int:
-        """Number of the row with a message."""
+        """Return the number of the row with a message."""
         assert self.start <= queue_offset < self.end
         return bisect_right(self.ends, queue_offset)
 
     def row(self, number: int) -> tuple[int, int, int]:
-        """Offset in the log, size and shared tag hash of a batch."""
+        """Return offset in the log, size and shared tag hash of a batch."""
         offset, size, shared = _ROW.unpack_from(self._rows, number * _ROW.size)
         return offset, size, shared
 
     def base(self, number: int) -> int:
-        """Queue offset of a batch's first message."""
+        """Return the queue offset of a batch's first message."""
         return self.ends[number - 1] if number else self.start
 
     def hashes(self, number: int) -> Buffer | None:
-        """One u64 a message, little endian, if a batch's messages differ in their tags."""
+        """Return one u64 a message, little endian, if a batch's messages differ in their tags."""
         return self._hashes.get(number)
 
     def batches(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """All rows, as ``append`` got them."""
+        """Yield all rows, as ``append`` got them."""
         base = self.start
         for number, end in enumerate(self.ends):
             offset, size, shared = self.row(number)

@@ -130,7 +130,7 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 
 
 def segments_of(directory: Path, manifest: Manifest) -> SegmentList:
-    """The segments that a manifest lists, for reading.
+    """Return the segments that a manifest lists, for reading.
 
     Args:
         directory: The snapshot's.
@@ -242,7 +242,7 @@ def _check_file(directory: Path, file: SnapshotFile) -> None:
 
 
 def is_sound(directory: Path, file: SnapshotFile) -> bool:
-    """True when a file has the checksum that the manifest says; always, where it says none.
+    """Return True when a file has the manifest's checksum, or the manifest has none for it.
 
     Whoever made a snapshot to harm its readers made the checksums, too. Of an index the pages
     must therefore be sound as well: LMDB believes them.
@@ -257,7 +257,7 @@ def is_sound(directory: Path, file: SnapshotFile) -> bool:
 
 
 def checksum_of(path: Path) -> int:
-    """The CRC-32 of a file.
+    """Compute the CRC-32 of a file.
 
     Raises:
         StorageError: It cannot be read.
@@ -273,7 +273,7 @@ def checksum_of(path: Path) -> int:
 
 
 def list_snapshots(root: Path) -> list[tuple[Path, Manifest | StorageError | ConfigError]]:
-    """The snapshots in a directory, oldest first, and what cannot be read of them.
+    """List the snapshots in a directory, oldest first, and what cannot be read of them.
 
     Args:
         root: Holds snapshots; or is one itself.

@@ -56,7 +56,7 @@ INDEX_DIRECTORY: Final = "index"
 COPY_BYTES: Final = 64 * MIB
 """Copied by one call of the system, which lets other threads work meanwhile."""
 PIECES_PER_S: Final = 10
-"""How often a copy that is held back waits."""
+"""Waits a second of a copy that is held back."""
 
 _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
@@ -199,7 +199,7 @@ def remove_unfinished(root: Path, broker_name: str) -> None:
 
 
 def _broker_of(name: str) -> str:
-    """The broker in ``<broker>.<UTC time>.<position>``; a broker's name may have dots, too."""
+    """Return the broker in ``<broker>.<UTC time>.<position>``; its name may have dots, too."""
     return name.removesuffix(UNFINISHED).rsplit(".", 2)[0]
 
 

@@ -161,13 +161,13 @@ class Snapshot:
             scanner.close()
 
     def batch_at(self, commitlog_offset: int) -> Batch | None:
-        """The batch that begins at an offset, None if there is no good one."""
+        """Return the batch that begins at an offset, None if there is no good one."""
         for found in self.read(LogRange(commitlog_offset, commitlog_offset + 1)):
             return found if isinstance(found, Batch) else None
         return None
 
     def last_mark(self, end_offset: int) -> tuple[int, str]:
-        """A mark of the last batch that begins before an offset, to know this log again by.
+        """Return a mark of the last batch that begins before an offset, to know this log again by.
 
         Only headers are read for it. A log that was cut there and went on otherwise has another.
 
@@ -192,7 +192,7 @@ class Snapshot:
             files.close()
 
     def went_otherwise(self, commitlog_offset: int, mark: str) -> bool:
-        """True if this log has another batch at an offset than the one with a mark.
+        """Return True if this log has another batch at an offset than the one with a mark.
 
         Where this log has no good record there, the answer is unknown, and False is returned.
         """
@@ -230,7 +230,7 @@ class Snapshot:
             files.close()
 
     def places_of_key(self, topic: str, key: str) -> tuple[list[int], list[LogRange]]:
-        """Where batches with a key may begin, and what must be read because it has no index.
+        """Return the places of batches that may have a key, and unindexed ranges that must be read.
 
         Args:
             topic: Physical topic.
@@ -244,7 +244,7 @@ class Snapshot:
         )
 
     def places_of_id(self, producer_id: int, sequence: int) -> tuple[list[int], list[LogRange]]:
-        """Where batches with a message id may begin; else as ``places_of_key``."""
+        """Return the places of batches that may have a message id; else as ``places_of_key``."""
         return self._places(
             lambda part, below: part.id_places(
                 producer_id, sequence, below=below, most=PLACES_AT_ONCE
@@ -274,7 +274,7 @@ class Snapshot:
         return sorted(offset for offset in offsets if not _in_any(offset, unknown)), unknown
 
     def _part(self, segment: Segment) -> IndexPart | None:
-        """The index of a segment, if there is one that can be believed."""
+        """Return the index of a segment, if there is one that can be believed."""
         name = f"index/{segment.start:020d}."
         files = [f for f in self.manifest.files if f.path.startswith(name)]
         data = next((f for f in files if f.path.endswith("data.mdb")), None)
@@ -370,7 +370,7 @@ def _mark(header: bytes) -> str:
 def _cut(
     segment: Segment, files: OpenFiles, most_bytes: int, from_ms: int, to_ms: int
 ) -> list[LogRange]:
-    """The ranges of one segment."""
+    """Return the ranges of one segment."""
     found: list[LogRange] = []
     start, wanted = segment.start, False
     for position, header in _headers(segment, files):
@@ -386,7 +386,7 @@ def _cut(
 
 
 def _headers(segment: Segment, files: OpenFiles) -> Iterator[tuple[int, BatchHeader | None]]:
-    """Where batches begin, and their headers; None where the rest cannot be walked through."""
+    """Yield starts of batches, with their headers; None where the rest cannot be walked through."""
     position = segment.start
     while position < segment.end:
         data = _pread(segment, files, position, CONTROL_RECORD_SIZE + MAX_CONTROL_DATA)

@@ -105,7 +105,7 @@ class StoppedStore(ABC):
 
     @abstractmethod
     def items(self, start: int | None = None) -> Iterator[Item]:
-        """The log, record by record.
+        """Yield the log, record by record.
 
         Args:
             start: Commit-log offset of the first record; None for the oldest.

@@ -152,7 +152,7 @@ class SimulatedHintPublisher:
         return self._network.bind(endpoint, self)
 
     def accept(self, connection: SimulatedConnection) -> None:
-        """Somebody listens."""
+        """Take a subscriber's connection."""
         self._hearers[connection] = None
         connection.on_server_lost = lambda: self._hearers.pop(connection, None) and None
 
@@ -162,7 +162,7 @@ class SimulatedHintPublisher:
             connection.answer(hint)
 
     def review(self) -> None:
-        """The access list changed: ends all connections, so that listeners prove themselves."""
+        """End all connections, so that listeners prove themselves: the access list changed."""
         for connection in list(self._hearers):
             connection.close_server()
 

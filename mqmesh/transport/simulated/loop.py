@@ -29,7 +29,7 @@ class SimulatedLoop:
         clock: Of the node.
         callback_failures: Exceptions in callbacks so far; each is a bug.
         longest_turn_ns: 0; turns take no time here.
-        turn_count: Turns so far; who is idle takes few.
+        turn_count: Turns so far; an idle process takes few.
     """
 
     def __init__(self, node: SimulatedNode) -> None:
@@ -53,7 +53,7 @@ class SimulatedLoop:
         self._turns_ms = (0, 0)
 
     def deliver(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Something came from the network: the next turn begins with it."""
+        """Queue an event from the network: the next turn begins with it."""
         self._inbox.append((callback, arguments))
         self._plan_turn(self.node.simulation.now_ms)
 
@@ -83,7 +83,7 @@ class SimulatedLoop:
         self._plan_turn(self.node.simulation.now_ms)
 
     def has_news(self) -> bool:
-        """True when a turn would find something."""
+        """Return True when a turn would find something."""
         return bool(self._inbox or self._calls)
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class SimulatedLoop:
         self.stop()
 
     def disown(self) -> None:
-        """Never called: no simulated process forks."""
+        """Stop for good; never called: no simulated process forks."""
         self._stopping = True
 
     @property

@@ -59,7 +59,7 @@ class Listener(Protocol):
     guard: Guard | None
 
     def accept(self, connection: "SimulatedConnection") -> None:
-        """A connection was made."""
+        """Take a connection that was made."""
 
 
 class Network:
@@ -120,27 +120,27 @@ class Network:
         return not self._cut or (source.name, target.name) not in self._cut
 
     def next_peer(self) -> bytes:
-        """A routing id as ZeroMQ gives them."""
+        """Return a routing id as ZeroMQ gives them."""
         self._next_peer += 1
         return b"\0" + self._next_peer.to_bytes(4, "big")
 
     # ---- Faults --------------------------------------------------------------------------
 
     def cut(self, source: SimulatedNode, target: SimulatedNode) -> None:
-        """Nothing passes from one node to another until ``heal``."""
+        """Let nothing pass from one node to another until ``heal``."""
         self._cut.add((source.name, target.name))
         for connection in list(self.connections):
             if connection.joins(source, target):
                 connection.doubt()
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Let everything pass again."""
         self._cut.clear()
         for connection in list(self.connections):
             connection.flow()
 
     def stall(self, node: SimulatedNode) -> None:
-        """A node stands still: who is connected to it hears nothing."""
+        """Mark a node as standing still: peers connected to it get nothing."""
         for connection in list(self.connections):
             if node in (connection.client, connection.server):
                 connection.doubt()
@@ -158,8 +158,8 @@ class Pipe:
 
     Args:
         network: Where.
-        source: Who sends.
-        target: Who gets it.
+        source: The sender.
+        target: The receiver.
 
     Attributes:
         source: See above.
@@ -291,7 +291,7 @@ class SimulatedConnection:
             pipe.send(lose)
 
     def doubt(self) -> None:
-        """Something may keep it from being heard: each end gives it up in its own time."""
+        """Let each end give the connection up in its own time, if it gets nothing by then."""
         chance = self._network.simulation.random
         for lose in (self._lose_client, self._lose_server):
             wait_ms = HEARTBEAT_TIMEOUT_MS + chance.randrange(2 * HEARTBEAT_MS)
@@ -437,7 +437,7 @@ class SimulatedLine:
 def _distrust(
     ring: KeyRing | None, listener: Listener, endpoint: str
 ) -> AuthenticationFailed | None:
-    """Why a handshake fails; None if it does not."""
+    """Return the reason why a handshake fails; None if it does not."""
     if listener.own is None and ring is None:
         return None
     if ring is None:
@@ -455,8 +455,8 @@ def _distrust(
 
 
 def _nothing() -> None:
-    """Nobody is there yet."""
+    """Do nothing: the server's end is not there yet."""
 
 
 def _ignore(frame: bytes) -> None:
-    """Nobody reads yet."""
+    """Drop a frame: the end does not read yet."""

@@ -106,7 +106,7 @@ class SimulatedNode:
             callback()
 
     def pause(self) -> None:
-        """Nothing of it happens until ``resume``; what is due meanwhile comes late."""
+        """Stop the node until ``resume``; what is due meanwhile comes late."""
         self.paused = True
 
     def resume(self) -> None:
@@ -136,7 +136,7 @@ class SimulatedEvent:
         self._set = False
 
     def is_set(self) -> bool:
-        """True after ``set``."""
+        """Return True after ``set``."""
         return self._set
 
     def set(self) -> None:

@@ -28,7 +28,7 @@ from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.units import MIB
 
 ROOM_BYTES = 16 * MIB
-"""What an answer may have; no peer of a simulation reads too slowly."""
+"""Limit of an answer; no peer of a simulation reads too slowly."""
 
 _ANSWERS = frozenset(
     {
@@ -100,7 +100,7 @@ class SimulatedServer:
         return self._network.bind(endpoint, self)
 
     def accept(self, connection: SimulatedConnection) -> None:
-        """A connection was made."""
+        """Take a connection that was made."""
         self._silent_peers[connection] = None
         connection.take_request = partial(self._loop.deliver, self._take, connection)
         connection.on_server_lost = partial(self._loop.deliver, self._lost, connection)
@@ -119,14 +119,14 @@ class SimulatedServer:
         return ""
 
     def review(self) -> None:
-        """The access list changed: ends the connections of who may not connect any more."""
+        """End the connections of peers that may not connect any more: the access list changed."""
         for connection in [*self._peers.values(), *self._silent_peers]:
             if self._principal(connection) is None:
                 connection.close_server()
                 self._loop.deliver(self._lost, connection)
 
     def tick(self, now_ms: int) -> None:
-        """Nothing to do: simulated connections look after themselves."""
+        """Do nothing: simulated connections look after themselves."""
 
     def room(self, peer: bytes) -> int:
         """Return the number of bytes that an answer to a peer may have now."""

@@ -67,7 +67,7 @@ class Simulation:
         return self.at(self.now_ms + delay_ms, callback)
 
     def below(self, count: int) -> int:
-        """A number from 0 to below ``count``, in less time than ``random.randrange`` takes."""
+        """Draw a number from 0 to below ``count``, in less time than ``random.randrange`` takes."""
         return int(self.random.random() * count)
 
     def run(self, duration_ms: int) -> None:

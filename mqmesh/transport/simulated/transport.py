@@ -62,7 +62,7 @@ class SimulatedTransport:
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
     ) -> SimulatedClient:
-        """A connection to a server."""
+        """Make a connection to a server."""
         return SimulatedClient(
             self._network,
             self.loop,
@@ -78,13 +78,13 @@ class SimulatedTransport:
         on_disconnect: Callable[[bytes], None] | None = None,
         limits: ServerLimits | None = None,
     ) -> SimulatedServer:
-        """A server that is not bound yet; its limits are not reached."""
+        """Make a server that is not bound yet; its limits are not reached."""
         return SimulatedServer(
             self._network, self.loop, handlers, on_disconnect, own=self._own(), guard=self.guard
         )
 
     def publish(self) -> SimulatedHintPublisher:
-        """A publisher of hints that is not bound yet."""
+        """Make a publisher of hints that is not bound yet."""
         return SimulatedHintPublisher(self._network, self.node, self._own(), self.guard)
 
     def subscribe(
@@ -94,7 +94,7 @@ class SimulatedTransport:
         on_hint: Callable[[bytes], None],
         on_connected: Callable[[], None] | None = None,
     ) -> SimulatedHintSubscriber:
-        """A listener to one publisher's hints."""
+        """Make a listener to one publisher's hints."""
         return SimulatedHintSubscriber(
             self._network,
             self.loop,
@@ -105,19 +105,19 @@ class SimulatedTransport:
         )
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> SimulatedChannel:
-        """A connection for requests that wait."""
+        """Make a connection for requests that wait."""
         return SimulatedChannel(self._network, self.node, endpoint, self.ring)
 
     def executor(self, name: str) -> SimulatedExecutor:
-        """One helper thread."""
+        """Make a helper thread."""
         return SimulatedExecutor(self.node)
 
     def flag(self) -> SimulatedEvent:
-        """Something that is waited for."""
+        """Make a flag that is waited for."""
         return SimulatedEvent(self.node)
 
     def condition(self, lock: "threading.Lock | None" = None) -> SimulatedCondition:
-        """A way to wait for a change."""
+        """Make a way to wait for a change."""
         return SimulatedCondition(self.node, lock)
 
     def pause(self, duration_s: float) -> None:
@@ -125,14 +125,14 @@ class SimulatedTransport:
         self.node.wait_until(lambda: False, int(duration_s * 1_000))
 
     def busy_poll(self, for_us: int) -> None:
-        """Nothing: waits cost nothing here."""
+        """Do nothing: waits cost nothing here."""
 
     def run_loop(self, target: Callable[[], None], name: str) -> "SimulatedThread":
         """Has the simulation turn the loop."""
         return SimulatedThread(self.loop, target)
 
     def close(self) -> None:
-        """Nothing is shared by the connections."""
+        """Do nothing: the connections share nothing."""
 
     def _own(self) -> Credentials | None:
         return None if self.ring is None else self.ring.own
@@ -153,7 +153,7 @@ class SimulatedThread:
         self._loop.node.wait_until(lambda: self._ended, timeout_ms)
 
     def is_alive(self) -> bool:
-        """False once it ended."""
+        """Return False once it ended."""
         return not self._ended
 
     def _end(self) -> None:

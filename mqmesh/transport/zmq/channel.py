@@ -18,7 +18,7 @@ from mqmesh.transport.zmq.descriptors import descriptors_for
 from mqmesh.transport.zmq.handshakes import HandshakeWatch
 
 SLICE_MS: Final = 50
-"""How long a wait lasts before the connection is looked at again."""
+"""Duration of a wait before the connection is looked at again."""
 
 _EVENTS: Final = int(zmq.EVENTS)
 _IN: Final = int(zmq.POLLIN)

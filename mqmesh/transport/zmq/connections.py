@@ -18,10 +18,10 @@ import msgspec
 _INFO_BYTES = 136
 _SILENT = struct.Struct("=I")
 _SILENT_AT = 52
-"""Of ``tcpi_last_data_recv`` in ``struct tcp_info`` of linux/tcp.h."""
+"""Position of ``tcpi_last_data_recv`` in ``struct tcp_info`` of linux/tcp.h."""
 _RECEIVED = struct.Struct("<Q")
 _RECEIVED_AT = 128
-"""Of ``tcpi_bytes_received`` there."""
+"""Position of ``tcpi_bytes_received`` there."""
 _INT = struct.Struct("=i")
 
 
@@ -59,7 +59,7 @@ def measure(descriptor: int) -> Received | None:
 
 
 def not_taken(descriptor: int) -> int | None:
-    """Bytes that the other side of a local connection has not read; None if that is not known.
+    """Return the bytes that a local connection's other side has not read; None if unknown.
 
     By TCP it says nothing of the other side's process, since its system takes what comes.
     """

@@ -13,8 +13,8 @@ FAILURES_OF_WRONG_KEY: Final = 3
 """In a row, and it was there all the while: one that ends just then fails a handshake, too."""
 
 _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
-"""Why a handshake fails when the server ends the connection; one that hangs fails it for another
-reason."""
+"""Errors of a handshake when the server ends the connection; one that hangs has another
+error."""
 _ADVICE: Final = "pass credentials (MQMESH_CREDENTIALS)"
 _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
@@ -98,7 +98,7 @@ class HandshakeWatch:
 
 
 def new_key_pair() -> tuple[str, str]:
-    """A public key and its secret half, 40 characters of Z85 each."""
+    """Make a public key and its secret half, 40 characters of Z85 each."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

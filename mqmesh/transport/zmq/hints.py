@@ -56,7 +56,7 @@ class HintPublisher:
         self._socket.send(hint, zmq.NOBLOCK)
 
     def review(self) -> None:
-        """The access list changed: ends all connections, so that listeners prove themselves.
+        """End all connections, so that listeners prove themselves: the access list changed.
 
         A publisher gets nothing from its listeners, so it does not know whose is whose.
         """

@@ -28,12 +28,12 @@ from mqmesh.transport.zmq.peers import PeerTable
 from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
 
 PROOF_MS: Final = HEARTBEAT_INTERVAL_MS + 100
-"""Who lives so long after a frame has sent a ping since."""
+"""Time after a frame within which a live peer has sent a ping."""
 LOOK_MS: Final = 100
 """Peers are looked at no more often."""
 HANDSHAKE_BYTES: Final = 107
-"""What a client's ZeroMQ sends before its first frame. Who has sent no more beside its frames than
-this sends no pings, and its silence says nothing."""
+"""Bytes that a client's ZeroMQ sends before its first frame. A peer that has sent no more beside
+its frames than this sends no pings, and its silence says nothing."""
 
 
 class _Probe(msgspec.Struct):
@@ -79,11 +79,11 @@ class IdleDetection:
 
     @property
     def due_ms(self) -> int | None:
-        """When to look next; None if nobody is watched."""
+        """Time of the next look; None if no peer is watched."""
         return self._looks[0][0] if self._looks else None
 
     def watch(self, peer: bytes, account: PeerMemory) -> None:
-        """A peer that is not watched sent a frame; ``heard_ms`` says when."""
+        """Watch a peer that sent a frame at ``heard_ms``, if it is not watched yet."""
         account.watched = True
         self._plan(peer, account.heard_ms + PROOF_MS)
 
@@ -117,7 +117,7 @@ class IdleDetection:
         heapq.heappush(self._looks, (due_ms, next(self._order), peer))
 
     def _judge(self, peer: bytes, account: PeerMemory, descriptor: int, now_ms: int) -> int | None:
-        """When to look again; None if the peer lives, ``now_ms`` if it hangs."""
+        """Return when to look again; None if the peer lives, ``now_ms`` if it hangs."""
         if now_ms < account.heard_ms + PROOF_MS:
             self._probes.pop(peer, None)
             return account.heard_ms + PROOF_MS

@@ -23,7 +23,7 @@ MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
 """After so many turns all sockets are asked, as a safety net."""
 LOOK_ROUND_MS: Final = 250
-"""So are they after a wait in vain, but no more often: it is much of what an idle broker does."""
+"""Interval at which they are asked after a wait in vain: it is much of an idle broker's work."""
 
 _IN: Final = int(zmq.POLLIN)
 _OUT: Final = int(zmq.POLLOUT)
@@ -111,13 +111,13 @@ class EventLoop:
             self._touched[one] = None
 
     def touch(self, source: Socket) -> None:
-        """A socket was used outside of its handler: it is asked before the next wait."""
+        """Have a socket that was used outside of its handler asked before the next wait."""
         one = self._sources.get(source)
         if one is not None:
             self._touched[one] = None
 
     def want_write(self, source: Socket | int, wanted: bool) -> None:
-        """Also calls the source's handler when it can take more."""
+        """Set if the source's handler is also called when the source can take more."""
         one = self._sources[source]
         one.wanted = _IN | _OUT if wanted else _IN
         if one.socket is None:
@@ -176,7 +176,7 @@ class EventLoop:
                 raise
 
     def has_news(self) -> bool:
-        """True when a turn would find a call or a readable descriptor; from any thread."""
+        """Return True when a turn would find a call or a readable descriptor; from any thread."""
         if not self._is_open:
             return self._woken and not self._stopping
         try:
@@ -195,7 +195,7 @@ class EventLoop:
         self.wake()
 
     def disown(self) -> None:
-        """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
+        """Stop for good in a forked process, whose sockets and descriptors are the parent's."""
         self._stopping = True
 
     @property
@@ -227,7 +227,7 @@ class EventLoop:
             self._thread = None
 
     def tick(self, wait_ms: int) -> None:
-        """One turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
+        """Take one turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
         ready = self._wait(wait_ms)
         began_ns = self.clock.monotonic_ns()
         for source in ready:
@@ -260,7 +260,7 @@ class EventLoop:
             os.write(self._wake_write, b"w")
 
     def _wait(self, wait_ms: int) -> list[_WatchedSource]:
-        """The sources that can be served, after waiting for the first one."""
+        """Return the sources that can be served, after waiting for the first one."""
         self._open()
         ready: list[_WatchedSource] = []
         if self._touched:

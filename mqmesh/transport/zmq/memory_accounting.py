@@ -26,9 +26,9 @@ MARK_BYTES: Final = 128 * KIB
 SHARE: Final = 4
 """A peer may hold this part of what is left of the budget."""
 OVERHEAD_BYTES: Final = 4 * KIB
-"""Of a connection's bytes, so many are no frames: the handshake."""
+"""Bytes of a connection's handshake, which are no frames."""
 OVERHEAD_BYTES_PER_S: Final = 100
-"""So are these: heartbeats, and answers to ours."""
+"""Bytes a second that are no frames either: heartbeats, and answers to ours."""
 SHORT_FRAME_BYTES: Final = 255
 """The head of a frame up to here has 2 bytes, else 9 (ZMTP 3)."""
 
@@ -91,18 +91,18 @@ class PeerMemory:
         return bool(self._marks)
 
     def take(self, size: int) -> None:
-        """A frame of it was read."""
+        """Count a frame of the peer that was read."""
         self.taken += size + (2 if size <= SHORT_FRAME_BYTES else 9)
         if size > self.largest:
             self.largest = size
 
     @property
     def waiting_since_ms(self) -> int | None:
-        """When the oldest marked frame that may not have left was sent; None if there is none."""
+        """Time of the oldest marked frame that may not have left; None if there is none."""
         return self._marks[0][2] if self._marks else None
 
     def mark(self, mark: Mark, size: int, now_ms: int) -> int:
-        """ZeroMQ got a tracked frame; returns how many bytes are held more."""
+        """Note a tracked frame that ZeroMQ got; return how many bytes are held more."""
         size += self.loose
         self.loose = 0
         self._marks.append((mark, size, now_ms))
@@ -118,18 +118,18 @@ class PeerMemory:
         return left
 
     def keep(self, frame: bytes) -> None:
-        """An answer has to wait."""
+        """Keep an answer that has to wait."""
         self.frames.append(frame)
         self.held += len(frame)
 
     def release(self) -> int:
-        """The oldest of them need not wait any more; returns its bytes."""
+        """Release the oldest answer, which need not wait any more; return its bytes."""
         size = len(self.frames.popleft())
         self.held -= size
         return size
 
     def incoming(self, received: Received, now_ms: int, *, most_frames: int) -> int:
-        """Bytes of it that wait in ZeroMQ to be read here.
+        """Return the peer's bytes that wait in ZeroMQ to be read here.
 
         Args:
             received: By its connection.

@@ -58,11 +58,11 @@ class MemoryEviction:
         self.incoming = 0
 
     def connected(self, descriptor: int, now_ms: int) -> None:
-        """A connection was made; the next one by this descriptor takes its place."""
+        """Note a connection that was made; the next one by this descriptor takes its place."""
         self._connected_ms[descriptor] = now_ms
 
     def peer_left(self, account: PeerMemory, now_ms: int) -> None:
-        """A peer is gone; what was held for it is to be given back."""
+        """Note that a peer is gone; what was held for it is to be given back."""
         if account.held or account.largest >= MARK_BYTES:
             if not self._trims_wanted:
                 self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)

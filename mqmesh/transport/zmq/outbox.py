@@ -13,13 +13,13 @@ from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, Mark, PeerMemory,
 from mqmesh.units import KIB, MIB
 
 RETRY_MS: Final = 10
-"""How soon answers that wait are tried again."""
+"""Interval at which waiting answers are tried again."""
 SWEEP_MS: Final = 10
 """Before anybody is refused, all accounts are brought up to date, but no more often."""
 HEAD_BYTES: Final = 1 * KIB
-"""Of an answer, what is not its body."""
+"""Bytes of an answer beside its body."""
 LEAST_ROOM_BYTES: Final = 1 * MIB
-"""Somebody who holds nothing may have so much, if anybody may have anything."""
+"""Bytes that a peer without held answers may have, if any peer may have some."""
 
 MOST_UNTAKEN_MS: Final = 60_000
 """A peer that does not take a marked frame in this time is reported: the frame may be a view of a
@@ -73,12 +73,12 @@ class Outbox:
         self.dropped = 0
 
     def open(self, peer: bytes, now_ms: int, principal: Principal) -> PeerMemory:
-        """A peer is there."""
+        """Open the account of a peer that is there."""
         account = self.accounts[peer] = PeerMemory(now_ms, principal)
         return account
 
     def forget(self, peer: bytes) -> PeerMemory | None:
-        """A peer is gone, and what was held for it with it."""
+        """Forget a peer that is gone, and what was held for it."""
         self._waiting.pop(peer, None)
         self._deaf.discard(peer)
         account = self.accounts.pop(peer, None)
@@ -102,7 +102,7 @@ class Outbox:
         return self._fits(account, size)
 
     def room(self, account: PeerMemory) -> int:
-        """Bytes that the body of an answer to a peer may have; 0 or less if there is no room."""
+        """Return the bytes that an answer's body may have; 0 or less if there is no room."""
         if not self.held:
             return self._most_room  # nearly always
         if account.held:

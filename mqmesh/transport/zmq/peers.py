@@ -37,11 +37,11 @@ class PeerTable:
         return len(self._owner)
 
     def connections(self) -> list[tuple[int, bytes | None]]:
-        """Descriptor and peer of each; None where it has said nothing yet."""
+        """Return descriptor and peer of each; None where the peer has sent nothing yet."""
         return list(self._owner.items())
 
     def accept(self, descriptor: int) -> bytes | None:
-        """A connection was made.
+        """Note a connection that was made.
 
         Returns:
             The descriptor's owner till now, if the news of its end was lost.
@@ -51,7 +51,7 @@ class PeerTable:
         return gone
 
     def disconnect(self, descriptor: int) -> bytes | None:
-        """A connection broke.
+        """Note a connection that broke.
 
         Returns:
             The peer that is gone; None when it never said anything.
@@ -63,7 +63,7 @@ class PeerTable:
         return peer
 
     def meet(self, peer: bytes, descriptor: int) -> bytes | None:
-        """A peer that is not among the living sent a frame.
+        """Note a frame of a peer that is not among the living.
 
         All news of the monitor must have been taken in before.
 
@@ -94,7 +94,7 @@ class PeerTable:
 
 
 def is_automatic(peer: bytes) -> bool:
-    """True for a routing id that ZeroMQ gave; peers' own choices never begin with a zero."""
+    """Return True for a routing id that ZeroMQ gave; peers' own choices never begin with a zero."""
     return len(peer) == ROUTING_ID_BYTES and peer[0] == 0
 
 

@@ -73,7 +73,7 @@ _ANSWERS: Final = frozenset(
         ResponseCode.CLIENT_NOT_ONLINE,
     }
 )
-"""That something is not there is an answer rather than a refusal."""
+"""Codes that count as an answer rather than a refusal: something is not there."""
 
 # As plain numbers: an operation on enumerations takes longer than the call it is for.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -297,12 +297,12 @@ class CommandServer:
         self._socket_files.clear()
 
     def address_of(self, peer: bytes) -> str:
-        """Where a peer's connection comes from; see ``mqmesh.transport.interface.Server``."""
+        """Return the address of a peer; see ``mqmesh.transport.interface.Server``."""
         descriptor = self._peers.living.get(peer)
         return "" if descriptor is None else sockets.peer_address(descriptor)
 
     def review(self) -> None:
-        """The access list changed: ends the connections of who may not connect any more."""
+        """End the connections of peers that may not connect any more: the access list changed."""
         if self._guard is None:
             return
         for peer, account in list(self._accounts.items()):

@@ -24,14 +24,14 @@ LOCAL_DOMAIN: Final = "local"
 """ZAP domain of Unix sockets, where the system names the user of the other process."""
 
 LINGER_MS: Final = 200
-"""How long a closing socket tries to hand over what it has; correctness never rests on it."""
+"""Time that a closing socket tries to send what it has; correctness never rests on it."""
 CLIENT_LINGER_MS: Final = 1_000
 """The same for one that asks a server. Its last word is often that it leaves, and a server that
 does not hear it takes it for alive for two minutes: a machine that stands still for a moment must
 not lose it, and a peer that hangs must not keep a Ctrl-C for over two seconds."""
 HEARTBEAT_INTERVAL_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
-"""How long a peer may owe the answer to a ping. It may stop right after it answered one, so
+"""Time that a peer may owe the answer to a ping. It may stop right after it answered one, so
 it is known to be silent after the interval and the timeout together: in under 2 s."""
 KEEPALIVE_S: Final = 15
 """The system looks after a silent connection so often; after the fourth time it is given up."""
@@ -54,13 +54,13 @@ MONITOR_HIGH_WATER_MARK: Final = 200_000
 KEPT_BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Freed blocks up to this size are kept. Larger ones would leave holes that nothing else fills."""
 MOST_KEPT_BYTES: Final = 32 * 1024 * 1024
-"""So much of them in all."""
+"""Limit of all kept blocks together."""
 LOCAL_SEND_BUFFER_BYTES: Final = 2 * 1024 * 1024
-"""Of connections by ``ipc://``, as far as the system allows (``net.core.wmem_max``). Linux takes
-twice as much, so that two answers of a MiB never wait for their reader."""
+"""Send buffer of ``ipc://`` connections, as far as the system allows (``net.core.wmem_max``).
+Linux takes twice as much, so that two answers of a MiB never wait for their reader."""
 CONTEXT_DESCRIPTORS: Final = 20
-"""So many must be left for a new context, which opens some 6 by itself, 3 for each socket and one
-for each connection. Where its threads find none to wait with, libzmq 4.3 aborts the process."""
+"""Descriptors that must be left for a new context, which opens some 6 by itself, 3 for each
+socket and one for each connection. If its threads find none to wait with, libzmq 4.3 aborts."""
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
 """Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
@@ -75,7 +75,7 @@ Context = zmq.Context[Any]
 
 
 def new_context() -> Context:
-    """A ZeroMQ context with one I/O thread.
+    """Make a ZeroMQ context with one I/O thread.
 
     Raises:
         ConfigError: libzmq is older than ``MINIMUM_LIBZMQ``.
@@ -97,7 +97,7 @@ def new_context() -> Context:
 
 
 def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socket:
-    """A socket that answers many peers; bind it."""
+    """Make a socket that answers many peers; bind it."""
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
@@ -120,7 +120,7 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
 
 
 def dealer(context: Context) -> Socket:
-    """A socket that asks one server; connect it."""
+    """Make a socket that asks one server; connect it."""
     socket = _socket(context, zmq.DEALER)
     socket.setsockopt(zmq.LINGER, CLIENT_LINGER_MS)
     # Requests wait in our own bounded queue, never behind a connection that is not there.
@@ -131,12 +131,12 @@ def dealer(context: Context) -> Socket:
 
 
 def publisher(context: Context) -> Socket:
-    """A socket for hints that may be lost; bind it."""
+    """Make a socket for hints that may be lost; bind it."""
     return _socket(context, zmq.PUB)
 
 
 def subscriber(context: Context) -> Socket:
-    """A socket that hears every hint of the publishers it connects to."""
+    """Make a socket that gets every hint of the publishers it connects to."""
     socket = _socket(context, zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     return socket
@@ -161,7 +161,7 @@ def _socket(context: Context, kind: int) -> Socket:
 
 
 def authenticator(context: Context) -> Socket:
-    """The socket on which ZeroMQ asks who may connect to the servers of a context.
+    """Return the socket on which ZeroMQ asks who may connect to the servers of a context.
 
     Raises:
         zmq.ZMQError: The context has one already.
@@ -290,7 +290,7 @@ def settle(socket: Socket) -> None:
 
 
 def receive_rest(socket: Socket, room: int) -> tuple[memoryview, ...] | None:
-    """The frames of a message behind the one just read, as views.
+    """Return the frames of a message behind the one just read, as views.
 
     Args:
         socket: Whose message.
@@ -350,7 +350,7 @@ def _widen(descriptor: int) -> None:
 
 
 def peer_address(descriptor: int) -> str:
-    """The other end of a connection: ``host:port``, ``unix``, or "" if it is gone."""
+    """Return the other end of a connection: ``host:port``, ``unix``, or "" if it is gone."""
     connection = _duplicate(descriptor)
     if connection is None:
         return ""
@@ -365,7 +365,7 @@ def peer_address(descriptor: int) -> str:
 
 
 def _duplicate(descriptor: int) -> system_socket.socket | None:
-    """A second owner of a connection, since closing the first would be the end of ZeroMQ."""
+    """Make a second owner of a connection, since closing the first would be the end of ZeroMQ."""
     try:
         duplicate = os.dup(descriptor)
     except OSError:

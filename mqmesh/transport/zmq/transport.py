@@ -92,7 +92,7 @@ class ZmqTransport:
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
     ) -> CommandClient:
-        """A connection to a server."""
+        """Make a connection to a server."""
         return CommandClient(
             self.context,
             self.loop,
@@ -108,7 +108,7 @@ class ZmqTransport:
         on_disconnect: Callable[[bytes], None] | None = None,
         limits: ServerLimits | None = None,
     ) -> CommandServer:
-        """A server that is not bound yet.
+        """Make a server that is not bound yet.
 
         Raises:
             ConfigError: There are keys, and no guard: it would let in clients with any key.
@@ -119,7 +119,7 @@ class ZmqTransport:
         )
 
     def publish(self) -> HintPublisher:
-        """A publisher of hints that is not bound yet."""
+        """Make a publisher of hints that is not bound yet."""
         own, _ = self._protection()
         return HintPublisher(self.context, self.loop, own)
 
@@ -130,7 +130,7 @@ class ZmqTransport:
         on_hint: Callable[[bytes], None],
         on_connected: Callable[[], None] | None = None,
     ) -> HintSubscriber:
-        """A listener to one publisher's hints."""
+        """Make a listener to one publisher's hints."""
         return HintSubscriber(
             self.context,
             self.loop,
@@ -141,21 +141,21 @@ class ZmqTransport:
         )
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel:
-        """A connection for requests of the caller's own thread."""
+        """Make a connection for requests of the caller's own thread."""
         return BlockingChannel(
             self.context, endpoint, busy_poll=BusyPoll(busy_poll_us), ring=self.ring
         )
 
     def executor(self, name: str) -> ThreadPoolExecutor:
-        """One helper thread."""
+        """Make a helper thread."""
         return ThreadPoolExecutor(1, name)
 
     def flag(self) -> threading.Event:
-        """Something that threads wait for."""
+        """Make a flag that threads wait for."""
         return threading.Event()
 
     def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
-        """A lock, one of its own or this, and a way to wait for a change under it."""
+        """Make a lock, one of its own or this, and a way to wait for a change under it."""
         return threading.Condition(lock)
 
     def pause(self, duration_s: float) -> None:

@@ -72,7 +72,7 @@ class ZapHandler:
                 self._socket.send_multipart([asker, *reply], zmq.NOBLOCK)
 
     def _read(self) -> list[bytes]:
-        """One question; of one that is too long, what is beyond the limits is left out."""
+        """Read one question; of one that is too long, leave out what is beyond the limits."""
         found = [self._socket.recv(zmq.NOBLOCK)]
         while self._socket.getsockopt(zmq.RCVMORE):
             frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer
