@@ -246,8 +246,7 @@ class LogRecovery:
         return self._scan(self._segments.first.start)
 
     def _incomplete_topic(self) -> str | None:
-        """Return a topic with fewer entries than the table or the log says; None if there is
-        none."""
+        """Return a topic with fewer entries than the table or the log says; None if all fit."""
         for topic in self._applier.gaps:
             return topic
         lost = self._queues.lost()
