@@ -31,7 +31,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
-    # The interpreter's own function: for who must ask for each message, a call less.
+    # The interpreter's own function: where it is asked for each message, a call less.
     monotonic_ns = staticmethod(time.monotonic_ns)
 
     def monotonic_ms(self) -> int:

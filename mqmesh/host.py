@@ -93,14 +93,14 @@ def socket_directory() -> Path:
         ``<temporary directory>/mqmesh-<uid>``; only this user may look into it.
 
     Raises:
-        ConfigError: It belongs to somebody else, is a link, or others may enter it.
+        ConfigError: It belongs to another user, is a link, or others may enter it.
         OSError: It cannot be made.
     """
     directory = Path(tempfile.gettempdir()) / f"mqmesh-{os.getuid()}"
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
-        # In a directory that everybody may write to, somebody may have been here first.
+        # In a directory that everybody may write to, another user may have been here first.
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise ConfigError(
@@ -118,11 +118,11 @@ def socket_directory() -> Path:
 def socket_path(owner: Path, name: str = "sock") -> Path:
     """Return the path of a store's local socket, in a folder that only its owner may enter.
 
-    Where that path is too long or cannot be printed, or its file system takes no sockets, and for who has
-    no folder, it is in ``socket_directory``.
+    Where that path is too long or cannot be printed, or its file system takes no sockets, and for
+    an owner without a folder, it is in ``socket_directory``.
 
     Args:
-        owner: The store's directory, held by this process; or a name of somebody without one.
+        owner: The store's directory, held by this process; or a name of an owner without one.
         name: Of the socket, unique in the folder.
 
     Returns:

@@ -1,7 +1,7 @@
 """Metrics: what a process counts and measures, each declared once, with name, kind, unit and help.
 
 A declaration stands beside the part whose state it reads, as a row of a tuple; a ``MetricBoard``
-reads all rows of a process when somebody asks. So counting costs a part an addition to a number
+reads all rows of a process on request. So counting costs a part an addition to a number
 of its own, and a metric that nobody reads costs nothing.
 
     METRICS: Final[tuple[Measured[Desk], ...]] = (

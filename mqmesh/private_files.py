@@ -42,7 +42,7 @@ def make_private(*paths: Path) -> None:
     """Takes from others what they may do with files and folders of ours, and all in them.
 
     Quick where it was done before: only a folder that others may enter is walked through. What
-    belongs to somebody else, is a link, or is not there is left alone.
+    belongs to another user, is a link, or is not there is left alone.
 
     Args:
         paths: Files and folders.

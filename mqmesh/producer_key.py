@@ -3,7 +3,7 @@
 The id of a producer instance stands in every message id, so everybody knows it. The key
 it is made of is known to the instance and to the brokers it sends to: 16 random bytes
 that travel in send requests and in decisions about half messages, and are neither stored
-nor logged. A broker takes a batch only from who has the key of the id in its header, so
+nor logged. A broker takes a batch only from a client with the key of the id in its header, so
 nobody can send, or end transactions, under the id of another one.
 """
 

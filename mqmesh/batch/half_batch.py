@@ -1,4 +1,4 @@
-"""Record batches of half messages: who decides about them, and where they go then.
+"""Record batches of half messages: the group that decides about them, and their target.
 
 A batch with ``Attributes.TRANSACTION_HALF`` stands in ``RMQ_SYS_TRANS_HALF_TOPIC`` and has
 more in its meta than others (readers that do not know of it pass over the rest of the array).
@@ -36,7 +36,7 @@ class HalfMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     """The meta of a batch of half messages. Array positions are on disk and never change.
 
     Attributes:
-        producer_group: Whose members may be asked what became of the transaction.
+        producer_group: Group whose members may be asked what became of the transaction.
         real_topic: Topic that the messages are written to when they are committed.
         real_queue_id: Its queue.
         has_immunity: A message says when it may be asked about first

@@ -1,4 +1,4 @@
-"""Cuts a stored batch down to the messages that somebody wants.
+"""Cuts a stored batch down to the messages that are wanted.
 
 What remains keeps its queue offsets and ids: the cut batch has the header of the
 whole one, and its meta says which positions its messages had (``SparseMeta``). The

@@ -345,7 +345,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         clean_resource_interval_ms: How often segments to remove are looked for, and how long
             after the start for the first time, 100 to 3,600,000 ms.
         delete_files_batch_max: Segments removed at most at a time, 1 to 10,000. It bounds what
-            a wrong clock or setting can do before somebody notices.
+            a wrong clock or setting can do before it is noticed.
 
         mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
             than a segment can be stored, so keep it over 16 MiB except in tests.
@@ -416,7 +416,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueView(Protocol):
-    """Consume queues of a store, as those see them who look for damage."""
+    """Consume queues of a store, for the search for damage."""
 
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, count: int
@@ -508,7 +508,7 @@ class RetainingStore(Protocol):
 
 
 class RepairableLog(Protocol):
-    """The log of a store, as those see it who find and repair what a disk has changed in it."""
+    """Log of a store, for the search and repair of what a disk has changed in it."""
 
     def look(self) -> None:
         """Checks the next slice of the log, some milliseconds; what is bad is in ``damaged`` then.
@@ -535,7 +535,7 @@ class RepairableLog(Protocol):
 
 @runtime_checkable
 class ReplicableLog(Protocol):
-    """The log of a store, as those see it who keep a copy of it, or are one.
+    """Log of a store, for its copies.
 
     A copy is byte for byte what it is a copy of; all that is derived from a log is the same then,
     too. The stores share id and key.
@@ -655,7 +655,7 @@ def _has_log(kind: "type[MessageStore]") -> bool:
 
 
 def begin_own_epoch(store: "MessageStore") -> int:
-    """Begins an epoch for a master whom nobody else numbers, durably.
+    """Begins an epoch for a master without a numbering by others, durably.
 
     On a full disk, too: room for that was taken before.
 
@@ -828,7 +828,7 @@ class MessageStore(ABC):
         """
 
     def show_to(self, position: Callable[[], int]) -> None:  # noqa: B027
-        """Lets consumers see no more of the log than somebody says, be it less than is durable.
+        """Lets consumers see no more of the log than ``position`` says, be it less than is durable.
 
         Stores without replicas need not know of it.
 

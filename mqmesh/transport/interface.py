@@ -211,7 +211,7 @@ class Publisher(Protocol):
         """Listens on an endpoint; returns it with the real port."""
 
     def publish(self, hint: bytes) -> None:
-        """Sends a hint to all who listen now."""
+        """Sends a hint to all subscribers connected now."""
 
     def review(self) -> None:
         """End all connections, so that listeners prove themselves: the access list changed."""
@@ -313,7 +313,7 @@ class Transport(Protocol):
     def random(self) -> random.Random:
         """Chance: for ids, keys of producers, and what is to be divided evenly.
 
-        Keys prove who somebody is, so nobody may foretell what the real one gives.
+        Keys prove identity, so nobody may foretell what the real one gives.
         """
 
     def connect(

@@ -70,7 +70,7 @@ class Cleaner:
         space: The room on the disk, None while it is not known.
         gate: Refuses writes while there is too little.
         age_clock: For the ages of files.
-        keep_from: Nothing at or behind these commit-log offsets goes, by who said so.
+        keep_from: Nothing at or behind these commit-log offsets goes, by the holder's name.
         wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
         oldest_timestamp: When the first record of the log was written, wall clock in ms; 0 if that
             is not known.
@@ -162,7 +162,8 @@ class Cleaner:
             self._look_at_oldest()
         if self._pass is None:
             if self._next_ms is None:
-                # Never at once: somebody who starts a broker on a full disk gets the time to
+                # Never at once: an administrator who starts a broker on a full disk gets the time
+                # to
                 # look what fills it before anything is removed by force.
                 self._next_ms = now_ms + self.config.clean_resource_interval_ms
             if now_ms < self._next_ms:

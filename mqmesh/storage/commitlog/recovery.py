@@ -171,7 +171,7 @@ class LogRecovery:
         finally:
             self._scanner.close()
         epoch = max(self._epoch, self._epochs.newest, checkpoint.epoch if checkpoint else 1)
-        # Without a torn tail, too: zeros may stand where records were that somebody has read.
+        # Without a torn tail, too: zeros may stand where records were that a client has read.
         epoch += bool(torn_bytes) or is_cut or self._may_have_lost()
         # If the log lost its end, others will stand where the rest of it was.
         for topic, deleted_at in self._queues.deletions.items():

@@ -6,8 +6,8 @@ Pure: ages, hours and the room on the disk are given. Three rules, in this order
    oldest segments go whatever their age, as many as bring the disk below that mark.
 2. Segments older than ``file_reserved_time`` go at once at or past
    ``disk_max_used_space_ratio``, else in the hours of ``delete_when``.
-3. No pass takes more than ``delete_files_batch_max``: whatever is wrong, somebody can
-   still step in.
+3. No pass takes more than ``delete_files_batch_max``: whatever is wrong, an administrator
+   can still step in.
 
 Ages are measured by the wall clock, because they go on while the broker does not
 run. A clock that is set forward would make everything old at once; see ``AgeClock``.

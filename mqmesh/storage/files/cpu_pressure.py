@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 CROWDED: Final = 0.2
-"""Part of the time in which somebody waited, from which on the machine is crowded."""
+"""Part of the time spent waiting for a processor, from which on the machine is crowded."""
 
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 

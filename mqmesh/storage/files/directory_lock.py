@@ -27,7 +27,7 @@ class DirectoryLock:
             shared: Let others in that want it shared, too.
 
         Raises:
-            BlockingIOError: Somebody else has it.
+            BlockingIOError: Another process has it.
             OSError: The directory cannot be opened.
         """
         self._directory = directory

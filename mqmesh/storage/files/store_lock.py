@@ -26,7 +26,7 @@ class StoreLock:
 
         Args:
             directory: The store's; it exists.
-            to_write: False for who only reads, and gets the lock where nothing can be
+            to_write: False for a reader, which gets the lock where nothing can be
                 written, too: there it keeps writers out and lets other readers in.
 
         Raises:
@@ -44,7 +44,7 @@ class StoreLock:
             raise StorageError(f"{directory} cannot be locked: {error.strerror}") from error
         if self._fd is None:
             return
-        # Some file systems give the exclusive lock to nobody who may not write.
+        # Some file systems give the exclusive lock only to processes that may write.
         wanted = fcntl.LOCK_EX if self._writable else fcntl.LOCK_SH
         try:
             fcntl.flock(self._fd, wanted | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ value:
 
 The blocks of a run tile all there is: whatever is looked for lies between low
 and high of exactly one of them. So a block that is damaged, missing or led to
-by a wrong way of LMDB's own is always noticed, also by who finds nothing.
+by a wrong way of LMDB's own is always noticed, also by a search that finds nothing.
 """
 
 from collections.abc import Iterable, Sequence

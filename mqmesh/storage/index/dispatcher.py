@@ -32,7 +32,7 @@ SMALL_STEPS: Final = 8
 """A step that is smaller than usual by this factor is hashed at once even then."""
 PAUSES: Final = 15
 """While the log grows and the machine is crowded, other work is followed by a pause so many
-times as long: it may wait, and those who send and consume should not notice it."""
+times as long: it may wait, and producers and consumers should not notice it."""
 BUSY_MS: Final = 1_000
 """The log counts as growing for so long after it did."""
 REFRESH_MS: Final = 5_000

@@ -59,11 +59,11 @@ class KeptSession(msgspec.Struct, array_like=True, frozen=True):
     """A session on disk.
 
     Attributes:
-        key: Whose record it belongs to.
+        key: Of the record that it belongs to.
         owner: Number among those of the key.
         ttl_ms: It ends so long after the last renewal.
         presence: What its owner said when it began.
-        process: Whose it is.
+        process: Of its owner.
     """
 
     key: str

@@ -1,7 +1,7 @@
 """One LMDB environment: the only module that knows the library.
 
 What an index keeps can always be made again from the commit log, so environments
-run without syncs (``sync=False``) unless asked for; who needs one durable calls
+run without syncs (``sync=False``) unless asked for; a caller that needs one durable calls
 ``sync``. They run without LMDB's own lock file as well: a lock around the directory lets one
 process in, and no reading transaction ever outlives a call of this module. So
 there are no stale readers, and the map can grow between any two calls.

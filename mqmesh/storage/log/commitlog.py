@@ -269,7 +269,7 @@ class CommitLog:
         self._window.follow(mapped, stop, segment.allocated_through - segment.start)
 
     def check_files(self, now_ms: int) -> None:
-        """Looks each second whether somebody cut or removed a file; lets go of unused pages.
+        """Looks each second for files cut or removed from outside; lets go of unused pages.
 
         Args:
             now_ms: Monotonic time.

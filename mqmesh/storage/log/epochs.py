@@ -1,9 +1,10 @@
 """The epochs of a log: which began where.
 
-An epoch begins when somebody begins to write: a leader, or a store whose log may have lost its
+An epoch begins when a writer begins: a leader, or a store whose log may have lost its
 end, since others will stand in the place of what is gone. The table is on the disk before the
-first record of an epoch is, and is kept as long as the log. So a consumer who stood behind such a
-place, and knows in which epoch he came there, can be sent where to go on; and two logs that were
+first record of an epoch is, and is kept as long as the log. So a consumer that stood behind such a
+place, and knows the epoch in which it came there, can be sent where to go on; and two logs that
+were
 one once find out by their tables where their histories part.
 
 A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record has

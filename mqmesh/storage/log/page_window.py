@@ -3,7 +3,7 @@
 A store into a page that is not in memory waits for the kernel, and holds the interpreter's lock
 meanwhile. So a thread brings them in, a window ahead of the end. The window doubles whenever the
 log has caught up with it, up to its limit, and is given back when nothing was stored for a while.
-Who finds no page ready writes by a call instead; both may be mixed as one likes.
+Without a ready page a write goes by a call instead; both may be mixed as one likes.
 """
 
 import logging

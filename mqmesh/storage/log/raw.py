@@ -1,7 +1,7 @@
 """Stretches of the log as they are: read from one store's log, and added to another's.
 
-A chunk is whole records of one segment and one epoch. Whoever gets one checks every record of it
-before he writes the bytes, so the log of a replica is byte for byte that of its leader. Pure.
+A chunk is whole records of one segment and one epoch. Its receiver checks every record of it
+before writing the bytes, so the log of a replica is byte for byte that of its leader. Pure.
 """
 
 from mqmesh.batch.payload import Buffer

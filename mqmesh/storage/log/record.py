@@ -6,7 +6,7 @@ that of the record before or somewhat later, and its checksums are right. So
 neither zeros, nor what an earlier use of the disk left behind, nor a batch
 inside of a message's body, whatever its sender knew, is taken for a record.
 
-Everybody who reads the log has his bytes checked here: recovery, repair, look-ups by offset, the
+Every reader of the log has its bytes checked here: recovery, repair, look-ups by offset, the
 index, the tools, and a replica that is given them. Pure.
 """
 

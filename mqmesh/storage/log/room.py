@@ -6,7 +6,7 @@ holds bytes already, but at least ``allocate_ahead_bytes``, at most a segment, a
 than a quarter of the room that is left. A record is placed only where its blocks are
 there, so no write and no store into a map ever meets a disk without room.
 
-Not thread-safe: helper threads only take blocks, and who asked notes that they did.
+Not thread-safe: helper threads only take blocks, and the log's thread notes that they did.
 """
 
 import errno
@@ -75,7 +75,7 @@ class LogRoom:
         """Takes blocks of a segment, waiting for them: what is needed, and better a step more.
 
         Args:
-            segment: Whose.
+            segment: The segment that needs it.
             needed: Through this commit-log offset, up to the segment's end.
 
         Raises:
@@ -91,7 +91,7 @@ class LogRoom:
             try:
                 _allocate(segment, start, through)
             except OSError as error:
-                # Somebody else was quicker, or a quota is smaller than the disk.
+                # Another process was quicker, or a quota is smaller than the disk.
                 if error.errno not in NO_ROOM or through == needed:
                     raise
                 through = needed
@@ -110,7 +110,7 @@ class LogRoom:
         """Has a helper thread take blocks of a segment, as many as fit; returns at once.
 
         Args:
-            segment: Whose.
+            segment: The segment to take blocks for.
             wanted: Through this commit-log offset.
         """
         if self._asked is not None:

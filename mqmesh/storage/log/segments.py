@@ -122,7 +122,7 @@ class SegmentList:
 
 
 class FoundSegments(SegmentList):
-    """The segments in a directory, as who may only read finds them."""
+    """Segments in a directory, for readers that may not write."""
 
     def __init__(self, directory: Path) -> None:
         """Lists the files; a directory that is not there yet has none.
@@ -152,7 +152,7 @@ class FoundSegments(SegmentList):
 
 
 class Segments(SegmentList):
-    """All segments of a log, for who writes it."""
+    """All segments of a log, for its writer."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class StoreKey:
         return state.digest()
 
     def proof(self) -> bytes:
-        """Shows that somebody has the key, and nothing of it; 8 bytes."""
+        """Returns a proof, 8 bytes, that its owner has the key; the key does not follow from it."""
         return _keyed(self._secret, b"mqmesh proof").digest()
 
     @property

@@ -44,7 +44,7 @@ class ConsumeQueues:
         deletions: Commit-log offset by topic: batches before it are of an earlier topic of
             that name, which was deleted.
         unwritten_bytes: Memory of all tails.
-        changed: Paths written to since somebody took the set to sync them.
+        changed: Paths written to since the set was last taken to sync them.
     """
 
     def __init__(

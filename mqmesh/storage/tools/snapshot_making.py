@@ -191,7 +191,7 @@ def remove_unfinished(root: Path, broker_name: str) -> None:
 
     Args:
         root: Directory of snapshots; need not exist.
-        broker_name: Whose.
+        broker_name: Of the snapshots' broker.
     """
     for path in root.glob(f"*{UNFINISHED}"):
         if _broker_of(path.name) == broker_name:
@@ -500,7 +500,7 @@ def _link_or_copy(source: Path, target: Path, pace: Pace = _AT_ONCE) -> None:
 
 
 def _copy_file(source: Path, target: Path, size: int | None = None, pace: Pace = _AT_ONCE) -> None:
-    """Copies a file, or its first bytes, durably; who may read it stays the same."""
+    """Copies a file, or its first bytes, durably; its permissions stay the same."""
     with (
         open(source, "rb", buffering=0) as old,
         open(target, "xb", buffering=0, opener=_private) as new,

@@ -157,7 +157,7 @@ class SimulatedHintPublisher:
         connection.on_server_lost = lambda: self._hearers.pop(connection, None) and None
 
     def publish(self, hint: bytes) -> None:
-        """Sends a hint to all who listen now."""
+        """Sends a hint to all subscribers connected now."""
         for connection in list(self._hearers):
             connection.answer(hint)
 

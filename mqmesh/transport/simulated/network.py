@@ -1,7 +1,7 @@
 """The network between simulated nodes: connections that delay, break, and may be cut one way.
 
 A connection is two pipes, each of which keeps its order; nothing is promised between pipes. A cut
-holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end that hears nothing
+holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end that gets nothing
 gives the connection up by itself, and not at the same time: so a server may take a client for
 present that has long come back by another connection.
 
@@ -51,7 +51,7 @@ class Listener(Protocol):
     Attributes:
         node: Its process.
         own: Keys that it proves; None to speak plainly.
-        guard: Knows who may connect.
+        guard: Decides who may connect.
     """
 
     node: SimulatedNode
@@ -66,7 +66,7 @@ class Network:
     """All endpoints, connections, and what is cut.
 
     Args:
-        simulation: Whose time and chance.
+        simulation: The simulation, for time and chance.
 
     Attributes:
         weather: How long frames take now.
@@ -86,7 +86,7 @@ class Network:
         """Listens on an endpoint; port 0 or ``*`` takes a free one.
 
         Raises:
-            OSError: Somebody listens there.
+            OSError: The endpoint has a listener.
         """
         head, _, port = endpoint.rpartition(":")
         if endpoint.startswith("tcp://") and port in ("0", "*"):
@@ -332,8 +332,8 @@ class SimulatedLine:
     Args:
         network: Where.
         node: The client's.
-        endpoint: Whose.
-        deliver: Has news of it, and what comes by it, called in the client's loop.
+        endpoint: Of the server.
+        deliver: Takes events and frames of the connection, called in the client's loop.
         on_frame: Called with each frame.
         on_up: Called when it stands.
         on_down: Called when it broke, or could not be made; with True if it had stood, and with

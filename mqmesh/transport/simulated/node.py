@@ -26,7 +26,7 @@ class SimulatedClock:
     """The clocks of one node: the simulation's monotonic one, and a wall clock that is its own.
 
     Args:
-        simulation: Whose time it is.
+        simulation: The simulation, which has the time.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -129,7 +129,7 @@ class SimulatedNode:
 
 
 class SimulatedEvent:
-    """The twin of ``threading.Event``: who waits runs the simulation."""
+    """Simulated ``threading.Event``: a waiting thread runs the simulation."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
@@ -156,8 +156,8 @@ class SimulatedCondition:
     """The twin of ``threading.Condition``; there is one thread, so a lock of its own is nobody's.
 
     Args:
-        node: Who waits.
-        lock: Shared with others, who may take it while somebody waits.
+        node: The node that waits.
+        lock: Shared with others, which may take it during a wait.
     """
 
     def __init__(self, node: SimulatedNode, lock: "threading.Lock | None" = None) -> None:
@@ -197,7 +197,7 @@ class SimulatedCondition:
 
 
 class SimulatedFuture(Future[_T]):
-    """The outcome of work aside; who waits for it runs the simulation."""
+    """Outcome of work aside; a thread that waits for it runs the simulation."""
 
     def __init__(self, node: SimulatedNode) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class SimulatedExecutor(Executor):
     """One helper thread of a process: its work is done in order, each piece a little later.
 
     Args:
-        node: Whose; work that was not begun when it is killed is never done.
+        node: Its node; work that was not begun when the node is killed is never done.
         slowest_ms: A piece of work takes 1 to so many ms.
     """
 

@@ -51,7 +51,7 @@ class SimulatedServer:
         handlers: Handler by request code.
         on_disconnect: Called with the routing id of a peer that sent something and is gone.
         own: Keys that it proves; None to speak plainly, with everybody.
-        guard: Knows who may connect; said together with ``own``.
+        guard: Decides who may connect; given together with ``own``.
 
     Attributes:
         node: The process.

@@ -33,7 +33,7 @@ class SimulatedTransport:
         network: Where.
         node: The process; it may have several transports, each with a loop of its own.
         ring: The own keys, and those that servers must prove; None to speak plainly.
-        guard: Who may connect; None for everybody, and where there are no servers.
+        guard: Decides who may connect; None for everybody, and where there are no servers.
     """
 
     def __init__(

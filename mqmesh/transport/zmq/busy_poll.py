@@ -30,8 +30,9 @@ class BusyPoll:
     A processor that fell asleep takes about as long to wake up as a broker needs for a small
     request, on virtual machines above all. So where one request follows the other, as from a
     program that sends synchronously, each of them is a third quicker if both sides stay awake
-    meanwhile. Where no processor is idle it is the other way round: who looks again and again
-    keeps away what it waits for. So both ways are tried now and then, and the one is taken whose
+    meanwhile. Where no processor is idle it is the other way round: a thread that looks again and
+    again keeps away what it waits for. So both ways are tried now and then, and the one is taken
+    whose
     waits were shorter. After each look in vain, other threads of the process and of the processor
     go first.
 

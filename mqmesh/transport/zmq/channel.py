@@ -159,7 +159,7 @@ class BlockingChannel:
                 return
 
     def _look(self) -> bool:
-        """Reads the news of the connection; True if it broke, even if there is a new one."""
+        """Reads the events of the connection; True if it broke, even if there is a new one."""
         broke = False
         for event, value in sockets.read_monitor(self._monitor):
             self._refused = self._handshakes.take(event, value)

@@ -27,7 +27,7 @@ class HandshakeWatch:
         ring: Keys; None if the client has none.
 
     Attributes:
-        anew: The server may have another key: to be set back by who connects anew.
+        anew: The server may have another key: to be set back by the code that connects anew.
     """
 
     def __init__(self, endpoint: str, ring: KeyRing | None) -> None:
@@ -40,7 +40,7 @@ class HandshakeWatch:
         self.anew = False
 
     def take(self, event: int, value: int) -> AuthenticationFailed | None:
-        """News of the connection's monitor.
+        """Take an event of the connection's monitor.
 
         Returns:
             Why there will be no connection; None if there is, or may be one.

@@ -52,13 +52,13 @@ class HintPublisher:
         return sockets.bind(self._socket, endpoint, self._own)
 
     def publish(self, hint: bytes) -> None:
-        """Sends a hint, one frame, to all who listen now."""
+        """Sends a hint, one frame, to all subscribers connected now."""
         self._socket.send(hint, zmq.NOBLOCK)
 
     def review(self) -> None:
         """End all connections, so that listeners prove themselves: the access list changed.
 
-        A publisher gets nothing from its listeners, so it does not know whose is whose.
+        A publisher gets nothing from its listeners, so it does not know which connection is whose.
         """
         for descriptor in self._connections:
             hang_up(descriptor)

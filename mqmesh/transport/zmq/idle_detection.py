@@ -42,7 +42,7 @@ class _Probe(msgspec.Struct):
     Attributes:
         mark: Shows if the frame has left this process; None if ZeroMQ did not take it.
         since_ms: When it was sent.
-        heard_ms: When the peer had been heard last.
+        heard_ms: When the last frame of the peer had been read.
         not_taken: Bytes that were on their way at the last look.
     """
 
@@ -57,7 +57,7 @@ class IdleDetection:
 
     Args:
         peers: The connections.
-        accounts: Of the peers that are there; they hold the time when each was heard.
+        accounts: Of the peers that are there; they hold the time of each one's last frame.
         probe: Sends a peer a frame that it need not answer.
         ask: The system, about a connection.
     """

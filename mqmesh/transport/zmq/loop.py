@@ -53,7 +53,7 @@ class EventLoop:
 
     ZeroMQ's own poll asks every socket twice in each turn, which takes longer than serving a
     small request. Here the kernel is asked about the sockets' descriptors, and a socket only
-    if its descriptor says that there is news, or if it was used since it was asked last:
+    if its descriptor signals a change, or if it was used since it was asked last:
     whatever uses a socket outside of its own handler calls ``touch``. (ZeroMQ's descriptors
     signal changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)

@@ -1,11 +1,11 @@
-"""Accounts of peers: how many bytes a server holds for each of its peers, and who has to go. Pure.
+"""Memory accounting of peers: bytes held for each, and the choice of peers that have to go. Pure.
 
 Outgoing bytes are counted exactly: every ``MARK_BYTES`` a frame is handed to ZeroMQ with a
 tracker, which shows when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ
 to be read here, are derived: what came by the connection, as the system says, less what was read.
 
 Nobody has a fixed share. A peer may hold a quarter of what is left of the budget, so that one
-alone may have much, many have less each, and there is always some for those who hold nothing yet
+alone may have much, many have less each, and there is always some for those that hold nothing yet
 (dynamic thresholds, Choudhury and Hahne 1998).
 """
 
@@ -53,7 +53,7 @@ class PeerMemory:
         since_ms: When it was met.
         heard_ms: When a frame of it was read last.
         watched: It is looked whether it lives since.
-        principal: Who it is.
+        principal: User of the peer.
         refused: Bytes of the last answer that there was no room for: to find it took time, so as
             long as there is none, nothing else is looked for on its behalf; 0 for none.
     """
@@ -156,7 +156,7 @@ class PeerLoad(msgspec.Struct, frozen=True):
     Attributes:
         descriptor: The connection's.
         size: Bytes, both ways.
-        peer: Whose it is; None of who has said nothing yet.
+        peer: The peer; None where the connection has sent nothing yet.
         waiting_since_ms: When the oldest frame that the peer has not taken was sent; None if it
             takes them.
     """
@@ -172,7 +172,8 @@ def worst(loads: Iterable[PeerLoad], limits: ServerLimits) -> list[PeerLoad]:
 
     Returns:
         The largest loads, so many that three quarters of the budget suffice for the others. Among
-        those as large, within ``MARK_BYTES``, who takes nothing for longest goes first: a peer
+        those as large, within ``MARK_BYTES``, the one that takes nothing for longest goes first: a
+        peer
         that was answered just now is not taken for one that does not read.
     """
     ordered = sorted(loads, key=_badness)

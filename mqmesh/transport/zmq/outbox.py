@@ -143,7 +143,7 @@ class Outbox:
         """Sends a message, now or when the peer can take it.
 
         Args:
-            peer: To whom.
+            peer: The receiver.
             frames: The message. Where it has to wait, it becomes a single frame.
         """
         account = self.accounts.get(peer)

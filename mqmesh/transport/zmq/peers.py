@@ -1,4 +1,4 @@
-"""Peers and their connections: which belongs to whom, so that a broken one names who is gone. Pure.
+"""Peers and their connections: the owner of each, so that a broken one names the peer. Pure.
 
 A ROUTER names peers by routing ids, its monitor names connections by descriptors,
 and only a frame has both. The two report events by different ways, so that
@@ -44,7 +44,7 @@ class PeerTable:
         """Note a connection that was made.
 
         Returns:
-            The descriptor's owner till now, if the news of its end was lost.
+            The descriptor's owner till now, if the event of its end was lost.
         """
         gone = self.disconnect(descriptor)
         self._owner[descriptor] = None
@@ -65,7 +65,7 @@ class PeerTable:
     def meet(self, peer: bytes, descriptor: int) -> bytes | None:
         """Note a frame of a peer that is not among the living.
 
-        All news of the monitor must have been taken in before.
+        All events of the monitor must have been taken in before.
 
         Args:
             peer: Its routing id, for which ``is_automatic`` holds.

@@ -105,7 +105,7 @@ class CommandServer:
         limits: What peers may take. Whoever takes the most loses its connection when all
             together take more than the budget.
         own: Keys that it proves; None to speak plainly, with everybody.
-        guard: Knows who may connect; said together with ``own``.
+        guard: Decides who may connect; given together with ``own``.
 
     Attributes:
         malformed_frames: Frames that were no requests.
@@ -289,7 +289,7 @@ class CommandServer:
         sockets.close(self._socket, self._monitor)
 
     def _remove_socket_files(self) -> None:
-        """Removes what ZeroMQ leaves, unless the next one who listens there has its own by now."""
+        """Removes what ZeroMQ leaves, unless the next listener there has its own by now."""
         for path, number in self._socket_files.items():
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == number:
@@ -395,7 +395,7 @@ class CommandServer:
             sockets.skip_rest(self._socket)
             self._refuse(peer, peek_opaque(frame.buffer), "a client may not choose a routing id")
             return
-        self._on_monitor()  # news of connections come before their frames; see PeerTable
+        self._on_monitor()  # events of connections come before their frames; see PeerTable
         try:
             descriptor = int(frame.get(zmq.SRCFD))
         except zmq.ZMQError:
@@ -433,7 +433,7 @@ class CommandServer:
         return guard.principal(str(user_id))
 
     def _check_place(self, descriptor: int, principal: Principal) -> None:
-        """Check that a connection that is heard for the first time may stay; else it ends soon.
+        """Check that a connection may stay at its first frame; else it ends soon.
 
         Raises:
             SystemBusy: It is one too many, here or for its user.

@@ -27,7 +27,7 @@ LINGER_MS: Final = 200
 """Time that a closing socket tries to send what it has; correctness never rests on it."""
 CLIENT_LINGER_MS: Final = 1_000
 """The same for one that asks a server. Its last word is often that it leaves, and a server that
-does not hear it takes it for alive for two minutes: a machine that stands still for a moment must
+does not get it takes it for alive for two minutes: a machine that stands still for a moment must
 not lose it, and a peer that hangs must not keep a Ctrl-C for over two seconds."""
 HEARTBEAT_INTERVAL_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
@@ -234,7 +234,7 @@ def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
 
 
 def _protect(socket: Socket, endpoint: str, own: Credentials) -> None:
-    """Sets who may connect. ZeroMQ takes these options at bind, so each endpoint has its own.
+    """Sets the authentication. ZeroMQ takes these options at bind, so each endpoint has its own.
 
     On a Unix socket nothing is encrypted: the system proves whose the other process is, which says
     which key it has (as its name in PLAIN).
@@ -293,7 +293,7 @@ def receive_rest(socket: Socket, room: int) -> tuple[memoryview, ...] | None:
     """Return the frames of a message behind the one just read, as views.
 
     Args:
-        socket: Whose message.
+        socket: The message's socket.
         room: Bytes that they may have together.
 
     Returns:

@@ -35,7 +35,8 @@ class ZmqTransport:
 
     Args:
         ring: The own keys, and those that servers must prove; None to speak plainly.
-        guard: Who may connect; None for everybody, and where there are no servers. It is asked
+        guard: Decides who may connect; None for everybody, and where there are no servers. It is
+            asked
             from now on, before any server can be made.
 
     Attributes:

@@ -43,8 +43,8 @@ class ZapHandler:
 
     Args:
         context: Theirs.
-        loop: In whose thread it answers.
-        guard: Knows who may connect, and counts who may not.
+        loop: The loop in whose thread it answers.
+        guard: Decides who may connect, and counts refusals.
     """
 
     def __init__(self, context: sockets.Context, loop: EventLoop, guard: "Guard") -> None:
@@ -93,8 +93,8 @@ def answer(frames: Sequence[bytes], guard: "Guard", own_uid: int) -> tuple[list[
     """Return the answer to ZeroMQ's question about a connection. Pure.
 
     Args:
-        frames: Its question, without who asks.
-        guard: Knows who may connect.
+        frames: Its question, without the routing id.
+        guard: Decides who may connect.
         own_uid: User of this process.
 
     Returns:
