@@ -590,8 +590,8 @@ class ReplicableLog(Protocol):
     def truncate(self, end_offset: CommitLogOffset) -> None:
         """Cuts the end of the log off, durably, with all that was derived from it.
 
-        What is cut is kept aside. Work grows with that, and with the number of queues. Whoever
-        dies meanwhile finds the cut done when the store is opened next. The index process, which
+        What is cut is kept aside. Work grows with that, and with the number of queues. After a
+        crash meanwhile the cut is done when the store is opened next. The index process, which
         reads the log beside the store, should not have come as far: it notices, says so, and
         compares itself with the log.
 

@@ -1,10 +1,9 @@
 """Saves, bit by bit and beside all other work, how far the store has come.
 
 One round: write what consume queues hold in memory; collect the queue table;
-have the log synced as far as the table covers it; save table and checkpoint;
-sync the consume queue files, and say so in the checkpoint. A round is a
-generator, so every step of it is short and the event loop goes on in between;
-what waits for the disk is done by the chores thread.
+have the log synced as far as the table covers it; save table and checkpoint; sync the consume queue
+files, and say so in the checkpoint. A round is a generator, so every step of it is short and the
+event loop goes on in between; what waits for the disk is done by the chores thread.
 """
 
 import logging

@@ -163,8 +163,7 @@ class Cleaner:
         if self._pass is None:
             if self._next_ms is None:
                 # Never at once: an administrator who starts a broker on a full disk gets the time
-                # to
-                # look what fills it before anything is removed by force.
+                # to look what fills it before anything is removed by force.
                 self._next_ms = now_ms + self.config.clean_resource_interval_ms
             if now_ms < self._next_ms:
                 return False
@@ -365,7 +364,7 @@ class Cleaner:
                     if forced:
                         self._note_forced(queue, before)
             except CorruptRecord as error:
-                # Whoever reads there has the queue repaired.
+                # A read there has the queue repaired.
                 log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
 
     def _note_forced(self, queue: ConsumeQueue, before: int) -> None:

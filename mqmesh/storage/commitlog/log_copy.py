@@ -78,7 +78,7 @@ def begin_copy(
 ) -> Path | None:
     """Makes a store that is closed, has no records, and is to become a copy of another's log.
 
-    What the directory's store held is moved aside. Whoever dies meanwhile finds a store that is
+    What the directory's store held is moved aside. A crash meanwhile leaves a store that is
     empty, or one that is not whole: then this is to be done again.
 
     Args:

@@ -38,8 +38,7 @@ def rewrite(segments: Segments, since: int, on_piece: Callable[[int], None]) -> 
     Args:
         segments: Files of the log.
         since: Commit-log offset before which all was synced without an error.
-        on_piece: Called with the commit-log offset of each piece that is compared or copied; may
-            raise.
+        on_piece: Called with the commit-log offset of each compared or copied piece; may raise.
 
     Raises:
         StorageError: The disk refuses; of each file the old or the new one is there.

@@ -458,7 +458,7 @@ class CommitLogStore(MessageStore):
     def epochs(self) -> Sequence[EpochStart]:
         """Implement ``ReplicableLog.epochs``."""
         # The table is on the disk before the first record of an epoch is, which a power cut, or a
-        # full disk, may take. Whoever wins an election by an epoch must have a record of it.
+        # full disk, may take. The winner of an election by an epoch must have a record of it.
         starts, end = self._parts.epochs.starts, max(self._log.end, self._log.start + 1)
         return starts[: bisect_left(starts, end, key=attrgetter("start_offset"))]
 

@@ -4,8 +4,8 @@ A document is saved beside the last one, made durable, and then takes its name;
 the last one stays as ``<name>.bak``; of the first one that is a second name.
 Its first line carries a checksum, so a file that a power cut left empty or half
 written is noticed. Such a file is
-kept aside as ``<name>.damaged-<n>`` for an investigation, and never counts
-as "there is nothing": that would mean consumer offsets of 0 for everyone.
+kept aside as ``<name>.damaged-<n>`` for an investigation, and never counts as "there is nothing":
+that would mean consumer offsets of 0 for everyone.
 
 Layout of the file (also in ``docs/storage-format.md``): one ASCII line, then
 the document's own bytes::

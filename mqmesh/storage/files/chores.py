@@ -54,5 +54,5 @@ class Chores:
             try:
                 future.set_result(task())
             except Exception as error:
-                # Whoever asked will see it.
+                # The caller gets it from the future.
                 future.set_exception(error)

@@ -178,8 +178,7 @@ class Dispatcher:
 
         Only what is confirmed is read, which no cut reaches but that of an election that may
         lose messages. Offsets do not show a cut, since the log may be as long again by now. The
-        last
-        record does: a cut takes it away, and no other one has its checksum.
+        last record does: a cut takes it away, and no other one has its checksum.
         """
         mark = self._last_mark if self._last_offset < 0 else self.reader.mark_at(self._last_offset)
         is_removed = not mark and self._last_offset < self.visible  # its whole segment, in time

@@ -7,9 +7,9 @@ process in, and no reading transaction ever outlives a call of this module. So
 there are no stale readers, and the map can grow between any two calls.
 
 Never ``writemap``: it trades an error for a signal on a full disk. LMDB 0.9
-keeps no checksums of its pages; the values must carry checksums of their own.
-LMDB also takes for granted what pages say of one another, so a file that was made
-to harm leads it out of its map. ``has_sound_pages`` detects such files.
+keeps no checksums of its pages; the values must carry checksums of their own. LMDB also takes for
+granted what pages say of one another, so a file that was made to harm leads it out of its map.
+``has_sound_pages`` detects such files.
 """
 
 import errno

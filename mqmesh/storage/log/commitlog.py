@@ -1,11 +1,10 @@
 """The commit log: all batches of a broker, one behind the other.
 
 The only truth of the store; everything else is derived from it. Its segments are
-mapped, and written where their blocks were taken before (``log_room.py``). Small
-writes are stores into pages that were brought in ahead, all others one gathered
-``os.pwritev``, which the map shows as well. Large reads are views of what is in
-memory, all others ``os.pread``, which reports trouble with the disk by an exception
-instead of a signal.
+mapped, and written where their blocks were taken before (``room.py``). Small writes are stores into
+pages that were brought in ahead, all others one gathered ``os.pwritev``, which the map shows as
+well. Large reads are views of what is in memory, all others ``os.pread``, which reports trouble
+with the disk by an exception instead of a signal.
 
 Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
 """

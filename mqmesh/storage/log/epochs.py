@@ -4,8 +4,7 @@ An epoch begins when a writer begins: a leader, or a store whose log may have lo
 end, since others will stand in the place of what is gone. The table is on the disk before the
 first record of an epoch is, and is kept as long as the log. So a consumer that stood behind such a
 place, and knows the epoch in which it came there, can be sent where to go on; and two logs that
-were
-one once find out by their tables where their histories part.
+were one once find out by their tables where their histories part.
 
 A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record has
 its epoch, too: a table that is lost is made again from the log.

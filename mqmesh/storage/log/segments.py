@@ -3,7 +3,7 @@
 A segment's name is the commit-log offset of its first byte, 20 digits. All have
 the size that was configured when they were made, so sync needs no change of it, and a
 map can cover a whole file. A file takes its name only after its size is synced.
-Blocks of the disk are taken later, see ``log_room.py``; a file is written only where it has them.
+Blocks of the disk are taken later, see ``room.py``; a file is written only where it has them.
 """
 
 import os

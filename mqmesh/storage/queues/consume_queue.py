@@ -13,11 +13,10 @@ position bytes type meaning
 
 The entry of queue offset n stands at byte 20 n of the queue. The check is the same
 in all entries of a batch (``check_of``): a reader that skips a batch because of its tags reads
-nothing else that could show a flipped bit. A message whose batch is lost has
-2**64 - 1 and two zeros. New entries stay in
-memory (``queue_tail``) until they are written in turn; files are read and written by
-``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here
-is synced before anybody is answered.
+nothing else that could show a flipped bit. A message whose batch is lost has 2**64 - 1 and two
+zeros. New entries stay in memory (``queue_tail``) until they are written in turn; files are read
+and written by ``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here is
+synced before anybody is answered.
 """
 
 import errno

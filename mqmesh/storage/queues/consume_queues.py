@@ -165,7 +165,7 @@ class ConsumeQueues:
             try:
                 moved += self.advance(queue, log_start)
             except CorruptRecord as error:
-                # Whoever reads there has the queue repaired.
+                # A read there has the queue repaired.
                 log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
         return moved
 

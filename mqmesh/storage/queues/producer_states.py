@@ -3,8 +3,8 @@
 For every producer and queue the last few batches are remembered with the
 offsets they got. A producer has at most four batches in flight per queue, so what
 it repeats is always among them. A repetition has the same sequences and the same
-checksum; other content under sequences that are known is refused, because
-its sender would get offsets that are not its own otherwise.
+checksum; other content under sequences that are known is refused, because its sender would get
+offsets that are not its own otherwise.
 
 No producer can make the store forget what another one may still repeat: each takes
 up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue

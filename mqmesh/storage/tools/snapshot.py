@@ -244,7 +244,7 @@ def _check_file(directory: Path, file: SnapshotFile) -> None:
 def is_sound(directory: Path, file: SnapshotFile) -> bool:
     """Return True when a file has the manifest's checksum, or the manifest has none for it.
 
-    Whoever made a snapshot to harm its readers made the checksums, too. Of an index the pages
+    The checksums of a snapshot made to harm its readers are made, too. Of an index the pages
     must therefore be sound as well: LMDB believes them.
 
     Raises:

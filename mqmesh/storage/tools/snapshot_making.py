@@ -3,7 +3,7 @@
 A snapshot is made in three steps, each safe beside a broker that goes on:
 
 1. ``begin``: copies what is small, and removes what earlier tries left behind.
-2. Whoever knows the index copies its live parts into ``index/``.
+2. The index process copies its live parts into ``index/``.
 3. ``finish``: links the log's full segments and copies the last one, up to a commit-log offset that
    was durable when step 1 and 2 were done; so nothing of them is ahead of the log.
 

@@ -32,9 +32,8 @@ class BusyPoll:
     program that sends synchronously, each of them is a third quicker if both sides stay awake
     meanwhile. Where no processor is idle it is the other way round: a thread that looks again and
     again keeps away what it waits for. So both ways are tried now and then, and the one is taken
-    whose
-    waits were shorter. After each look in vain, other threads of the process and of the processor
-    go first.
+    whose waits were shorter. After each look in vain, other threads of the process and of the
+    processor go first.
 
     Args:
         window_us: How long to wait awake at most, in microseconds; 0 for never.

@@ -92,8 +92,7 @@ class BlockingChannel:
         self._send(frame, deadline)
         while True:
             try:
-                # The descriptor signals changes only; frames that are there already must be asked
-                # for.
+                # The descriptor signals changes only; what is there already must be asked for.
                 if not int(self._socket.get(_EVENTS)) & _IN:
                     self._busy_poll.wait(self._poll, SLICE_MS / 1_000)
                 answer = self._socket.recv(_NOBLOCK, copy=False)

@@ -291,7 +291,7 @@ class EventLoop:
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""
         self._stopping = True
-        # Whoever wakes a closed loop must not write into a descriptor that is another's by then.
+        # ``wake`` of a closed loop must not write into a descriptor that is another's by then.
         self._woken = True
         if not self._is_open:
             return

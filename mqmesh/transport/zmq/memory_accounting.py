@@ -173,8 +173,7 @@ def worst(loads: Iterable[PeerLoad], limits: ServerLimits) -> list[PeerLoad]:
     Returns:
         The largest loads, so many that three quarters of the budget suffice for the others. Among
         those as large, within ``MARK_BYTES``, the one that takes nothing for longest goes first: a
-        peer
-        that was answered just now is not taken for one that does not read.
+        peer that was answered just now is not taken for one that does not read.
     """
     ordered = sorted(loads, key=_badness)
     total = sum(load.size for load in ordered)

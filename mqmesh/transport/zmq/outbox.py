@@ -195,7 +195,7 @@ class Outbox:
                 raise
             self.dropped += 1  # the peer is gone: its request has a deadline of its own
             return True
-        # Whoever has room for the first frame has it for all of a message.
+        # A peer that has room for the first frame has it for all of a message.
         last = len(frames) - 1
         for number, frame in enumerate(frames):
             flags = _NOBLOCK if number == last else _NOBLOCK_SNDMORE

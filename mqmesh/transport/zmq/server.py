@@ -102,7 +102,7 @@ class CommandServer:
         handlers: Handler by request code.
         on_disconnect: Called with the routing id of a peer whose connection broke. Requests of that
             peer that were on their way are served still, and it is called again after each.
-        limits: What peers may take. Whoever takes the most loses its connection when all
+        limits: What peers may take. The peer that takes the most loses its connection when all
             together take more than the budget.
         own: Keys that it proves; None to speak plainly, with everybody.
         guard: Decides who may connect; given together with ``own``.
@@ -383,7 +383,7 @@ class CommandServer:
             hang_up(descriptor)
         due_ms = self._silence.due_ms
         if due_ms is not None and not self._closed:
-            # Whoever is watched from now on is to be looked at as soon as that.
+            # A peer that is watched from now on is to be looked at as soon as that.
             delay_ms = min(max(due_ms - now_ms, LOOK_MS), PROOF_MS)
             self._silence_timer = self._loop.call_later(delay_ms, self._look_for_silent)
 

@@ -103,9 +103,8 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
     socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
     # A server sends no pings. Clients do, and each says how soon the next one comes; what that
     # does not show, ``idle_detection.py`` finds out. libzmq 4.3.5 aborts the process when it is to
-    # send a
-    # ping on a connection that broke while more than the high-water mark of its frames were not
-    # read yet; and it reads no answer to a ping from a peer whose frames wait.
+    # send a ping on a connection that broke while more than the high-water mark of its frames were
+    # not read yet; and it reads no answer to a ping from a peer whose frames wait.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     # For peers that send no pings either.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)

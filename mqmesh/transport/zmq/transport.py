@@ -36,8 +36,7 @@ class ZmqTransport:
     Args:
         ring: The own keys, and those that servers must prove; None to speak plainly.
         guard: Decides who may connect; None for everybody, and where there are no servers. It is
-            asked
-            from now on, before any server can be made.
+            asked from now on, before any server can be made.
 
     Attributes:
         ring, guard: As given.
