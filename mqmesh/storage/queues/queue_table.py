@@ -8,9 +8,9 @@ reading the log again from ``through`` skips what a row knows already.
 Layout of the document: frames, each a u32 length, little endian, and so many
 bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
 
-Control records in the log name deletions, too. They stand here because without its control
-record, which damage may take, what is left of a deleted topic would pass for the
-beginning of the one that was made anew.
+Deletions have control records in the log, too. They stand here because damage may take the
+control record: then what is left of a deleted topic would pass for the beginning of the one
+that was made anew.
 """
 
 import struct

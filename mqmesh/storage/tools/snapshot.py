@@ -244,7 +244,7 @@ def _check_file(directory: Path, file: SnapshotFile) -> None:
 def is_sound(directory: Path, file: SnapshotFile) -> bool:
     """Return True when a file has the manifest's checksum, or the manifest has none for it.
 
-    The checksums of a snapshot made to harm its readers are made, too. Of an index the pages
+    A snapshot made to harm its readers has matching checksums. Of an index the pages
     must therefore be sound as well: LMDB believes them.
 
     Raises:

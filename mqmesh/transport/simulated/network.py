@@ -140,7 +140,7 @@ class Network:
             connection.flow()
 
     def stall(self, node: SimulatedNode) -> None:
-        """Mark a node as standing still: peers connected to it get nothing."""
+        """Doubt the connections of a node that stands still: its peers get nothing."""
         for connection in list(self.connections):
             if node in (connection.client, connection.server):
                 connection.doubt()
