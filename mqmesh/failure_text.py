@@ -37,8 +37,8 @@ def text_of(error: BaseException) -> str:
 def one_line(text: str) -> str:
     """Return a text with each run of white space, line breaks too, as one space.
 
-    Control characters, and marks that turn the direction of text, become escapes: whoever wrote the
-    text, it moves no terminal's cursor.
+    Control characters, and marks that turn the direction of text, become escapes: so a text of
+    any source moves no terminal's cursor.
     """
     words = " ".join(text.split())
     if words.isprintable():
