@@ -1,1 +1,1 @@
-"""What administrators ask and do."""
+"""Clients of administrators: queries and changes."""

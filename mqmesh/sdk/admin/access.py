@@ -15,7 +15,7 @@ NO_TEXT: Final = (1 << 53) - 1
 
 
 class AccessListState(msgspec.Struct, frozen=True):
-    """What is in force at one process.
+    """Access list in force at one process.
 
     Attributes:
         where: Its address.

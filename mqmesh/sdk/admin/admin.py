@@ -73,14 +73,14 @@ ANNOUNCE_FIRST_PAUSE_S: Final = 0.001
 ANNOUNCE_PAUSE_S: Final = 0.01
 """The longest pause between looks at a name server."""
 MOST_RESTARTS: Final = 3
-"""Who asks for pages begins anew so often when the other side has forgotten where he was."""
+"""Most restarts of a paged listing, when the other side has forgotten its place."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
 class TopicDeletion(msgspec.Struct, frozen=True):
-    """What a deletion reached.
+    """Result of a topic's deletion.
 
     Attributes:
         brokers: Broker groups that forgot the topic.
@@ -145,7 +145,7 @@ class AdminClient:
     # ---- Looking ---------------------------------------------------------------------
 
     def ping(self, endpoint: str) -> RoleInfo:
-        """What a process says of itself.
+        """Return a process's report of itself.
 
         Args:
             endpoint: ``host:port`` or any ZeroMQ endpoint.
@@ -381,7 +381,7 @@ class AdminClient:
     ) -> dict[str, TopicConfig]:
         """Creates or changes a topic on every master.
 
-        It returns when the name servers tell clients of it: a message that is sent next
+        It returns when the name servers' routes have it: a message that is sent next
         finds the topic. If they take too long it returns all the same.
 
         Args:
@@ -647,7 +647,7 @@ class AdminClient:
             )
 
     def _find_key(self, endpoint: str) -> None:
-        """Which key a server must prove is asked for where it was not told before."""
+        """Find the key that a server must prove, if its endpoint is not known yet."""
         ring = self._transport.ring
         own = {endpoint_of(address) for address in self._namesrvs}
         if ring is None or endpoint in self._channels or endpoint in own or ring.knows(endpoint):
@@ -746,7 +746,7 @@ def _check_left(there: Mapping[str, TopicConfig], given: Mapping[str, Any]) -> N
 def left_to_make(
     masters: Iterable[str], there: Mapping[str, _T], wanted: _T, *, exist_ok: bool
 ) -> tuple[dict[str, _T], list[str]]:
-    """What need not be made anew, and by which masters it is to be made.
+    """Return what stays as it is, and the masters that have to make the rest.
 
     Args:
         masters: Broker groups.
@@ -755,8 +755,8 @@ def left_to_make(
         exist_ok: Whatever is there may stay; else what is as wanted: a former try got so far.
 
     Returns:
-        What stays, by broker group; and who has nothing. If nobody is left to make it, who wants a
-        new one hears from all of them that it exists.
+        What stays, by broker group; and the masters that have nothing. If none is left to make it,
+        all masters unless ``exist_ok``: each then refuses, because it exists.
     """
     kept = {name: one for name, one in there.items() if exist_ok or one == wanted}
     missing = [name for name in masters if name not in kept]

@@ -144,7 +144,7 @@ class BrokerAdmin(AdminClient):
 
         Args:
             broker_name: Broker group.
-            dry_run: Only tell what would go.
+            dry_run: Only report what would go.
 
         Raises:
             NoRoute: No master of that group is known.

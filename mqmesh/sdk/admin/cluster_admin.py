@@ -44,7 +44,7 @@ from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
 
 
 class TopicTraffic(msgspec.Struct, frozen=True):
-    """What goes through a topic, and to one of the groups that read it; all brokers together.
+    """Traffic of a topic, and to one of the groups that read it; all brokers together.
 
     Attributes:
         topic: Topic.
@@ -115,9 +115,9 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         )
 
     def traffic(self) -> list[TopicTraffic]:
-        """What goes through all topics, to each group that reads them; by topic and group.
+        """Return the traffic of all topics, to each group that reads them; by topic and group.
 
-        A broker tells 1,000 topics and 1,000 pairs of topic and group apart: of what is beyond
+        A broker counts 1,000 topics and 1,000 pairs of topic and group apart: of what is beyond
         them, rates and totals are 0.
 
         Raises:
@@ -152,7 +152,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
     def plan_import(
         self, wanted: ClusterSetup, *, prune: bool = False, force: bool = False
     ) -> list[ImportStep]:
-        """What has to be done so that the cluster is set up as a document says; changes nothing.
+        """Return the steps that set the cluster up as a document says; change nothing.
 
         Args:
             wanted: The document.
@@ -182,7 +182,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         Args:
             wanted: The document that it was made from.
             steps: The plan.
-            on_done: Told of each step that is done.
+            on_done: Called with each step that is done.
 
         Returns:
             How many steps changed something.
@@ -247,7 +247,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
                 raise
 
     def _is_drained(self, name: str, topics: Sequence[TopicConfig], readings: Readings) -> bool:
-        """As routes say; a broker itself learns it with its next heartbeat."""
+        """Return whether routes have it drained; a broker learns it with its next heartbeat."""
         for one in topics:
             if not one.perm & Perm.WRITE:
                 continue

@@ -1,4 +1,4 @@
-"""What a cluster is set up with, as one document, and what has to change to become that. Pure."""
+"""Setup of a cluster as one document, and the plan that changes a cluster to it. Pure."""
 
 import codecs
 import enum
@@ -33,7 +33,7 @@ class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a broker group is set up with.
+    """Setup of a broker group.
 
     Attributes:
         topics: By name; no system topics.
@@ -68,14 +68,14 @@ class ClusterSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImportAction(enum.StrEnum):
-    """What is to be done with a thing."""
+    """Action of an import step."""
 
     CREATE = "create"
     CHANGE = "change"
     LEAVE = "leave"
     DELETE = "delete"
     CONFLICT = "conflict"
-    """It cannot be done, or not without losing something."""
+    """The step cannot be done, or not without losing something."""
 
 
 class ImportThing(enum.StrEnum):
@@ -143,7 +143,7 @@ def make_plan(
     force: bool = False,
     filled: Mapping[str, frozenset[str]] | None = None,
 ) -> list[ImportStep]:
-    """What has to be done so that a cluster is set up as a document says.
+    """Return the steps that set a cluster up as a document says.
 
     Args:
         wanted: The document.

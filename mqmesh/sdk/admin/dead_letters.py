@@ -1,4 +1,4 @@
-"""Dead letters: what a group could not consume, whatever was tried."""
+"""Dead letters: messages that a group could not consume, whatever was tried."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -51,7 +51,7 @@ LETTERS_PER_REQUEST: Final = 64
 """Each costs the broker the decoding of a batch."""
 
 OnProgress = Callable[[int, int], None]
-"""Told how many dead letters were looked at, and how many there are."""
+"""Callback of a scan: how many dead letters were looked at, and how many there are."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """What its last failure was."""
+        """Last failure of the message."""
         if self.message is None:
             return f"it cannot be decoded: {self.error}" if self.error else "it cannot be decoded"
         return self.message.property(PROPERTY_LAST_FAILURE) or ""
@@ -98,7 +98,7 @@ class GroupDeadLetters(msgspec.Struct, frozen=True):
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters are meant; all by default.
+    """Filter of dead letters; all by default.
 
     Attributes:
         topic: Sent to this topic at first.
@@ -217,7 +217,7 @@ class DeadLetterClient(QueryClient):
         Args:
             group: Consumer group.
             wanted: Which ones.
-            on_progress: Told how far it is.
+            on_progress: Called with the progress.
 
         Raises:
             InvalidArgument: The group's name, or the filter's topic, is illegal; at once, as all
@@ -261,7 +261,7 @@ class DeadLetterClient(QueryClient):
     ) -> Iterator[tuple[DeadLetter, ResendResult]]:
         """Gives dead letters another chance, with their number of tries set back.
 
-        Each is resent once, whoever asks how often, unless it is forced. A call that fails in
+        Each is resent once, however often that is asked, unless it is forced. A call that fails in
         the middle can be repeated.
 
         Args:
@@ -269,7 +269,7 @@ class DeadLetterClient(QueryClient):
             letters: From ``scan``; it may be the iterator itself.
             target: The group's retry topic, or the topic that each was sent to at first.
             force: Also those that were resent before.
-            dry_run: Only tell what would be done.
+            dry_run: Only report what would be done.
 
         Returns:
             What became of each.

@@ -62,7 +62,7 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 class DelayClient(AdminClient):
     """Lists and cancels delayed messages, one request at a time, in the caller's thread.
 
-    Whoever has the ``SendResult`` can use ``Producer.cancel_delayed``, which asks one broker
+    With the ``SendResult`` use ``Producer.cancel_delayed``, which asks one broker
     and not all of them. Arguments as of ``AdminClient``.
     """
 
@@ -130,7 +130,7 @@ class DelayClient(AdminClient):
                 yield from _left(broker_name, header, data, over)
 
     def _over(self, endpoint: str) -> Iterator[_Place]:
-        """What was delivered, cancelled or written anew."""
+        """Yield the places of messages that were delivered, cancelled or written anew."""
         for header, data in self._batches(endpoint, RECORD_QUEUE):
             for record in decode_messages(data, header):
                 for commitlog_offset, first, count in decode_record(record.body)[1]:

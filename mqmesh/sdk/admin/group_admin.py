@@ -52,14 +52,14 @@ _T = TypeVar("_T")
 
 
 class QueueLag(msgspec.Struct, frozen=True):
-    """How far a group is in one queue.
+    """Progress of a group in one queue.
 
     Attributes:
         broker_name: Broker group of the queue.
         progress: What the broker says; ``consumer_offset`` is -1 where the group never was.
         lag_ms: How long the oldest message that is not done has been waiting.
         is_known: False for a group that broadcasts: its members keep their offsets by themselves,
-            and the lag is told as 0.
+            and the lag is given as 0.
     """
 
     broker_name: str
@@ -83,7 +83,7 @@ class QueueLag(msgspec.Struct, frozen=True):
 
 
 class AllProgress(msgspec.Struct, frozen=True):
-    """How far all groups of a broker are.
+    """Progress of all groups of a broker.
 
     Attributes:
         groups: In no order.
@@ -95,7 +95,7 @@ class AllProgress(msgspec.Struct, frozen=True):
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
-    """How far a group is.
+    """Progress of a group.
 
     Attributes:
         group: Consumer group.
@@ -123,7 +123,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
     @property
     def broadcasts(self) -> bool:
-        """Its members keep their offsets by themselves: the lag is not known, and told as 0."""
+        """True if members keep their offsets themselves: the lag is not known, and given as 0."""
         return self.message_model == MessageModel.BROADCASTING
 
     @property
@@ -133,7 +133,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag_ms(self) -> int:
-        """How long the oldest of them has been waiting."""
+        """Waiting time of the oldest of them, in ms."""
         return max([one.lag_ms for one in self.queues] + [self.waiting_retries_ms])
 
     @property
@@ -150,7 +150,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
 
 class OffsetMove(msgspec.Struct, frozen=True):
-    """What a reset does, or would do, in a queue.
+    """Change that a reset makes, or would make, in a queue.
 
     Attributes:
         broker_name: Broker group of the queue.
@@ -175,11 +175,11 @@ class OffsetMove(msgspec.Struct, frozen=True):
 
 
 class OffsetMoves(msgspec.Struct, frozen=True):
-    """What a reset does, or would do.
+    """Changes that a reset makes, or would make.
 
     Attributes:
         queues: By topic, broker and queue.
-        members_told: Connected members that are told.
+        members_told: Connected members that are notified.
         dry_run: Nothing was changed.
     """
 
@@ -275,7 +275,7 @@ class GroupAdmin(AdminClient):
         return [found[client_id] for client_id in sorted(found)]
 
     def progress(self, group: str, topic: str = "") -> GroupProgress:
-        """How far a group is in each queue.
+        """Return the progress of a group in each queue.
 
         Args:
             group: Consumer group.
@@ -331,7 +331,7 @@ class GroupAdmin(AdminClient):
         )
 
     def all_progress(self) -> dict[str, AllProgress]:
-        """How far all groups are by topic, by broker group; asked in pages of the broker's choice.
+        """Return the progress of all groups, by broker group; read in pages of the broker's choice.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
@@ -483,7 +483,7 @@ class GroupAdmin(AdminClient):
             queue_offset: For ``OFFSET``, which is of one queue.
             queue_id: Only this queue; -1 for all.
             broker_name: Only this broker group; empty for all.
-            dry_run: Change nothing, and tell what would change.
+            dry_run: Change nothing, and report what would change.
 
         Raises:
             GroupNotFound: No broker knows the group.
@@ -535,7 +535,7 @@ class GroupAdmin(AdminClient):
             source: Group to copy from.
             target: Group to copy to; made if it is not there.
             topic: Only this one; empty for all topics of the source.
-            dry_run: Change nothing, and tell what would change.
+            dry_run: Change nothing, and report what would change.
 
         Raises:
             GroupNotFound: No broker knows the source.

@@ -38,11 +38,11 @@ from mqmesh.units import MIB
 OUTSIDE: Final = "OUTSIDE"
 """Role of a replica that does not belong to its group."""
 HA_METRICS: Final = "ha_"
-"""What the names of metrics of replication begin with."""
+"""Prefix of the names of replication metrics."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
-    """What a replica says of itself.
+    """Report of a replica about itself.
 
     Attributes:
         broker_name: Broker group.
@@ -65,7 +65,7 @@ class HaAdmin(AdminClient):
     """Administration of replicas; arguments as for ``AdminClient``."""
 
     def ha_status(self, broker_name: str = "") -> list[ReplicaReport]:
-        """How the replicas of broker groups are, by group and id.
+        """Return the state of the replicas of broker groups, by group and id.
 
         Args:
             broker_name: Only of this group.
@@ -301,7 +301,7 @@ class HaAdmin(AdminClient):
         Raises:
             NoRoute: No broker is known, or none of that group.
             MessageIllegal: Nobody is elected there.
-            BrokerError, TransportError: No replica can tell; the error of the last one.
+            BrokerError, TransportError: No replica can answer; the error of the last one.
         """
         return self._settings_of(broker_name)[1]
 

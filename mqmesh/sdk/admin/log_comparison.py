@@ -1,6 +1,6 @@
 """Compares the logs of all replicas of a group: the same bytes up to where they must be.
 
-A range at a time is read by each replica, which tells a checksum of it. Where these differ the
+A range at a time is read by each replica, which returns a checksum of it. Where these differ the
 range is halved until one record is left. What all may differ in is left out: what is behind the
 shortest log, and what a failover may take back.
 """
@@ -53,7 +53,7 @@ class LogDifference(msgspec.Struct, frozen=True):
 
 
 class LogComparison(msgspec.Struct, frozen=True):
-    """How far logs were compared.
+    """Progress of a comparison of logs.
 
     Attributes:
         start: Commit-log offset of the oldest record that all have.
@@ -81,7 +81,7 @@ def read_epochs(ask: Ask, endpoint: str) -> LogEpochs:
 
 
 def parting(ours: LogEpochs, theirs: LogEpochs) -> CommonEnd | None:
-    """How far two logs have one history; None if they have none in common."""
+    """Return where the common history of two logs ends; None if they have none in common."""
     if theirs.log_start == theirs.log_end or ours.log_start == ours.log_end:
         return CommonEnd(0, min(ours.log_end, theirs.log_end))  # a copy that has no record yet
     if ours.store_id != theirs.store_id:

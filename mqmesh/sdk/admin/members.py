@@ -18,18 +18,18 @@ class MemberClient(QueryClient, GroupAdmin):
     """Asks members of consumer groups, one request at a time, in the caller's thread."""
 
     def running_info(self, group: str, client_id: str, *, with_stacks: bool = False) -> RunningInfo:
-        """How a running consumer is: its settings, queues, messages at hand, and what it did.
+        """Return the state of a running consumer: settings, queues, messages at hand, and its work.
 
         Args:
             group: Consumer group.
-            client_id: Member; ``connections`` tells them.
+            client_id: Member; ``connections`` lists them.
             with_stacks: Also where its threads and tasks stand.
 
         Raises:
             InvalidArgument: The name is illegal.
             GroupNotFound: The group has no members.
             ClientNotOnline: The client is no member, or does not answer.
-            NoPermission: It tells nothing (``admin_introspection = False``).
+            NoPermission: It reports nothing (``admin_introspection = False``).
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
         """
         header = encode_header(
@@ -58,7 +58,7 @@ class MemberClient(QueryClient, GroupAdmin):
         Args:
             message_id: A message id, or an offset message id.
             group: Consumer group, which neither broadcasts nor consumes in order.
-            client_id: Member; ``connections`` tells them.
+            client_id: Member; ``connections`` lists them.
 
         Returns:
             What came of it within 10 s.

@@ -1,4 +1,4 @@
-"""Key/value configuration and drained brokers: what name servers are told by administrators."""
+"""Key/value configuration and drained brokers, as administrators set them at name servers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -30,7 +30,7 @@ _ALL_NAMESPACES: Final = ""
 
 
 class NamesrvChange(msgspec.Struct, frozen=True):
-    """What a change reached; name servers know nothing of each other.
+    """Result of a change, by name server; name servers know nothing of each other.
 
     Attributes:
         namesrvs: Name servers that have it.
@@ -42,7 +42,7 @@ class NamesrvChange(msgspec.Struct, frozen=True):
 
 
 class Draining(NamesrvChange, frozen=True):
-    """What the beginning, or the end, of draining a broker reached.
+    """Result of the beginning, or the end, of draining a broker.
 
     Attributes:
         topic_count: Topics whose routes it changes.
@@ -52,7 +52,7 @@ class Draining(NamesrvChange, frozen=True):
 
 
 class NamesrvConfigChange(NamesrvChange, frozen=True):
-    """What a change of settings reached.
+    """Result of a change of settings.
 
     Attributes:
         changes: What has another value now, by name server.
@@ -95,7 +95,7 @@ class NamesrvAdmin(AdminClient):
         return self._ask_namesrv(RequestCode.GET_KV_CONFIG, request, KvResponse).pairs[key]
 
     def has_kv(self, namespace: str, key: str) -> bool:
-        """Whether a name server that answers has a key.
+        """Return whether a name server that answers has a key.
 
         Raises:
             BrokerError: An argument is out of bounds.

@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 
 class QueryResult(msgspec.Struct, frozen=True):
-    """What a query found.
+    """Result of a query.
 
     Attributes:
         messages: Newest first.
@@ -70,7 +70,7 @@ class QueryClient(AdminClient):
     """Looks messages up, one request at a time, in the caller's thread.
 
     A message is found as soon as its sending was acknowledged. What a broker's index does not
-    cover at the moment, because it is being made, is told in ``QueryResult.notes``.
+    cover at the moment, because it is being made, is reported in ``QueryResult.notes``.
     """
 
     def by_id(
@@ -290,7 +290,7 @@ def parse_offset_message_id(text: str) -> tuple[str, int, int]:
 
 
 def _readers_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
-    """Who is asked, by broker group: its master, and without one a follower."""
+    """Return the replica to ask, by broker group: its master, and without one a follower."""
     return {
         broker.broker_name: broker.addresses[min(broker.addresses)]
         for broker in brokers

@@ -1,4 +1,4 @@
-"""Who sent a message, who consumed it, when, how long, with what result: from the message trace."""
+"""Message trace: who sent a message, who consumed it, when, how long, with what result."""
 
 import enum
 import re
@@ -26,14 +26,14 @@ _MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32,80}")
 
 
 class SpanKind(enum.StrEnum):
-    """What a span is of."""
+    """Kind of a span."""
 
     SEND = "SEND"
     """A producer has sent the message."""
     CONSUME = "CONSUME"
     """A consumer was given it."""
     END_TRANSACTION = "END_TRANSACTION"
-    """It was committed or rolled back."""
+    """The transaction was committed or rolled back."""
     RECALL = "RECALL"
     """A client of RocketMQ 5 called it back, or tried to."""
 
@@ -54,7 +54,7 @@ class TraceSpan(msgspec.Struct, frozen=True):
         cost_ms: How long it took; None while a consumer has not ended, as far as its trace came,
             and where records do not say it: of transactions' ends and recalls.
         group: Producer or consumer group.
-        client: Who told it, as ``host:pid``; as ``host`` where RocketMQ's client did.
+        client: Writer of the record, as ``host:pid``; as ``host`` where RocketMQ's client did.
         result: ``SUCCESS``, ``FAILED``, ``EXCEPTION``, ``TIME_OUT``, ``COMMIT``, ``ROLLBACK``,
             ``UNKNOWN``; ``RUNNING`` without an end.
         topic: Topic; "" of consumers, whose records do not say it.
@@ -103,7 +103,7 @@ class TraceClient(TrackClient):
     """Reads the message trace, in the caller's thread; see docs/tracing.md."""
 
     def trace(self, message_id: str, *, trace_topic: str = TRACE_TOPIC) -> MessageSpans:
-        """What the trace tells of a message.
+        """Return the trace of a message.
 
         Args:
             message_id: From ``SendResult`` or ``StoredMessage``; also RocketMQ's.
@@ -129,7 +129,7 @@ class TraceClient(TrackClient):
     def trace_by_key(
         self, topic: str, key: str, *, trace_topic: str = TRACE_TOPIC, max_count: int = 64
     ) -> list[MessageSpans]:
-        """What the trace tells of the messages that have a key.
+        """Return the trace of the messages that have a key.
 
         They are found by their key, or, when they are gone, by that of their trace.
 
@@ -167,7 +167,7 @@ class TraceClient(TrackClient):
 
 
 def _records(messages: Iterable[StoredMessage]) -> tuple[list[tuple[TraceRecord, str]], int]:
-    """What is in trace messages, each record once, with who wrote it."""
+    """Return the records in trace messages, each once, with its writer; and a count of others."""
     found: dict[tuple[TraceRecord, str], None] = {}
     strange = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""What happened to a message: which groups consumed it, and which did not, and why."""
+"""Track of a message: which groups consumed it, and which did not, and why."""
 
 import enum
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ from mqmesh.transport.endpoints import endpoint_of
 
 
 class TrackState(enum.StrEnum):
-    """What a group has done about a message."""
+    """State of a message in a group."""
 
     CONSUMED = "CONSUMED"
     """The group's offset has passed it."""
@@ -43,19 +43,19 @@ class TrackState(enum.StrEnum):
     WAITING = "WAITING"
     """The group has not come so far."""
     RETRYING = "RETRYING"
-    """It failed, and will come again."""
+    """The message failed, and will come again."""
     DEAD = "DEAD"
-    """It failed too often, and is in the dead letters."""
+    """The message failed too often, and is in the dead letters."""
     UNKNOWN = "UNKNOWN"
     """Members of a broadcasting group keep their offsets by themselves."""
 
 
 class Track(msgspec.Struct, frozen=True):
-    """What one group has done about a message.
+    """Track of a message in one group.
 
     Attributes:
         group: Consumer group.
-        state: What.
+        state: State of the message.
         members: Connected members of the group.
         reconsume_times: How often it was sent back.
         last_failure: Why, as the consumer said.
@@ -75,7 +75,7 @@ class Track(msgspec.Struct, frozen=True):
 
 
 class MessageTrack(msgspec.Struct, frozen=True):
-    """What happened to a message.
+    """Copies of a message, and its track in each group.
 
     Attributes:
         copies: Everything stored under its id, newest first: itself, retries, dead letters.
@@ -92,10 +92,10 @@ class MessageTrack(msgspec.Struct, frozen=True):
 
 
 class TrackClient(QueryClient, GroupAdmin):
-    """Tells what happened to messages, in the caller's thread."""
+    """Client that tracks messages, in the caller's thread."""
 
     def track(self, message_id: str) -> MessageTrack:
-        """What happened to a message.
+        """Return the track of a message.
 
         It reads the index, and the offsets of all groups that read its topic. A group whose
         offset was moved past a message without reading it counts as having consumed it.
@@ -126,7 +126,7 @@ class TrackClient(QueryClient, GroupAdmin):
                 goal, due_ms = goals.get(id(copy), (copy.info.topic, 0))
                 if goal in own:
                     tracks.append(self._track(group, copy, goal, due_ms))
-                    break  # the newest copy tells where the group is
+                    break  # the newest copy shows where the group is
         real = {copies[0].topic}
         waiting = [due_ms for goal, due_ms in goals.values() if goal in real]
         delivered = any(copy.info.topic in real for copy in copies)

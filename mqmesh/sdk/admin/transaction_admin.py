@@ -36,7 +36,7 @@ class HalfMessage(msgspec.Struct, frozen=True):
 
     @property
     def is_parked(self) -> bool:
-        """It was asked about as often as allowed, in vain; nobody is asked any more."""
+        """True after the last allowed check, in vain; no producer is asked any more."""
         return self.info.state == HalfState.PARKED
 
 
@@ -66,7 +66,7 @@ class TransactionAdmin(AdminClient):
         parked: bool = False,
         max_count: int = 100,
     ) -> HalfMessages:
-        """What waits for its decision, at all brokers.
+        """Return the messages that wait for their decision, at all brokers.
 
         Args:
             group: Only of this producer group.
@@ -126,7 +126,7 @@ class TransactionAdmin(AdminClient):
     def end_half_message(self, message_id: str, decision: Decision) -> str:
         """Commits or rolls back a half message that waits, parked or not.
 
-        Whoever asks for it should know that the local transaction ended so.
+        The caller should know that the local transaction ended so.
 
         Returns:
             Name of the broker group that held it.

@@ -1,4 +1,4 @@
-"""What consumers count of their pulls, and of their listeners' calls."""
+"""Metrics of consumers: their pulls, and the calls of their listeners."""
 
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
+"""Core of push and pull consumers: membership, assigned queues, their pulls and offsets."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -61,7 +61,7 @@ from mqmesh.version import VERSION
 HANDOVER_MS: Final = 100
 """A new owner waits so long before it asks for offsets, for the former one to commit."""
 SECOND_COMMIT_MS: Final = 50
-"""What was with a listener when its queue was given away may still be committed then."""
+"""Delay of a second commit, for messages that listeners had when their queue was given away."""
 TAKE_ANEW_MOST_MS: Final = 1_000
 """Longest delay before a queue that a broker gives and takes again and again is asked for."""
 TOPIC_GRACE_MS: Final = 500
@@ -90,10 +90,10 @@ class ConsumerEngine(Generic[S]):
         on_end: Called last in the client loop; nothing is sent any more.
 
     Attributes:
-        meters: What pulls brought, by topic.
-        stats: Tells what was done of late, for heartbeats.
-        answerers: Who answers questions of administrators, by request code.
-        hindrances: What keeps it from its messages.
+        meters: Counters of pulls, by topic.
+        stats: Recent consumption, for heartbeats.
+        answerers: Handlers of administrators' requests, by request code.
+        hindrances: Reasons why no messages come.
         on_fatal: Called when it cannot work as things are; see ``Hindrances.fatal``.
     """
 
@@ -306,7 +306,7 @@ class ConsumerEngine(Generic[S]):
             self.client.heartbeats.send_all_soon()
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes just these queues, whoever else is in the group; from any thread before start."""
+        """Takes just these queues, regardless of other members; from any thread before start."""
         self._manual = True
         self.offsets.claiming = False
         wanted = dict.fromkeys(queues)
@@ -321,11 +321,11 @@ class ConsumerEngine(Generic[S]):
         self._take(new, 0)
 
     def subscriptions(self) -> list[Subscription]:
-        """What it takes part in."""
+        """Return the subscriptions."""
         return list(self._subscriptions.values())
 
     def sinks(self) -> dict[MessageQueue, S]:
-        """What is pulled at present, and where it goes."""
+        """Return the sink of each queue that is pulled at present."""
         return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
 
     # ---- Offsets ------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class ConsumerEngine(Generic[S]):
             return  # queues that were given back; the last commit reports for itself
         if stale:
             self.memberships.doubt()
-            self.client.heartbeats.send_all()  # its answer tells what to do
+            self.client.heartbeats.send_all()  # its answer decides what to do
         _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
@@ -459,7 +459,7 @@ class ConsumerEngine(Generic[S]):
             self.positions.note_queues(topic, routes.subscribe_queues(topic))
             for broker_name in routes.brokers_of(topic):
                 try:
-                    # All of them must know that we are there, whoever has our queues.
+                    # All of them must know that we are there, not only those that have our queues.
                     self.client.brokers.connection(broker_name)
                 except MQMeshError as error:
                     _log.info("broker %s cannot be reached: %s", broker_name, error)
@@ -563,7 +563,7 @@ class ConsumerEngine(Generic[S]):
         if one.sink is not None:
             one.sink.drop()
             if not one.sink.is_idle():
-                # Whoever gets it next waits for what runs, and if that is us, we do too.
+                # The next owner waits for what runs, and if that is us, we do too.
                 self.starts.leaving.add(queue)
                 one.sink.when_idle(lambda: self.starts.leaving.discard(queue))
         return one.sink
@@ -656,7 +656,7 @@ class ConsumerEngine(Generic[S]):
             self._hand_over(idle)
 
     def _release_forsaken(self, topic: str, wanted: Set[MessageQueue]) -> None:
-        """Whoever is given what we wanted to take anew, and were not given again, waits for us."""
+        """Release queues that we wanted anew and were not given; their new owner waits for us."""
         for queue in wanted:
             self._forsaken.pop(queue, None)
         left = [q for q in self._forsaken if q.topic == topic and q not in self.starts.leaving]
@@ -761,7 +761,7 @@ class ConsumerEngine(Generic[S]):
             self._settle()
 
     def _why_unsettled(self) -> str:
-        """What the start waits for; from other threads."""
+        """Return the reason why the start waits; from other threads."""
         waiting = sorted(self._unsettled.copy())
         # The group's retry topic is nothing that its user named.
         topics = [one for one in waiting if not one.startswith(RETRY_PREFIX)] or waiting

@@ -1,4 +1,4 @@
-"""How consumers behave."""
+"""Options of consumers."""
 
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How every consumer behaves; beside these, the fields of ``TracingOptions``.
+    """Options of every consumer; beside these, the fields of ``TracingOptions``.
 
     Attributes:
         message_model: CLUSTERING: one member of the group gets each message. BROADCASTING:
@@ -59,7 +59,7 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
     admin_introspection: bool = True
 
     def pull_settings(self) -> PullSettings:
-        """How queues are pulled."""
+        """Return the options of pulls."""
         return PullSettings(
             max_bytes=self.pull_max_bytes,
             suspend_ms=self.broker_suspend_max_time_ms,
@@ -68,7 +68,7 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
 
 
 class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a push consumer behaves.
+    """Options of a push consumer.
 
     Attributes:
         consume_thread_count: Most threads that call the listener, started as needed.
@@ -104,12 +104,12 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
 
     def most_retries(self) -> int:
-        """What brokers are told of ``max_reconsume_times``."""
+        """Return ``max_reconsume_times`` as brokers get it."""
         most = self.max_reconsume_times
         return DEFAULT_MAX_RECONSUME_TIMES if most < 0 else most
 
     def dead_letters_after(self) -> int | None:
-        """After so many retries a message that fails is a dead letter; None for never."""
+        """Return the retries after which a failing message is a dead letter; None for never."""
         is_endless = self.consume_orderly and self.max_reconsume_times < 0
         is_tried_again = self.message_model == MessageModel.CLUSTERING and not is_endless
         return self.most_retries() if is_tried_again else None
@@ -124,7 +124,7 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
 
 
 class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a pull consumer behaves.
+    """Options of a pull consumer.
 
     Attributes:
         auto_commit: Commit by itself what earlier polls returned, each

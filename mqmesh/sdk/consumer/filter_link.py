@@ -38,7 +38,7 @@ from mqmesh.transport.interface import Connection, Flag, OnDone
 
 FIND_TIMEOUT_MS: Final = 3_000
 CONNECT_MS: Final = 1_000
-"""Who cannot be connected to in this time has gone; the broker knows who came after it."""
+"""Longest time to connect; a server that takes longer has gone, the broker knows its successor."""
 UPLOAD_TIMEOUT_MS: Final = 15_000
 """A filter server starts a process and loads the filter before it answers."""
 
@@ -73,7 +73,7 @@ class FilterLink:
         group: Consumer group.
         wanted: The filter.
         network: The client's engine, for what brokers are asked.
-        connect: Connects to a filter server; told the address and whom to tell of breaks.
+        connect: Connects to a filter server; called with the address and the listener for breaks.
         decided: Set once it is known whether the filter works.
 
     Attributes:
@@ -228,7 +228,7 @@ class FilterLink:
                 self._told = type(error)
                 _log.error("group %s, %s waits for its filter: %s", self._group, queue, error)
         else:
-            return  # what passes by itself is no news to the user
+            return  # what passes by itself need not be reported to the user
         self.decided.set()
 
 
@@ -267,7 +267,7 @@ class FilterLinks:
         return self._client if link is None else link.way(queue)
 
     def uses(self, queue: MessageQueue) -> bool:
-        """Whether a queue is pulled from filter servers."""
+        """Return whether a queue is pulled from filter servers."""
         return queue.topic in self._links
 
     def errors(self, assigned: Iterable[MessageQueue]) -> dict[str, MQMeshError]:

@@ -22,7 +22,7 @@ class _Hindrance(msgspec.Struct):
 
 
 class Hindrances:
-    """What keeps a consumer from its messages at present. For the client loop, unless it says so.
+    """Reasons why a consumer gets no messages at present. For the client loop, unless stated.
 
     Args:
         group: Consumer group.
@@ -30,8 +30,8 @@ class Hindrances:
         call_later: Calls once, not before so many ms.
         topic_wait_ms: A topic that does not exist is nothing to report for so long.
         topic_must_exist: A topic that does not exist after that is fatal.
-        on_missing: Told once of each topic that does not exist after that.
-        on_fatal: Told that ``fatal`` has a reason.
+        on_missing: Called once with each topic that does not exist after that.
+        on_fatal: Called when ``fatal`` has a reason.
     """
 
     def __init__(

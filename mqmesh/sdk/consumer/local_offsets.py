@@ -33,7 +33,7 @@ class LocalOffsets(OffsetStore):
     Args:
         folder: Where the file is; made if it is not there.
         group: Consumer group.
-        instance_name: Tells the members on one machine apart, across restarts.
+        instance_name: Distinguishes the members on one machine, across restarts.
     """
 
     def __init__(self, folder: Path, group: str, instance_name: str) -> None:

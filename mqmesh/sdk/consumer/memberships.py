@@ -1,6 +1,6 @@
-"""What brokers say of a consumer's membership in its group. Pure.
+"""Generations and standing of a consumer in its group, as brokers report them. Pure.
 
-Each broker counts generations of its own. Whoever finds that it joined anew without having
+Each broker counts generations of its own. A consumer that joined anew without having
 left was removed in between: it hung or was cut off for so long that others took its queues.
 """
 
@@ -14,7 +14,7 @@ from mqmesh.protocol.membership import HeartbeatResponse, Membership
 
 
 class Standing(enum.Enum):
-    """What a broker's answer to a heartbeat tells."""
+    """Meaning of a broker's answer to a heartbeat."""
 
     KNOWN = enum.auto()
     """A member, as before; or for the first time, or none."""
@@ -76,7 +76,7 @@ class Memberships:
             self._generations[queue.broker_name] = self._claims[queue] = generation
 
     def generation(self, broker_name: str) -> int:
-        """The newest generation that a broker told of, 0 for none."""
+        """Return the newest generation that a broker reported, 0 for none."""
         return self._generations.get(broker_name, 0)
 
     def claimed(self, queue: MessageQueue) -> int:

@@ -33,7 +33,7 @@ class OffsetStore(Protocol):
 
     claiming: bool
     epochs: dict[MessageQueue, int]
-    """Of each queue, the epoch of its broker's log in which this member's place is right."""
+    """Epoch of the broker's log in which this member's place is right, by queue."""
 
     def open(self) -> None:
         """Makes it usable; from any thread, once.
@@ -51,7 +51,7 @@ class OffsetStore(Protocol):
         Args:
             broker_name: Broker group that all the queues are on.
             queues: What to look up.
-            on_done: Told the offset of each queue, -1 where none was ever committed.
+            on_done: Called with the offset of each queue, -1 where none was ever committed.
         """
 
     def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
@@ -69,7 +69,7 @@ class OffsetStore(Protocol):
 
         Args:
             offsets: By queue, the next offset to read.
-            on_done: Told once, when all is committed, or the first error.
+            on_done: Called once, when all is committed, or with the first error.
         """
 
     def forget(self, queue: MessageQueue) -> None:
@@ -89,7 +89,7 @@ class BrokerOffsets(OffsetStore):
         memberships: What brokers say of this member.
 
     Attributes:
-        claiming: The queues are divided among members, so brokers are told who has which, and
+        claiming: The queues are divided among members, so brokers learn each queue's owner, and
             commits carry the generation. False for queues assigned by hand.
     """
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class PolledQueues:
-    """What a pull consumer holds of each queue that it was given; from any thread.
+    """Buffers of the queues that a pull consumer was given; from any thread.
 
     Args:
         changed: A condition for it alone: what waits is touched under its lock.
@@ -94,7 +94,7 @@ class PolledQueues:
         """
         until_ms: int | None = None
         with self._changed:
-            self._check_open()  # whoever closes before this wakes nobody
+            self._check_open()  # a close before this wakes nobody
             if auto_commit:
                 self._acknowledge_all()
             while not (found := self._order.poll(self._buffers, most)):
@@ -139,7 +139,7 @@ class PolledQueues:
                 self.buffer(queue).acknowledge(offset)
 
     def buffer(self, queue: MessageQueue) -> FetchBuffer:
-        """What is held of a queue.
+        """Return the buffer of a queue.
 
         Raises:
             InvalidArgument: It is not assigned.

@@ -226,7 +226,7 @@ class PullConsumer:
     def _close(self, running: bool, unfinished: bool) -> None:
         if self.options.auto_commit and not unfinished:
             self._queues.acknowledge(None)
-        self._queues.wake()  # whoever polls finds the consumer closed
+        self._queues.wake()  # waiting polls find the consumer closed
         self._polled_is_done("its consumer was closed before" if unfinished else None)
         if running:
             self._engine.close(lambda: None)
@@ -279,7 +279,7 @@ class PullConsumer:
         self._subscribed.pop(topic, None)
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes these queues and no others, whoever else is in the group.
+        """Takes these queues and no others, regardless of other members.
 
         Once started, it waits until they can be polled.
 
@@ -306,7 +306,7 @@ class PullConsumer:
         self._queues.wait_ready(wanted, self.options.start_timeout_ms)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic, sorted, whoever reads them.
+        """Return the queues of a topic, sorted, regardless of their readers.
 
         A topic that is not known is asked for again for a moment: name servers learn of a new
         one up to 100 ms later.
@@ -500,7 +500,7 @@ class PullConsumer:
         self._call(commit)
 
     def acknowledge(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Says what is done, as ``commit`` does, and leaves it to later commits to tell brokers.
+        """Mark messages done, as ``commit`` does, and leave it to later commits to notify brokers.
 
         Raises:
             InvalidArgument: A queue is not assigned, or its offset is none.
@@ -527,7 +527,7 @@ class PullConsumer:
 
     @property
     def client_id(self) -> str:
-        """How brokers know this member."""
+        """Id of this member at brokers."""
         return self._engine.client.client_id
 
     @property
@@ -537,7 +537,7 @@ class PullConsumer:
 
     @property
     def counters(self) -> PullCounters:
-        """What happened to the pulls so far."""
+        """Counters of the pulls so far."""
         return self._engine.counters
 
     def metrics(self) -> Readings:

@@ -66,7 +66,7 @@ from mqmesh.transport.interface import Transport
 
 WATCH_INTERVAL_MS: Final = 1_000
 SENT_BACK_S: Final = 0.5
-"""How long a consumer that closes waits for brokers to take what was sent back."""
+"""Longest wait of a closing consumer for brokers to take the messages sent back."""
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class PushSink(QueueSink):
             waiting: What no worker has begun.
 
         Returns:
-            Queue offsets, each told once, and where the states are kept.
+            Queue offsets, each given once, and where the states are kept.
         """
         left = waiting.get(self._work, Waiting())
         if isinstance(self._work, OrderlyQueue):
@@ -410,7 +410,7 @@ class PushConsumer:
 
     @property
     def client_id(self) -> str:
-        """How brokers know this member."""
+        """Id of this member at brokers."""
         return self._engine.client.client_id
 
     def assignment(self) -> list[MessageQueue]:
@@ -436,7 +436,7 @@ class PushConsumer:
 
     @property
     def counters(self) -> PullCounters:
-        """What happened to the pulls so far."""
+        """Counters of the pulls so far."""
         return self._engine.counters
 
     def metrics(self) -> Readings:

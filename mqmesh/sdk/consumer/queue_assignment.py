@@ -31,7 +31,7 @@ class QueueAssignment:
         strategy: Divides queues among members; None when every member reads all queues.
         subscribed: Topics whose queues are to be assigned; none while the consumer closes.
         has_queues: True while the consumer has any.
-        on_hindered: Told why the members are not known, or None when they are.
+        on_hindered: Called with the reason why the members are not known, or None.
         apply: Takes the queues of a topic that are the consumer's now, and gives up the others;
             whether no other member can have had them.
     """

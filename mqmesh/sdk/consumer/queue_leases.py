@@ -30,7 +30,7 @@ from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS
 
 TICK_MS: Final = 250
 TRUST_MS: Final = 1_000
-"""Whoever knew a second ago that it holds a lock may begin a message."""
+"""Time for which a confirmed lock is trusted: within it a message may begin."""
 ASK_AGAIN_MS: Final = 200
 """Between two questions about a lock that cannot be relied on."""
 
@@ -82,7 +82,7 @@ class QueueLeases:
         network: The client's engine.
         clock: Source of time.
         renew_ms: Between renewals.
-        on_lost: Told of a queue that another member has, or had meanwhile.
+        on_lost: Called with a queue that another member has, or had meanwhile.
         on_regained: Called when workers that stopped may go on.
     """
 
@@ -124,7 +124,7 @@ class QueueLeases:
         Args:
             broker_name: Broker group of all the queues.
             queues: Which.
-            on_done: Told those that were granted, and those to ask for again.
+            on_done: Called with those that were granted, and those to ask for again.
         """
 
         def answered(tokens: dict[MessageQueue, int], asked_ms: int, lease_ms: int) -> None:
@@ -142,7 +142,7 @@ class QueueLeases:
         self._ask(broker_name, queues, answered)
 
     def forget(self, queues: Iterable[MessageQueue]) -> None:
-        """Queues are not ours any more; whoever still looks at their leases sees that."""
+        """Drop queues that are not ours any more; workers that look at their leases see that."""
         for queue in queues:
             held = self._held.pop(queue, None)
             if held is not None:
@@ -229,7 +229,7 @@ class QueueLeases:
 
             def done(answer: Command | MQMeshError, some: list[MessageQueue] = some) -> None:
                 if connection != self._connections[broker_name]:
-                    # What an earlier connection told may have changed since.
+                    # What an earlier connection answered may have changed since.
                     answered(dict.fromkeys(some, LOCK_PENDING), asked_ms, 0)
                     return
                 try:

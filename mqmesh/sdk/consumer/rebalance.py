@@ -1,4 +1,4 @@
-"""Who of a group reads which queues: allocation strategies. Pure.
+"""Allocation strategies: they divide queues among the members of a group. Pure.
 
 Every member computes the allocation by itself, from the same members and the same queues,
 and takes its own part. So a strategy must depend on nothing else.
@@ -145,7 +145,7 @@ class MachineRoom(AllocateStrategy):
 
 
 class ByConfig(AllocateStrategy):
-    """A member reads the queues that it was told to, whoever else is there.
+    """Allocation by configuration: a member reads the queues set for it, regardless of others.
 
     Args:
         queues: Of one topic or several.

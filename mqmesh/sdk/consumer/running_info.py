@@ -1,4 +1,4 @@
-"""How a running consumer is: what it tells administrators and brokers of itself."""
+"""Introspection of a running consumer, for administrators and brokers."""
 
 import asyncio
 from collections import defaultdict
@@ -28,16 +28,16 @@ from mqmesh.sdk.consumer.introspection.stacks import read_stacks
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Tally
 
 MAX_TOPICS: Final = 1_024
-"""Topics that a heartbeat tells of."""
+"""Most topics that a heartbeat reports."""
 
 
 class Introspection:
-    """Tells how a consumer is. Methods are for the client loop, unless they say so.
+    """Introspection of a consumer. Methods are for the client loop, unless stated.
 
     Args:
         kind: ``push`` or ``pull``.
-        engine: The consumer's; its heartbeats and answers tell more from now on.
-        service: Who has listeners called; None where messages are polled.
+        engine: The consumer's; its heartbeats and answers report more from now on.
+        service: Calls listeners; None where messages are polled.
 
     Attributes:
         loop: Where coroutines run that the consumer has called; None without any.

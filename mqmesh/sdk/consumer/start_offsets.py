@@ -41,7 +41,7 @@ class QueueStarts:
         is_ours: True while a queue is given to the consumer.
         is_wanted: False when the queue was given up, or given up and given again, or all ends.
         begin: Begins to read.
-        on_hindered: Told of a queue why it is not known where to begin.
+        on_hindered: Called with a queue and the reason why its start is not known.
 
     Attributes:
         leases: Locks of queues, for a consumer that needs them.

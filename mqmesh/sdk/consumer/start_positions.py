@@ -38,7 +38,7 @@ class Position(msgspec.Struct, frozen=True):
     Attributes:
         queue_offset: The next message to read.
         committed: The group had committed it; otherwise it should do so at once, because
-            whoever gets the queue next would choose anew.
+            the next owner of the queue would choose anew.
     """
 
     queue_offset: int
@@ -74,7 +74,7 @@ class StartPositions:
         self._first_queues: dict[str, frozenset[MessageQueue]] = {}
 
     def note_queues(self, topic: str, queues: tuple[MessageQueue, ...]) -> None:
-        """Tells of a topic's queues; the first call for a topic counts.
+        """Note a topic's queues; the first call for a topic counts.
 
         A queue that comes later is read from its beginning: ``LAST_OFFSET`` leaves out what
         was there before the consumer, and nothing else.
@@ -82,7 +82,7 @@ class StartPositions:
         self._first_queues.setdefault(topic, frozenset(queues))
 
     def locate(self, broker_name: str, queues: list[MessageQueue], on_done: OnPosition) -> None:
-        """Finds out where to begin in queues of one broker group; each is told by itself."""
+        """Find the start offsets of queues of one broker group; each is reported by itself."""
 
         def fetched(found: dict[MessageQueue, int] | MQMeshError) -> None:
             for queue in queues:

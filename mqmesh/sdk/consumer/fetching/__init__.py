@@ -1,1 +1,1 @@
-"""How messages come: pulls, and what holds them until somebody takes them."""
+"""Pulls, and the buffers that hold messages until they are taken."""

@@ -12,7 +12,7 @@ from mqmesh.transport.interface import Condition
 
 
 class FetchBuffer(QueueSink):
-    """What a pull consumer holds of one queue.
+    """Buffer of one queue of a pull consumer.
 
     The client loop fills it, the application's threads empty it, both under the lock
     of ``changed``.
@@ -23,7 +23,7 @@ class FetchBuffer(QueueSink):
         changed: Its lock is held whenever the messages are touched.
         on_arrival: Called under that lock when messages have come.
         on_broken: Called under that lock, once, when a batch cannot be decoded; nothing behind
-            it is handed out, and whoever polls is told.
+            it is handed out, and polls raise the error.
 
     Attributes:
         position: Queue offset of the next message that a poll returns.
@@ -168,7 +168,7 @@ class FetchBuffer(QueueSink):
 
 
 class PollOrder:
-    """Whose turn it is: each poll begins with the queue behind the one served last."""
+    """Round robin of polls: each begins with the queue behind the one served last."""
 
     def __init__(self) -> None:
         self._last: MessageQueue | None = None

@@ -81,7 +81,7 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Wanted = str | MessageSelector | PythonFilter
-"""What users may give: a tag expression, a selector, or a filter in Python."""
+"""Filter that users may give: a tag expression, a selector, or a filter in Python."""
 
 
 def check_not_subscribed(topic: str, subscribed: Collection[str]) -> None:

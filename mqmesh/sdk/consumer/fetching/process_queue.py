@@ -83,7 +83,7 @@ class StateSpan:
 
 
 class ProcessQueue:
-    """What a consumer holds of one message queue.
+    """Messages of one message queue that a consumer holds.
 
     Args:
         start: Queue offset of the first message to come.

@@ -38,11 +38,11 @@ BACKOFF_MAX_MS: Final = 1_000
 REPORT_MS: Final = 60_000
 """Between two lines of the log about a queue that cannot be pulled."""
 CORRUPT_TRIES: Final = 5
-"""How often damaged bytes are asked for again before the queue is stopped."""
+"""Most pulls of damaged bytes before the queue is stopped."""
 STOPPED_RETRY_MS: Final = 30_000
 """A stopped queue is asked again after this: damage may have been repaired."""
 BEYOND_END_TRIES: Final = 3
-"""How often a broker may say that our offset lies behind its end before we believe it."""
+"""Answers that place our offset behind the broker's end before they are believed."""
 BEYOND_END_RETRY_MS: Final = 1_000
 
 _MESSAGES: Final = frozenset((PullStatus.FOUND, PullStatus.NO_NEW_MSG, PullStatus.NO_MATCHED_MSG))
@@ -108,7 +108,7 @@ class QueueSink(Sink, Protocol):
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How queues are pulled.
+    """Options of pulls.
 
     Attributes:
         max_bytes: Of one answer; at least one batch comes, whatever its size.
@@ -124,7 +124,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PullCounters(msgspec.Struct):
-    """What happened to a consumer's pulls.
+    """Counters of a consumer's pulls.
 
     Attributes:
         pulls: Answers.
@@ -132,7 +132,7 @@ class PullCounters(msgspec.Struct):
         failures: Pulls without a usable answer.
         corrupt_batches: Batches that failed their checks.
         offsets_moved: Times that a broker did not hold the offset that was due.
-        replica_pulls: Answers of followers, which the master had told of.
+        replica_pulls: Answers of followers, which the master had named.
     """
 
     pulls: int = 0
@@ -144,7 +144,7 @@ class PullCounters(msgspec.Struct):
 
 
 class PullMeter(msgspec.Struct):
-    """What the pulls of a topic brought.
+    """Totals of the pulls of a topic.
 
     Attributes:
         now_ms: Monotonic clock.
@@ -160,7 +160,7 @@ class PullMeter(msgspec.Struct):
 
 
 class PullNetwork(Protocol):
-    """What a pull loop needs of the client's engine."""
+    """Requests of a pull loop to brokers; the client's engine implements them."""
 
     def request(
         self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
@@ -188,9 +188,9 @@ class PullLoop:
         generation: In which the queue was claimed, 0 if it was not.
         epochs: Of each queue, the epoch in which its place is right; kept up to date.
         replicas: Where the master may send it; None to ask him only.
-        on_epoch: Told the epoch of the broker's log when it is a later one than before.
-        on_stale: Told when the queue was given to another member; the loop has ended then.
-        on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
+        on_epoch: Called with the epoch of the broker's log when it is a later one than before.
+        on_stale: Called when the queue was given to another member; the loop has ended then.
+        on_reset: Called when an administrator moved the group or made the topic anew, or the broker
             lost messages, before the sink is moved.
         meter: Of the topic.
 
@@ -388,7 +388,7 @@ class PullLoop:
             self._fail(error)
 
     def _take_of_replica(self, turn: int, outcome: Command | MQMeshError) -> None:
-        """A follower answered: what is more than messages, or none of them, the master tells."""
+        """Take a follower's answer; the master is asked if it has no messages, or other content."""
         if self.dropped or turn != self._turn:
             return
         self._counters.replica_pulls += 1
@@ -579,7 +579,7 @@ class PullLoop:
     def _believe(self, min_queue_offset: int) -> None:
         # A broker that lost its tail fills the lost offsets with other messages, perhaps before
         # we ask again. To repeat some is allowed, to skip one is not: so the lowest end that it
-        # ever told of is where we go on.
+        # ever reported is where we go on.
         end = max(min(self._beyond_end), min_queue_offset)
         _log.error(
             "%s: the broker lost messages before offset %d, where we were; going on at %d",

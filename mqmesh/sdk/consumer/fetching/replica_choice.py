@@ -15,7 +15,7 @@ ADVICE_MS: Final = 30_000
 
 
 class ReplicaNetwork(Protocol):
-    """What a pull loop needs to read from followers.
+    """Network of a pull loop that reads from followers.
 
     Attributes:
         clock: Source of time.
@@ -50,7 +50,7 @@ class ReplicaChoice:
         self._deaf_until_ms = 0
 
     def replica(self) -> int:
-        """Whom the next pull goes to, as a broker id; 0 for the master."""
+        """Broker id of the replica that the next pull goes to; 0 for the master."""
         if self._replica != MASTER_ID and self._clock.monotonic_ms() >= self._until_ms:
             self._replica = MASTER_ID
         return self._replica

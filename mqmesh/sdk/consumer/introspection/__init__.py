@@ -1,1 +1,1 @@
-"""What a consumer tells administrators of itself."""
+"""Introspection: reports of a consumer for administrators."""

@@ -1,4 +1,4 @@
-"""What a consumer did of late, by topic: rates from totals that are looked at again. Pure."""
+"""Recent consumption by topic: rates from sampled totals. Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ WINDOW_SAMPLES: Final = 7
 FAILURE_SAMPLE_MS: Final = 60_000
 HOUR_SAMPLES: Final = 61
 RECENT_SAMPLES: Final = 11
-"""Of these; deliveries of the last ten minutes, in which most retries come again."""
+"""Number of samples that span the last ten minutes, in which most retries come again."""
 
 _NS_PER_MS: Final = 1_000_000
 
 
 class TopicTotals(msgspec.Struct, frozen=True):
-    """What was done with a topic's messages since the consumer was made.
+    """Totals of a topic since the consumer was made.
 
     Attributes:
         calls: Of the listener, begun.
@@ -75,7 +75,7 @@ class Consumption:
             self._failures.append(one)
 
     def stats(self, now_ms: int) -> list[TopicConsumption]:
-        """What was done of late, by topic; by the monotonic clock."""
+        """Return recent consumption by topic; by the monotonic clock."""
         totals, held = self._totals(), self._held()
         first = self._samples[0] if self._samples else _Sample(now_ms, {})
         hour = self._failures[0].totals if self._failures else {}

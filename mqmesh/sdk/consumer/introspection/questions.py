@@ -16,7 +16,7 @@ MAX_REMARK: Final = 1_000
 
 OnAnswer = Callable[[msgspec.Struct | MQMeshError], None]
 Answerer = Callable[[str, bytes, memoryview, OnAnswer], None]
-"""Answers a question, now or later: broker, header, body, and whom to tell the answer."""
+"""Handler of a request, now or later: broker, header, body, and the callback for the answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,5 +64,5 @@ class Questions:
                 RequestCode.ANSWER_OF_CLIENT, body, header=encode_header(told)
             )
         except MQMeshError as error:
-            # Whoever asked hears that there was no answer.
+            # The caller gets an error: there was no answer.
             _log.info("a question by way of broker %s was not answered: %s", broker_name, error)

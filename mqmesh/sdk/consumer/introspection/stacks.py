@@ -19,7 +19,7 @@ def read_stacks(first: str, loop: asyncio.AbstractEventLoop | None = None) -> st
 
     Args:
         first: Threads whose names begin so stand in front.
-        loop: Whose tasks are told, too; they stand in front of all.
+        loop: Event loop whose tasks are listed too, in front of all.
 
     Returns:
         At most ``MAX_STACKS_LENGTH`` characters; what is beyond is cut off.

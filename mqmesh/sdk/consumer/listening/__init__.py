@@ -1,1 +1,1 @@
-"""How messages are given to listeners, and what becomes of those that failed."""
+"""Calls of listeners, and retries of messages that failed."""

@@ -1,4 +1,4 @@
-"""What a listener answers, and how hooks hear of it."""
+"""Results of listeners, and their report to hooks."""
 
 import enum
 import inspect
@@ -13,12 +13,12 @@ from mqmesh.sdk.hooks import HookCalls
 
 
 class ConsumeResult(enum.Enum):
-    """What became of messages that a listener was given."""
+    """Outcome of messages that a listener was given."""
 
     SUCCESS = "SUCCESS"
-    """They are done and need not come again. Returning nothing means the same."""
+    """The messages are done and need not come again. Returning nothing means the same."""
     RECONSUME_LATER = "RECONSUME_LATER"
-    """They shall come again after a while. Raising an exception means the same."""
+    """The messages shall come again after a while. Raising an exception means the same."""
     SUSPEND_CURRENT_QUEUE_A_MOMENT = RECONSUME_LATER
     """The same, by the name that RocketMQ has for it in ordered consumption."""
 

@@ -1,7 +1,7 @@
-"""What a worker does next, and what becomes of the result: the one core of all who call listeners.
+"""Scheduling of listener calls: the next turn of a worker, and its outcome.
 
 A service is a machine without threads: the client loop submits and revokes, workers take turns.
-A turn asks for one call after the other and is told what came of it, so a thread, a task of
+A turn asks for one call after the other and takes its outcome, so a thread, a task of
 asyncio and a step of a simulation drive the same code::
 
     with service.changed:
@@ -46,11 +46,11 @@ raised. After ``Ended`` it yields nothing more, and other workers go on."""
 
 
 class Turn(NamedTuple):
-    """What one worker does until it looks for other work.
+    """Work of one worker until it looks for other work.
 
     Attributes:
-        work: Whose listener to call.
-        calls: With what.
+        work: Queue work with the listener to call.
+        calls: Messages of each call.
     """
 
     work: QueueWork
@@ -58,7 +58,7 @@ class Turn(NamedTuple):
 
 
 class Tally(msgspec.Struct):
-    """What listeners did with the messages of a topic.
+    """Counters of a topic's listener calls.
 
     Attributes:
         calls: That were begun.
@@ -74,7 +74,7 @@ class Tally(msgspec.Struct):
 
 
 class Workers(Protocol):
-    """Those who take turns of one service and call listeners."""
+    """Workers of one service: they take turns and call listeners."""
 
     def wake(self, count: int) -> None:
         """So many workers more are about to find work; under the service's lock."""
@@ -91,14 +91,14 @@ class Workers(Protocol):
 
 
 class ConsumeService(ABC):
-    """What is to be consumed. Methods are for the client loop, unless they say so.
+    """Messages to be consumed. Methods are for the client loop, unless stated.
 
     Args:
-        changed: Guards what waits, and tells workers of it.
+        changed: Guards what waits, and wakes workers.
         now_ns: Monotonic clock.
 
     Attributes:
-        changed: See there.
+        changed: The condition given.
         closed: Nothing more is handed out.
         failures: Calls that failed.
         busy_ns: How long workers were with listeners, all together, in turns that have ended.
@@ -151,7 +151,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def waiting(self) -> dict[QueueWork, Waiting]:
-        """What no worker has begun."""
+        """Return what no worker has begun."""
 
     @abstractmethod
     def close(self) -> None:
@@ -160,7 +160,7 @@ class ConsumeService(ABC):
     def take(self) -> Turn | None:
         """The next turn of a worker, who holds the lock; None when there is none.
 
-        Whoever takes it goes on to its end, or gives it up, and then calls ``end``.
+        The worker that takes it goes on to its end, or gives it up, and then calls ``end``.
         """
         turn = self._next_turn()
         if turn is not None:
@@ -183,7 +183,7 @@ class ConsumeService(ABC):
         return [message for turn in own for message in _at_hand(seen(turn))]
 
     def tallies(self) -> dict[str, Tally]:
-        """What listeners did so far, by topic, turns under way included; from any thread."""
+        """Return the counters by topic, turns under way included; from any thread."""
         with self.changed:
             found = {topic: msgspec.structs.replace(one) for topic, one in self._tallies.items()}
             for turn, began_ns in self._turns.items():
@@ -194,7 +194,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def _next_turn(self) -> Turn | None:
-        """See ``take``; under the lock."""
+        """Return the next turn, as ``take`` does; under the lock."""
 
     @abstractmethod
     def _add_begun(self, tallies: dict[str, Tally]) -> None:
@@ -251,9 +251,9 @@ class ConcurrentService(ConsumeService):
         """Has one message consumed before all that waits; nothing else comes of it.
 
         Args:
-            listener: Whom it is for.
+            listener: Listener to call.
             message: The message.
-            on_done: Told by a worker what the listener returned or raised.
+            on_done: Called by a worker with what the listener returned or raised.
 
         Returns:
             Takes it back; True if no worker has begun it, and none will.
@@ -321,7 +321,7 @@ class ConcurrentService(ConsumeService):
         return
 
     def progress(self) -> tuple[bool, int]:
-        """Whether anything waits, and about how many calls were begun so far; under the lock."""
+        """Return whether anything waits, and about how many calls were begun; under the lock."""
         self._retire_used_up()
         # Workers take from the first portion only.
         begun = self._ready[0].calls_begun if self._ready else 0
@@ -394,7 +394,7 @@ class ConcurrentService(ConsumeService):
 
 
 def seen(turn: Turn) -> dict[str, Any]:
-    """What a turn is at: its variables, which a worker may be changing right now.
+    """Return the variables of a turn, which a worker may be changing right now.
 
     So nothing has to be noted down for each message, millions of times for each look.
     """
@@ -402,7 +402,7 @@ def seen(turn: Turn) -> dict[str, Any]:
 
 
 def _at_hand(variables: dict[str, Any]) -> list[StoredMessage]:
-    """What the listener was called with last."""
+    """Return the messages of the listener's last call."""
     messages = variables.get("messages")
     if messages is not None:
         return list(messages)

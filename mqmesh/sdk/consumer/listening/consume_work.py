@@ -1,4 +1,4 @@
-"""What consumers have to do: messages in portions, and those who call listeners for them.
+"""Work of consumers: messages in portions, and the interface that calls listeners for them.
 
 Work lies in portions, and workers share a portion's iterator: taking the next message is
 one indivisible step under Python, so there is no lock for each message, and a message
@@ -73,7 +73,7 @@ class QueueWork:
 
     @property
     def fencing_token(self) -> int:
-        """Of the lock that the queue is consumed under; 0 without one."""
+        """Fencing token of the lock that the queue is consumed under; 0 without one."""
         return 0
 
 
@@ -179,7 +179,7 @@ class Portion:
         self.call_count += len(messages)
 
     def revoke(self) -> None:
-        """What was not begun will not be; from any thread."""
+        """Drop what was not begun; from any thread."""
         self._messages, self.call_count = self.messages_begun, self.calls_begun
         self._source = None
         self._items.clear()  # a list's iterator ends where its list does
@@ -217,7 +217,7 @@ class Waiting(msgspec.Struct):
 
 
 def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
-    """What was not begun of each queue that has something left.
+    """Return the offsets that were not begun, of each queue that has something left.
 
     Args:
         portions: Those that workers will take from.
@@ -250,7 +250,7 @@ def make_portions(
 
 
 class OnFailed(Protocol):
-    """What becomes of messages whose listener failed; called by a worker."""
+    """Handler of messages whose listener failed; called by a worker."""
 
     def __call__(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Sees to it that they come again.

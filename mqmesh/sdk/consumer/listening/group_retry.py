@@ -1,4 +1,4 @@
-"""What becomes of messages whose listener failed, in a group that shares its messages.
+"""Retry of messages whose listener failed, in a group that shares its messages.
 
 They are sent back to their broker, which delivers them again later, to any member, or gives
 them up as dead letters. What cannot be sent back stays here and is tried again: nothing is
@@ -20,13 +20,13 @@ from mqmesh.sdk.consumer.listening.local_retry import report_failure
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue, SentBack
 
 SEND_AGAIN_MS: Final = 5_000
-"""What cannot be sent back, and no listener may try once more, is sent back again after this."""
+"""Delay of the next send-back after one that failed, of a message not to be retried here."""
 
 _log = logging.getLogger(__name__)
 
 
 class Retry(Protocol):
-    """What becomes of messages that were not consumed."""
+    """Retry of messages that were not consumed."""
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Takes over a failed call's messages; called by a worker."""
@@ -45,7 +45,7 @@ class Retry(Protocol):
         """
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
-        """Told of a message that is with a listener for too long; in the client loop.
+        """Handle a message that is with a listener for too long; in the client loop.
 
         Args:
             queue: Where it stands.

@@ -1,4 +1,4 @@
-"""One message that an administrator hands to a consumer: consumed at once, and told what came."""
+"""Delivery of one message that an administrator hands to a consumer, with the outcome as answer."""
 
 from collections.abc import Callable
 from typing import Final
@@ -36,12 +36,12 @@ def handed_message(
 
 
 class HandOver:
-    """Hands one message to a listener, and tells the result within 10 s; in the client loop.
+    """Delivery of one message to a listener; the result comes within 10 s, in the client loop.
 
     Args:
         service: Whose workers call it.
         loop: The client loop.
-        on_result: Told once.
+        on_result: Called once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What becomes of messages that were not consumed and are nobody else's: they wait here.
+"""Retry of failed messages that no other member can take: they wait here.
 
 They hold back what the group commits of their queue, but not the messages behind them.
 """
@@ -115,7 +115,7 @@ def report_failure(
         attempt: How often they have failed here before.
         cause: What it raised, or ``RECONSUME_LATER``.
         then: What comes next.
-        wanted: A listener that asks for a later try gets one, so that is no news.
+        wanted: A listener that asks for a later try gets one, so that is not reported.
     """
     what = where_failed(messages)
     asked = cause is ConsumeResult.RECONSUME_LATER and wanted

@@ -1,7 +1,7 @@
 """One queue that is consumed in order: what is called next, and what a failure means.
 
 No socket, no thread, no clock of its own; the worker that has the queue asks ``next_call`` and
-tells the outcome. Everything else is told to it by its service, under the service's lock.
+reports the outcome. Its service calls all other methods, under the service's lock.
 
 A message that fails stands still with all behind it, and is tried again. So the listener sees
 the messages of a queue in their order, each at least once, and none before those in front of it
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueueState(enum.Enum):
-    """What an ordered queue is doing."""
+    """State of an ordered queue."""
 
     IDLE = enum.auto()
     """Nothing to do."""
@@ -75,12 +75,12 @@ class Always(MayBegin):
 
 
 class Failure(enum.Enum):
-    """What becomes of a message that failed."""
+    """Consequence of a message's failure."""
 
     SUSPEND = enum.auto()
-    """It is tried again after a while, and what is behind it waits."""
+    """The message is tried again after a while, and those behind it wait."""
     DEAD_LETTER = enum.auto()
-    """It has failed too often, or was rejected."""
+    """The message has failed too often, or was rejected."""
 
 
 class OrderlyQueue(QueueWork):
@@ -99,9 +99,9 @@ class OrderlyQueue(QueueWork):
     Attributes:
         state: See ``QueueState``; under the service's lock.
         portions: What is to be consumed, in order.
-        on_idle: Told when the worker that has the queue has done with it.
-        current: What is being called, or failed and will be called again.
-        attempt: How often it failed.
+        on_idle: Called when the worker that has the queue has done with it.
+        current: Messages being called, or failed and to be called again.
+        attempt: Number of failures.
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class OrderlyQueue(QueueWork):
 
     @property
     def fencing_token(self) -> int:
-        """See ``QueueWork.fencing_token``."""
+        """Implement ``QueueWork.fencing_token``."""
         return self.lease.token
 
     @property
@@ -168,7 +168,7 @@ class OrderlyQueue(QueueWork):
         return bool(self.portions)
 
     def next_call(self) -> list[StoredMessage] | None:
-        """What to call the listener with now, by the worker that has the queue.
+        """Return the messages of the next listener call, for the worker that has the queue.
 
         Returns:
             None when there is nothing, or nothing may be begun.
@@ -194,7 +194,7 @@ class OrderlyQueue(QueueWork):
         return self.current
 
     def succeed(self) -> None:
-        """What was called is done, and what stands behind it is next."""
+        """Mark the current messages done; the messages behind them are next."""
         assert self.current is not None
         assert self._span is not None
         self._span.mark(self.current[0].queue_offset, self.current[-1].queue_offset, DONE)
@@ -202,7 +202,7 @@ class OrderlyQueue(QueueWork):
         self.attempt = 0
 
     def fail(self, cause: Cause) -> Failure:
-        """What was called failed."""
+        """Record a failure of the current messages."""
         assert self.current is not None
         spent = 0 <= self._max_times <= max(m.reconsume_times for m in self.current)
         spent = spent or is_rejected(self.current, cause)

@@ -1,4 +1,4 @@
-"""What becomes of messages that were not consumed, where messages are consumed in order.
+"""Retry of messages that were not consumed, where messages are consumed in order.
 
 Nothing is passed over: a failure keeps its queue waiting. Only with ``max_reconsume_times``
 a message that failed too often becomes a dead letter, and only with that or
@@ -22,7 +22,7 @@ from mqmesh.sdk.consumer.listening.orderly_service import ToDeadLetters
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue, SentBack
 
 TELL_MS: Final = 60_000
-"""A queue that waits for ever is told of again and again."""
+"""Interval of the log's reports about a queue that waits for ever."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Unreadable(msgspec.Struct):
         first: Queue offset of the first.
         end: Queue offset behind the last.
         error: What is wrong with them.
-        told_ms: When the log was told last, monotonic; -1 for never.
+        told_ms: Time of the last log line, monotonic; -1 for never.
         is_leaving: They are on their way to the dead letters.
     """
 
@@ -134,7 +134,7 @@ def _report_unreadable(queue: MessageQueue, one: Unreadable) -> None:
 
 
 def to_dead_letters(sender: SendBackQueue) -> ToDeadLetters:
-    """How messages that failed too often in order become dead letters.
+    """Return the function that makes dead letters of messages that failed too often in order.
 
     Args:
         sender: Sends them.

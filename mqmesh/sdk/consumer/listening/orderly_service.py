@@ -3,7 +3,7 @@
 A worker takes a queue, calls the listener message by message, and puts the queue back. No
 other worker can have the queue meanwhile: its state says so, and changes only under one lock.
 That is what ordered consumption calls the lock of a queue at the consumer. A rebalance must
-win it too: ``when_idle`` tells when the worker has done with a queue that was revoked.
+win it too: ``when_idle`` calls back when the worker has done with a queue that was revoked.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ _SUCCESS: Final = ConsumeResult.SUCCESS
 
 
 class ToDeadLetters(Protocol):
-    """Makes dead letters of messages."""
+    """Interface that makes dead letters of messages."""
 
     def __call__(
         self,
@@ -40,12 +40,12 @@ class ToDeadLetters(Protocol):
         cause: Cause,
         on_done: Callable[[bool], None],
     ) -> None:
-        """From a worker's thread; ``on_done`` is told in the client's, whether they are safe.
+        """Make dead letters, from a worker's thread; ``on_done`` is called in the client's.
 
         Args:
             messages: Of one queue, in order.
             cause: What the listener raised, or ``RECONSUME_LATER``.
-            on_done: Told True when they are stored as dead letters.
+            on_done: Called with True when they are stored as dead letters.
         """
 
 

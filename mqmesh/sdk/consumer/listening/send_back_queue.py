@@ -29,7 +29,7 @@ from mqmesh.transport.interface import Condition
 from mqmesh.transport.requests import no_connection
 
 MAX_ENTRIES: Final = 64
-"""Of a request: each may cost the broker the decoding of a batch."""
+"""Most entries of a request: each may cost the broker the decoding of a batch."""
 TIMEOUT_MS: Final = 6_000
 """A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
 TRIES: Final = 2
@@ -39,7 +39,7 @@ IN_FLIGHT: Final = 1
 """Requests a broker; what fails meanwhile shares the next one."""
 
 OnSentBack = Callable[[int | MQMeshError], None]
-"""Told, in the client loop, how many messages became dead letters, or why none was taken."""
+"""Callback in the client loop: the number of new dead letters, or why none was taken."""
 
 _PLACE = attrgetter("queue", "first")
 
@@ -52,7 +52,7 @@ class SentBack(msgspec.Struct, frozen=True, gc=False):
         first: Queue offset of the first.
         count: How many.
         reason: What went wrong.
-        on_done: Told what became of them.
+        on_done: Called with their outcome.
         delay_level: 0 for the level that is due; ``TO_DEAD_LETTERS`` to give them up.
         reconsume_times: Tries that were made here.
     """
@@ -78,7 +78,7 @@ class SendBacks:
         group: Consumer group.
         max_reconsume_times: What was sent back as often becomes a dead letter.
         may_come: False for a broker that is not worth waiting for.
-        changed: What ``wait`` waits with; guards what waits.
+        changed: Condition of ``wait``; guards what waits.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SendBacks:
         self._closed: MQMeshError | None = None
 
     def put(self, messages: SentBack) -> None:
-        """Takes messages; from any thread. After ``close`` their outcome is told at once."""
+        """Take messages; from any thread. After ``close`` their outcome is reported at once."""
         with self._changed:
             closed = self._closed
             if closed is None:
@@ -112,7 +112,7 @@ class SendBacks:
         """Ends everything that waits, and takes nothing more.
 
         Args:
-            error: What those who wait are told.
+            error: Error for those who wait.
         """
         with self._changed:
             self._closed = error
@@ -147,7 +147,7 @@ class SendBacks:
         return self._letter(broker_name, header, groups, 1)
 
     def without(self, broker_name: str) -> Effects | None:
-        """There is no connection to a broker: what is not worth waiting ends."""
+        """End what is not worth waiting for: there is no connection to a broker."""
         if self._may_come(broker_name):
             return None
         error = no_connection(f"broker {broker_name}")
@@ -196,7 +196,7 @@ class SendBacks:
         for group, outcome in zip(groups, outcomes, strict=True):
             for one in group:
                 count += 1
-                # One of many that are gone together may live on: all of them are told of all.
+                # One of many that are gone together may live on: each callback gets all of them.
                 one.on_done(outcome)
         with self._changed:
             self._open -= count
@@ -213,7 +213,7 @@ class SendBackQueue:
         network: The client's engine.
         may_come: False for a broker that is not worth waiting for.
         max_reconsume_times: What was sent back as often becomes a dead letter.
-        changed: What ``wait`` waits with.
+        changed: Condition of ``wait``.
     """
 
     def __init__(

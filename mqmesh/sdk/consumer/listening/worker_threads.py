@@ -14,7 +14,7 @@ from mqmesh.sdk.consumer.listening.consume_service import (
 
 WATCH_MS: Final = 2
 QUICK_TURN_NS: Final = 2_000_000
-"""Who was done with a turn so soon will be back soon, and nobody else need be woken."""
+"""Time of a quick turn: its worker will be back soon, and no other need be woken."""
 CALLS_PER_WATCH: Final = 2
 """A worker that begins fewer calls than this between two looks is slow: others would help."""
 
