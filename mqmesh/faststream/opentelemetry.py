@@ -49,12 +49,12 @@ class MQMeshTelemetryMiddleware(TelemetryMiddleware[MQMeshPublishCommand]):
 
 
 class DeliveryAttributes(TelemetrySettingsProvider[Delivery, MQMeshPublishCommand]):
-    """What spans say of deliveries and commands, by the names that mqmesh's own spans have."""
+    """Attributes of spans of deliveries and commands, named as in mqmesh's own spans."""
 
     messaging_system = names.SYSTEM
 
     def get_consume_attrs_from_message(self, msg: StreamMessage[Delivery]) -> dict[str, Any]:
-        """Of what a handler gets."""
+        """Return the attributes of a message that a handler gets."""
         messages = msg.raw_message.messages
         attributes = {
             **_common(messages[0].topic, msg.correlation_id),
@@ -73,7 +73,7 @@ class DeliveryAttributes(TelemetrySettingsProvider[Delivery, MQMeshPublishComman
         return msg.raw_message.message.topic
 
     def get_publish_attrs_from_cmd(self, cmd: MQMeshPublishCommand) -> dict[str, Any]:
-        """Of what is published."""
+        """Return the attributes of a message that is published."""
         alike = Message(cmd.destination, b"", **cmd.fields)
         return {**_common(cmd.destination, cmd.correlation_id), **facts_of((alike,))}
 

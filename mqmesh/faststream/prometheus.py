@@ -53,12 +53,12 @@ class MQMeshPrometheusMiddleware(PrometheusMiddleware[Delivery, MQMeshPublishCom
 
 
 class DeliveryMetrics(MetricsSettingsProvider[Delivery, MQMeshPublishCommand]):
-    """What the metrics say of deliveries and commands."""
+    """Labels and sizes of deliveries and commands for metrics."""
 
     messaging_system = names.SYSTEM
 
     def get_consume_attrs_from_message(self, msg: StreamMessage[Delivery]) -> ConsumeAttrs:
-        """Of what a handler gets."""
+        """Return labels and sizes of a message that a handler gets."""
         messages = msg.raw_message.messages
         return {
             "destination_name": messages[0].topic,

@@ -92,7 +92,7 @@ class SendContext:
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies together."""
+        """Size of all bodies together, in bytes."""
         return sum(len(message.body) for message in self.messages)
 
     def add_properties(self, properties: Mapping[str, str], index: int | None = None) -> None:
@@ -145,7 +145,7 @@ class ConsumeContext:
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies together."""
+        """Size of all bodies together, in bytes."""
         return sum(len(message.body) for message in self.messages)
 
 
@@ -157,7 +157,7 @@ class TransactionContext:
         message: The message, with its id.
         decision: Whether it is committed or rolled back.
         from_check: The broker had asked how the transaction ended.
-        began_ms: When the broker was told, ms since 1970.
+        began_ms: When the decision went to the broker, ms since 1970.
         error: Why it does not have the decision; None if it has.
     """
 
@@ -187,7 +187,7 @@ class Hooks:
         """A batch is about to be encoded: once, however often it is sent again."""
 
     def after_send(self, batch: SendContext) -> None:
-        """A batch that ``before_send`` was told of has its outcome; ``send`` may have returned."""
+        """Called when a batch of ``before_send`` has its outcome; ``send`` may have returned."""
 
     def before_consume(self, batch: ConsumeContext) -> None:
         """A listener is about to be called, or a poll about to return."""
@@ -196,7 +196,7 @@ class Hooks:
         """The listener returned or raised, or it is the next poll, or the consumer is closed."""
 
     def after_transaction(self, transaction: TransactionContext) -> None:
-        """A broker was told how a transaction ended, and has answered or not."""
+        """Called when a broker has answered, or failed to answer, a transaction's decision."""
 
 
 class HookCalls:
@@ -276,7 +276,7 @@ class HookCalls:
     def ending(
         self, message: StoredMessage, decision: Decision, now_ms: int, *, from_check: bool = False
     ) -> TransactionContext:
-        """What hooks will see of the end of a transaction, by the wall clock."""
+        """Return the context of a transaction's end for hooks, by the wall clock."""
         return TransactionContext(
             self._group, message, decision, from_check=from_check, began_ms=now_ms
         )
@@ -317,7 +317,7 @@ def _written(hooks: Sequence[Hooks], name: str) -> list[Callable[[Any], None]]:
 def make_hook_calls(
     hooks: Sequence[Hooks], group: str, own: Sequence[Hooks] = ()
 ) -> HookCalls | None:
-    """Who calls a client's hooks; None when it has none.
+    """Return the calls of a client's hooks; None when it has none.
 
     Args:
         hooks: The user's.

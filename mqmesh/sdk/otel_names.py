@@ -61,4 +61,4 @@ PROCESS_DURATION: Final = "messaging.process.duration"
 # ---- Properties of messages ------------------------------------------------------------------
 
 TRACEPARENT: Final = "traceparent"
-"""Of W3C Trace Context: the context in which a message was made."""
+"""Property of W3C Trace Context: the context in which a message was made."""

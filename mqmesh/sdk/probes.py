@@ -45,7 +45,7 @@ class ProbeClient(AdminClient):
     """Sends test messages, one at a time, each tried once; arguments as for ``AdminClient``."""
 
     def probe_topic(self, topic: str, count: int) -> Iterator[Probe]:
-        """Sends to the queues of a topic in turn; whoever reads the topic gets the messages.
+        """Sends to the queues of a topic in turn; the topic's consumers get the messages.
 
         Args:
             topic: Its name.

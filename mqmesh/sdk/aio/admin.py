@@ -172,7 +172,7 @@ class GroupAdmin(AdminClient):
 
 
 class TrackClient(QueryClient, GroupAdmin):
-    """What became of messages, from coroutines; as ``mqmesh.TrackClient``."""
+    """Tracks of messages for coroutines; the counterpart of ``mqmesh.TrackClient``."""
 
     _kind = BlockingTrackClient
 

@@ -36,7 +36,7 @@ class TopicPublisher(MessageMaker[T]):
         self._producer = producer
 
     async def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
-        """As ``send`` of a publisher of ``mqmesh.App``."""
+        """Send as a publisher of ``mqmesh.App`` does."""
         return await self._producer.send(self.message(value, **fields))
 
 
@@ -87,7 +87,7 @@ class App:
         dead_letter_on: Errors = (),
         **options: Unpack[PushConsumerKeywords],
     ) -> Callable[[Function], Function]:
-        """As ``mqmesh.App.subscriber``, for a coroutine function.
+        """Register a coroutine function, as ``mqmesh.App.subscriber`` does.
 
         Raises:
             InvalidArgument: As there, or it is no coroutine function.
@@ -105,7 +105,7 @@ class App:
         return decorate
 
     def publisher(self, topic: str, kind: type[T]) -> TopicPublisher[T]:
-        """As ``mqmesh.App.publisher``."""
+        """Return a publisher, as ``mqmesh.App.publisher`` does."""
         self._publishes = True
         return TopicPublisher(topic, kind, self._producer)
 
@@ -146,7 +146,7 @@ class App:
         return bool(self._started) and all(client.closed for client in self._started)
 
     async def run(self) -> None:
-        """As ``mqmesh.App.run``."""
+        """Run as ``mqmesh.App.run`` does."""
         await run_async(self)
 
     async def __aenter__(self) -> Self:

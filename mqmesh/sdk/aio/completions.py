@@ -71,7 +71,7 @@ class Completions:
             self._waiting[batch] = [waiting]
             sent.add_done_callback(self._on_sent)
         else:
-            # Not told yet: that happens in this event loop, and takes them all out.
+            # Not reported yet: that happens in this event loop, and takes them all out.
             others.append(waiting)
         return waiting
 

@@ -91,7 +91,7 @@ class PullConsumer:
         self._done: dict[MessageQueue, int] = {}
 
     async def start(self) -> None:
-        """As ``mqmesh.PullConsumer.start``; it belongs to the running event loop until ``close``.
+        """Start as ``mqmesh.PullConsumer.start`` does, in the running event loop until ``close``.
 
         Raises:
             InvalidArgument: It runs in another event loop.
@@ -134,46 +134,46 @@ class PullConsumer:
     # ---- Which queues ----------------------------------------------------------------
 
     async def subscribe(self, topic: str, expression: Wanted = "*") -> None:
-        """As ``mqmesh.PullConsumer.subscribe``."""
+        """Subscribe as ``mqmesh.PullConsumer.subscribe`` does."""
         check_loop(self._loop)
         self._inner.subscribe(topic, expression)
 
     async def unsubscribe(self, topic: str) -> None:
-        """As ``mqmesh.PullConsumer.unsubscribe``."""
+        """Unsubscribe as ``mqmesh.PullConsumer.unsubscribe`` does."""
         check_loop(self._loop)
         self._inner.unsubscribe(topic)
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """As ``mqmesh.PullConsumer.assign``."""
+        """Assign queues as ``mqmesh.PullConsumer.assign`` does."""
         check_loop(self._loop)
         await asyncio.to_thread(self._inner.assign, queues)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """As ``mqmesh.PullConsumer.queues``."""
+        """Return a topic's queues as ``mqmesh.PullConsumer.queues`` does."""
         check_loop(self._loop)
         return await asyncio.to_thread(self._inner.queues, topic)
 
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
-        """As ``mqmesh.PullConsumer.filter_errors``."""
+        """Errors of filters, from ``mqmesh.PullConsumer.filter_errors``."""
         return self._inner.filter_errors
 
     @property
     def client_id(self) -> str:
-        """As ``mqmesh.PullConsumer.client_id``."""
+        """Id of this member at brokers, from ``mqmesh.PullConsumer.client_id``."""
         return self._inner.client_id
 
     def metrics(self) -> Readings:
-        """As ``mqmesh.PullConsumer.metrics``."""
+        """Return the metrics of ``mqmesh.PullConsumer.metrics``."""
         return self._inner.metrics()
 
     @property
     def counters(self) -> PullCounters:
-        """As ``mqmesh.PullConsumer.counters``."""
+        """Counters of the pulls so far, from ``mqmesh.PullConsumer.counters``."""
         return self._inner.counters
 
     def assignment(self) -> list[MessageQueue]:
-        """As ``mqmesh.PullConsumer.assignment``."""
+        """Return the assigned queues, as ``mqmesh.PullConsumer.assignment`` does."""
         return self._inner.assignment()
 
     # ---- Messages --------------------------------------------------------------------
@@ -181,7 +181,7 @@ class PullConsumer:
     async def poll(
         self, timeout_ms: int = 1_000, max_messages: int | None = None
     ) -> list[StoredMessage]:
-        """As ``mqmesh.PullConsumer.poll``; do not mix it with iteration."""
+        """Poll as ``mqmesh.PullConsumer.poll`` does; do not mix it with iteration."""
         check_loop(self._loop)
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
@@ -200,60 +200,60 @@ class PullConsumer:
                 self._polled.extend(await self._next(None))
             except ClientClosed:
                 raise StopAsyncIteration from None
-            self._done.clear()  # that poll has told that all before it is done
+            self._done.clear()  # that poll has marked all before it done
         self._current = self._polled.popleft()
         return self._current
 
     def pause(self, *queues: MessageQueue) -> None:
-        """As ``mqmesh.PullConsumer.pause``."""
+        """Pause queues as ``mqmesh.PullConsumer.pause`` does."""
         self._inner.pause(*queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """As ``mqmesh.PullConsumer.resume``."""
+        """Resume queues as ``mqmesh.PullConsumer.resume`` does."""
         self._inner.resume(*queues)
 
     # ---- Places in a queue -----------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
-        """As ``mqmesh.PullConsumer.position``."""
+        """Return a queue's position as ``mqmesh.PullConsumer.position`` does."""
         return self._inner.position(queue)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """As ``mqmesh.PullConsumer.seek``."""
+        """Seek as ``mqmesh.PullConsumer.seek`` does."""
         check_loop(self._loop)
         with self._forgetting([queue]):
             await asyncio.to_thread(self._inner.seek, queue, offset)
 
     async def seek_to_begin(self, *queues: MessageQueue) -> None:
-        """As ``mqmesh.PullConsumer.seek_to_begin``."""
+        """Seek as ``mqmesh.PullConsumer.seek_to_begin`` does."""
         check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_begin, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """As ``mqmesh.PullConsumer.seek_to_end``."""
+        """Seek as ``mqmesh.PullConsumer.seek_to_end`` does."""
         check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_end, *queues)
 
     async def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
-        """As ``mqmesh.PullConsumer.seek_to_time``."""
+        """Seek as ``mqmesh.PullConsumer.seek_to_time`` does."""
         check_loop(self._loop)
         with self._forgetting(queues):
             await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
 
     async def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """As ``mqmesh.PullConsumer.offset_of_time``."""
+        """Return an offset as ``mqmesh.PullConsumer.offset_of_time`` does."""
         check_loop(self._loop)
         return await asyncio.to_thread(self._inner.offset_of_time, queue, timestamp_ms)
 
     async def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
-        """As ``mqmesh.PullConsumer.lag``."""
+        """Return the lag as ``mqmesh.PullConsumer.lag`` does."""
         check_loop(self._loop)
         return await asyncio.to_thread(self._inner.lag, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """As ``mqmesh.PullConsumer.commit``; in an iteration the message at hand is done."""
+        """Commit as ``mqmesh.PullConsumer.commit``; in an iteration the message at hand is done."""
         check_loop(self._loop)
         if offsets is None and self._polled:
             self._finish_current()
@@ -261,7 +261,7 @@ class PullConsumer:
         await asyncio.to_thread(self._inner.commit, offsets)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """As ``mqmesh.PullConsumer.committed``."""
+        """Return the committed offset as ``mqmesh.PullConsumer.committed`` does."""
         check_loop(self._loop)
         return await asyncio.to_thread(self._inner.committed, queue)
 
@@ -337,7 +337,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
         self.introspection.loop = loop
 
     def subscribe_coroutine(self, topic: str, expression: Wanted, listener: AsyncListener) -> None:
-        """As ``subscribe``."""
+        """Subscribe with a coroutine function as listener."""
         if not is_coroutine_function(listener):
             raise InvalidArgument("listener must be a coroutine function (async def)")
         self._subscribe(topic, expression, listener)
@@ -390,7 +390,7 @@ class PushConsumer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """As ``mqmesh.PushConsumer.start``; it belongs to the running event loop until ``close``.
+        """Start as ``mqmesh.PushConsumer.start`` does, in the running event loop until ``close``.
 
         Raises:
             InvalidArgument: It runs in another event loop.
@@ -408,18 +408,18 @@ class PushConsumer:
             raise
 
     async def close(self) -> None:
-        """As ``mqmesh.PushConsumer.close``; also from within a listener, or another event loop."""
+        """Close as ``mqmesh.PushConsumer.close``; also from a listener, or another event loop."""
         self._inner.closer = asyncio.current_task()
         await asyncio.to_thread(self._inner.close)
         self._loop = None
 
     @property
     def closed(self) -> bool:
-        """As ``mqmesh.PushConsumer.closed``."""
+        """True once closed, from ``mqmesh.PushConsumer.closed``."""
         return self._inner.closed
 
     async def run(self) -> None:
-        """As ``mqmesh.PushConsumer.run``."""
+        """Run as ``mqmesh.PushConsumer.run`` does."""
         await run_async(self)
 
     async def __aenter__(self) -> Self:
@@ -432,7 +432,7 @@ class PushConsumer:
     async def subscribe(
         self, topic: str, expression: Wanted = "*", *, listener: AsyncListener
     ) -> None:
-        """As ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
+        """Subscribe as ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
 
         Raises:
             InvalidArgument: As there, or the listener is not a coroutine function, or this is
@@ -442,38 +442,38 @@ class PushConsumer:
         self._inner.subscribe_coroutine(topic, expression, listener)
 
     async def unsubscribe(self, topic: str) -> None:
-        """As ``mqmesh.PushConsumer.unsubscribe``."""
+        """Unsubscribe as ``mqmesh.PushConsumer.unsubscribe`` does."""
         check_loop(self._loop)
         self._inner.unsubscribe(topic)
 
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
-        """As ``mqmesh.PushConsumer.filter_errors``."""
+        """Errors of filters, from ``mqmesh.PushConsumer.filter_errors``."""
         return self._inner.filter_errors
 
     def assignment(self) -> list[MessageQueue]:
-        """As ``mqmesh.PushConsumer.assignment``."""
+        """Return the assigned queues, as ``mqmesh.PushConsumer.assignment`` does."""
         return self._inner.assignment()
 
     def generation(self, queue: MessageQueue) -> int | None:
-        """As ``mqmesh.PushConsumer.generation``."""
+        """Return a queue's generation as ``mqmesh.PushConsumer.generation`` does."""
         return self._inner.generation(queue)
 
     @property
     def client_id(self) -> str:
-        """As ``mqmesh.PushConsumer.client_id``."""
+        """Id of this member at brokers, from ``mqmesh.PushConsumer.client_id``."""
         return self._inner.client_id
 
     def metrics(self) -> Readings:
-        """As ``mqmesh.PushConsumer.metrics``."""
+        """Return the metrics of ``mqmesh.PushConsumer.metrics``."""
         return self._inner.metrics()
 
     @property
     def counters(self) -> PullCounters:
-        """As ``mqmesh.PushConsumer.counters``."""
+        """Counters of the pulls so far, from ``mqmesh.PushConsumer.counters``."""
         return self._inner.counters
 
     @property
     def failures(self) -> int:
-        """As ``mqmesh.PushConsumer.failures``."""
+        """Failed calls of listeners, from ``mqmesh.PushConsumer.failures``."""
         return self._inner.failures

@@ -84,11 +84,11 @@ class Producer:
 
     @property
     def closed(self) -> bool:
-        """As ``mqmesh.Producer.closed``."""
+        """True once closed, from ``mqmesh.Producer.closed``."""
         return self._inner.closed
 
     def metrics(self) -> Readings:
-        """As ``mqmesh.Producer.metrics``."""
+        """Return the metrics of ``mqmesh.Producer.metrics``."""
         return self._inner.metrics()
 
     async def __aenter__(self) -> Self:
@@ -135,7 +135,7 @@ class Producer:
         return future.result()
 
     async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
-        """Sends a message and never tells what became of it."""
+        """Sends a message and never reports its outcome."""
         await self._ready(message)
         self._inner.send_oneway(message, **choice)
 
@@ -169,12 +169,12 @@ class Producer:
 
     @property
     def pending_requests(self) -> int:
-        """As ``mqmesh.Producer.pending_requests``."""
+        """Requests that wait for their replies, from ``mqmesh.Producer.pending_requests``."""
         return self._inner.pending_requests
 
     @property
     def late_replies(self) -> int:
-        """As ``mqmesh.Producer.late_replies``."""
+        """Replies that came too late, from ``mqmesh.Producer.late_replies``."""
         return self._inner.late_replies
 
     async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
@@ -195,7 +195,7 @@ class Producer:
         return message.topic in self._lines or not self._inner.can_send(message.topic)
 
     async def _stand_in_line(self, topic: str) -> None:
-        """Waits for a topic's route and for room; whoever came first goes first."""
+        """Waits for a topic's route and for room; first come, first served."""
         line = self._lines.get(topic)
         if line is None:
             line = self._lines[topic] = deque()
@@ -226,7 +226,7 @@ class Producer:
                 del self._lines[topic], self._serving[topic]
 
     def _here(self) -> Completions:
-        """Who tells of outcomes, if this is where the producer was started.
+        """Return the reporter of outcomes, if this is the event loop of ``start``.
 
         Raises:
             ClientClosed: It was not started.

@@ -41,7 +41,7 @@ class TransactionListener(ABC):
 
     @abstractmethod
     async def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
-        """Tells how the local transaction of a message ended: the broker wants to know."""
+        """Returns how the local transaction of a message ended, when the broker asks."""
 
 
 class _TransactionBridge(BlockingTransactionListener):

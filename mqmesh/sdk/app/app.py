@@ -187,7 +187,7 @@ class App:
         self.close()
 
     def _clients(self) -> list[PushConsumer | Producer]:
-        # Whoever publishes from a handler finds the producer at work.
+        # A handler that publishes finds the producer at work.
         clients: list[PushConsumer | Producer] = [self._producer] if self._publishes else []
         for group, subscriptions in self._subscriptions.by_group().items():
             consumer = PushConsumer(group, **{**self._common, **subscriptions[0].options})

@@ -13,7 +13,7 @@ Encode = Callable[[Any], bytes]
 
 
 def decoder_of(kind: Any) -> Decode:
-    """How a message becomes a value of a type.
+    """Return the function that makes a value of a type from a message.
 
     Args:
         kind: ``StoredMessage`` for the message itself, ``bytes``, ``str``, a model of pydantic, or
@@ -52,7 +52,7 @@ def decoder_of(kind: Any) -> Decode:
 
 
 def encoder_of(kind: Any) -> Encode:
-    """How a value of a type becomes a body; the other direction of ``decoder_of``.
+    """Return the function that makes a body from a value of a type; ``decoder_of`` reversed.
 
     Raises:
         InvalidArgument: For ``StoredMessage``; and by the function, for a value that cannot be

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class OwnFields(TypedDict, total=False):
-    """What a message has beside its topic, body and properties; see ``Message``."""
+    """Fields of a message beside its topic, body and properties; see ``Message``."""
 
     tag: str | None
     keys: Sequence[str]
@@ -21,7 +21,7 @@ class OwnFields(TypedDict, total=False):
 
 
 class MessageFields(OwnFields, total=False):
-    """What a message has beside its topic and body."""
+    """Fields of a message beside its topic and body."""
 
     properties: dict[str, str] | None
 

@@ -40,7 +40,7 @@ class TypedHandler:
         self._decode, self._wants_message = _parameters_of(function)
 
     def listen(self, messages: list[StoredMessage]) -> Any:
-        """As the listener of a ``PushConsumer``."""
+        """Call the function with one message, as the listener of a ``PushConsumer``."""
         (message,) = messages
         try:
             return self.function(*self._arguments(message))

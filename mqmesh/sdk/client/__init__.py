@@ -1,1 +1,1 @@
-"""What every client has: routes, connections, heartbeats, options, its life."""
+"""Core of every client: routes, connections, heartbeats, options, start and close."""

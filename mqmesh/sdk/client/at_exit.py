@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
-    """What wants to be closed."""
+    """Interface of what is closed at the program's end."""
 
     def close(self) -> None:
         """Waits for what is under way, within its time, and closes; idempotent."""

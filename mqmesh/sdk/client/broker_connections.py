@@ -37,9 +37,9 @@ class BrokerConnections:
         use_ipc: Reach brokers of this machine by their Unix sockets.
         stand_ins: Where a master is gone, and nobody else is elected, a follower will do.
         closed: True when nothing may be connected to any more.
-        on_command: Told of commands that a broker sends by itself, with the broker's name.
-        on_up: Told when the connection to a broker was made.
-        on_down: Told when it broke.
+        on_command: Called with commands that a broker sends by itself, with the broker's name.
+        on_up: Called when the connection to a broker was made.
+        on_down: Called when it broke.
 
     Attributes:
         failures: Why connections could not even be tried last, by broker.
@@ -132,7 +132,7 @@ class BrokerConnections:
         return not one.unreachable and waited_ms < CONNECT_PATIENCE_MS
 
     def follow(self, refusal: NotMaster, broker_name: str) -> bool:
-        """A replica that is no master says who is; connects there, and tells whether it is news."""
+        """Connect to the master that a refusal names; return True if it was not known."""
         is_news = self._routes.follow(refusal, broker_name)
         if is_news:
             self.follow_routes()

@@ -31,11 +31,11 @@ from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 REPLACE_TIMEOUT_S: Final = 10.0
-"""How long a client that is started again waits for the end of its former client loop."""
+"""Longest wait of a client that is started again for the end of its former client loop."""
 NO_MASTER_MS: Final = 200
 """While a group has no master requests are repeated so often."""
 SLICE_S: Final = 0.1
-"""How long a call from another thread waits before it looks whether the client was closed."""
+"""Time slice in which a call from another thread waits; then it checks for a closed client."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class ClientEngine:
     Args:
         options: Settings.
         heartbeat: Makes the heartbeat that brokers get; called in the client loop.
-        on_routes: Told the topics whose routes changed.
-        on_command: Told of commands that a broker sends by itself, with the broker's name.
-        on_broker: Told when the connection to a broker was made or broke.
-        on_heartbeat: Told what a broker answered to a heartbeat, or why it refused it.
+        on_routes: Called with the topics whose routes changed.
+        on_command: Called with commands that a broker sends by itself, with the broker's name.
+        on_broker: Called when the connection to a broker was made or broke.
+        on_heartbeat: Called with a broker's answer to a heartbeat, or why it refused it.
         stand_ins: Where a master is gone, and nobody else is elected, a follower is asked.
         on_end: Called last in the client loop, after ``close`` or when the thread dies;
             no callback comes after it.
@@ -64,7 +64,7 @@ class ClientEngine:
         finder: Asks for them.
         brokers: The connections to them.
         replicas: The connections to followers that are read from.
-        heartbeats: What brokers are told and tell.
+        heartbeats: Heartbeats to brokers, and their answers.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class ClientEngine:
         except MQMeshError as error:
             failure = error
         except Exception as error:
-            # Whoever asks counts on an outcome.
+            # The caller counts on an outcome.
             _log.exception("broker %s could not be asked", broker_name)
             failure = EndpointUnreachable(f"broker {broker_name} could not be asked: {error}")
         self.loop.call_later(0, lambda: on_done(failure))

@@ -1,4 +1,4 @@
-"""Tells clients that their process is a forked child, where neither threads nor sockets work."""
+"""Notice for clients that their process is a forked child, without working threads and sockets."""
 
 import os
 import weakref

@@ -1,4 +1,4 @@
-"""What tells brokers that a client lives, and what they answer to it."""
+"""Heartbeats, by which brokers know that a client lives, and their answers."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Heartbeats:
         brokers: Who gets them.
         timeout_ms: For an answer.
         make: Makes the heartbeat that brokers get.
-        on_answer: Told what a broker answered, or why it refused.
+        on_answer: Called with a broker's answer, or why it refused.
         closed: True when none is sent any more.
     """
 

@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any, Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""What ends a program in order: Ctrl-C, and what systemd, Docker and Kubernetes send."""
+"""Signals that end a program in order: Ctrl-C, and those of systemd, Docker and Kubernetes."""
 
 
 class Interrupt:

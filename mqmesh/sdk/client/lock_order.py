@@ -15,9 +15,9 @@ class LockRank(enum.IntEnum):
     DIRECT = 3
     """The way of a lone send past the buffer; held until its answer is there."""
     TRANSACTIONS = 4
-    """What is under way of asynchronous transactions, and how it ended."""
+    """Transactions under way that are asynchronous, and their outcomes."""
     LANES = 5
-    """What waits to be sent, the room for it, and the outcomes of sends."""
+    """Messages that wait to be sent, their capacity, and the outcomes of sends."""
     LEAF = 6
     """Tables and counters whose holder calls nobody."""
     ADMIN = 7

@@ -32,8 +32,8 @@ class NamesrvLink:
         transport: Of the client; its loop is the one whose thread this is for.
         addresses: ``host:port`` of each name server.
         timeout_ms: For one answer of one name server.
-        on_hint: Told of every route change that the name server announces.
-        on_connected: Told when a connection to a name server, or to its hints, was made: what
+        on_hint: Called with every route change that the name server announces.
+        on_connected: Called when a connection to a name server, or to its hints, was made: what
             changed before is not hinted at any more.
     """
 
@@ -63,8 +63,8 @@ class NamesrvLink:
         Args:
             code: Request code.
             header: Encoded header.
-            on_done: Told the first answer (also a refusal), or the last failure; never before
-                this returns.
+            on_done: Called with the first answer (also a refusal), or the last failure; never
+                before this returns.
         """
         self._try(code, header, on_done, len(self._addresses))
 
@@ -127,7 +127,7 @@ class NamesrvLink:
         if not up:
             self._drop_hints()
             if len(self._addresses) > 1:
-                self._next()  # without hints, news would have to wait for the poll
+                self._next()  # without hints, changes would have to wait for the poll
             return
         self._on_connected()
         client.request(

@@ -39,7 +39,7 @@ Ms = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a client finds brokers and keeps in touch with them.
+    """Settings of a client's connection: finding brokers and keeping in touch with them.
 
     Attributes:
         namesrv_addr: ``host:port`` of each name server, as a list or as a text, separated by
@@ -155,7 +155,7 @@ def client_transport(
     Args:
         transport: That was given.
         credentials: As of ``ClientOptions``; without a meaning where a transport was given.
-        server_keys: Public keys of servers that name servers do not tell, by address or endpoint.
+        server_keys: Public keys of servers that name servers do not report, by address or endpoint.
 
     Raises:
         ConfigError: The file of credentials cannot be used.

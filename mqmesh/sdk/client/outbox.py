@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 class Effects(msgspec.Struct, eq=False):
-    """What is to be done because of an event.
+    """Consequences of an event, for the outbox to carry out.
 
     Attributes:
         pause: A broker that gets no request for a while, and for how many ms.
         later: Events that are to come after so many ms.
-        told: Called once the next requests have left; who is woken by it wants the interpreter.
+        told: Called once the next requests have left; a thread that it wakes wants the interpreter.
     """
 
     pause: tuple[str, int] | None = None
@@ -55,7 +55,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class RequestSource(Protocol):
-    """What is to be sent; a machine that knows nothing of its outbox. For the client loop."""
+    """Source of requests; a machine that knows nothing of its outbox. For the client loop."""
 
     def brokers(self) -> Collection[str]:
         """Brokers that something waits for."""
@@ -64,7 +64,7 @@ class RequestSource(Protocol):
         """The next request to a broker; None when nothing is left that may go now."""
 
     def without(self, broker_name: str) -> Effects | None:
-        """There is no connection to a broker that something waits for: ends what is late."""
+        """End what is late, without a connection to a broker that something waits for."""
 
 
 class OutboxBrokers(Protocol):
@@ -108,7 +108,7 @@ class OutboxNetwork(Protocol):
 
 
 class Turns:
-    """Whether a pump is planned or under way; shared by senders and the client loop.
+    """State of pumps, planned and under way; shared by senders and the client loop.
 
     Attributes:
         planned: One is wanted and has not begun.
@@ -130,7 +130,7 @@ class Turns:
         self.pumping = True
 
     def end(self) -> None:
-        """It ended."""
+        """Mark the pump as ended."""
         self.pumping = False
 
 
@@ -146,7 +146,7 @@ class RequestOutbox:
         mail: Makes the requests and judges the answers.
         max_in_flight: Requests in flight a broker. More would not be faster: what waits
             meanwhile makes the next request larger.
-        turns: Told when it works, and when it is to.
+        turns: Notes pumps, planned and under way.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class RequestOutbox:
             try:
                 self._network.post(self._pump)
             except ClientClosed:
-                return  # whoever closes ends what waits
+                return  # the closing thread ends what waits
 
     def post(self, event: Event) -> None:
         """An event is to come in the client loop, soon; from any thread.

@@ -1,4 +1,4 @@
-"""What a client knows of routes. Pure: routes in, queues and addresses out."""
+"""Cache of routes. Pure: routes in, queues and addresses out."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ class RouteCache:
     A route that was known once is never forgotten because a name server does not know it:
     a restarted name server is empty, and an empty registry does not mean that there are no
     topics. Brokers themselves say when a topic is gone. Of two masters of a group the one of the
-    later epoch counts, whichever name server or replica tells of it last.
+    later epoch counts, whichever name server or replica reports last.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class RouteCache:
             broker_name: Broker group.
 
         Returns:
-            True if that is news: the group's master is there now, for all routes.
+            True if that is a change: the group's master is there now, for all routes.
         """
         known = self._brokers.get(broker_name)
         if known is None or not is_address(refusal.master) or refusal.epoch <= known.epoch:
@@ -76,7 +76,7 @@ class RouteCache:
         master = next((one for one in addresses if one.tcp == refusal.master), None)
         if master is None:
             if any(one.server_key for one in addresses):
-                return False  # which key it has to prove, name servers tell
+                return False  # name servers have the key that it has to prove
             master = BrokerAddress(refusal.master)
         moved = msgspec.structs.replace(
             known, addresses={**known.addresses, MASTER_ID: master}, epoch=refusal.epoch
@@ -132,12 +132,12 @@ class RouteCache:
         return data.addresses.get(broker_id)
 
     def epoch(self, broker_name: str) -> int:
-        """That of a broker group's master; 0 where no other replica can take its place."""
+        """Return the epoch of a group's master; 0 where no other replica can take its place."""
         data = self._brokers.get(broker_name)
         return 0 if data is None else data.epoch
 
     def elects(self, broker_name: str) -> bool:
-        """Whether another replica takes the place of a broker group's master by itself."""
+        """Return True if another replica takes the place of a group's master by itself."""
         data = self._brokers.get(broker_name)
         return data is not None and data.is_elected
 

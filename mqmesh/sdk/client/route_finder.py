@@ -48,7 +48,7 @@ class RouteFinder:
         addresses: ``host:port`` of each name server.
         options: How often to ask.
         routes: Where what was found is kept.
-        on_changed: Called with topics whose routes are others now, before whoever asked for them.
+        on_changed: Called with topics whose routes are others now, before the callers for them.
         lost: Which brokers cannot be reached.
         closed: True when nobody is asked any more.
 
@@ -145,7 +145,7 @@ class RouteFinder:
         self._look_planned = False
         topics = set(self._missing)
         for broker_name in self._lost():
-            # A group without its master elects another one, or waits for it: hints tell of that,
+            # A group without its master elects another one, or waits for it: hints report that,
             # and may be lost. One topic of the group shows whether it is time to ask for all.
             one = next(iter(self._topics.intersection(self._routes.topics_of(broker_name))), None)
             if one is not None:
@@ -194,7 +194,7 @@ class RouteFinder:
     def _take(self, topics: list[str], answer: Command | MQMeshError) -> None:
         self._requests -= 1
         if self._closed():
-            # It came with the last turn; whoever took it would try to connect.
+            # It came with the last turn; its receiver would try to connect.
             answer = ClientClosed("the client is closed")
             topics += self._wanted
             self._wanted.clear()

@@ -11,7 +11,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.sdk.client.interrupt import SIGNALS, Interrupt
 
 LOOK_S: Final = 1.0
-"""How often it is looked whether somebody else has closed the clients."""
+"""Interval at which it is checked whether somebody else has closed the clients."""
 
 
 class Runnable(Protocol):
@@ -67,7 +67,7 @@ def run(*clients: Runnable) -> None:
 
 
 async def run_async(*clients: AsyncRunnable) -> None:
-    """As ``mqmesh.run``, in the running event loop; also ends when its task is cancelled."""
+    """Run clients in this event loop, as ``mqmesh.run``; also until the task is cancelled."""
     _check(clients)
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 

@@ -109,7 +109,7 @@ class PatientClient(QueryClient):
         return self._routes(topic).publish_queues(topic)
 
     def wait_writable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """As ``writable_queues``; a topic that is not known is waited for, too.
+        """Return queues as ``writable_queues``; wait for a topic that is not known, too.
 
         Name servers forget a topic while all of its brokers are away.
 

@@ -26,11 +26,11 @@ GROUP: Final = "mqmesh-spark"
 """Consumer group that pulls are made for; nothing is committed for it."""
 CORRUPT_TRIES: Final = 5
 SHORT_TRIES: Final = 3
-"""How often a queue may say that it ends too early before it is believed."""
+"""Reads in which a queue may end too early before that is believed."""
 SHORT_PAUSE_S: Final = 0.5
 
 OnLoss = Callable[[str], None]
-"""Told what is missing; raises, or has the reader go on without."""
+"""Callback for missing messages: its text says what; raise, or go on without them."""
 Found = Iterator[tuple[BatchHeader, list[StoredMessage]]]
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class QueueEdges(msgspec.Struct, frozen=True):
     Attributes:
         first: Queue offset of its first message.
         end: Behind its last one.
-        epoch: Of the broker's log now; 0 if the store cannot tell.
+        epoch: Of the broker's log now; 0 if the store does not know.
     """
 
     first: int
@@ -90,8 +90,8 @@ class QueueReader(PatientClient):
 
         Args:
             queue: Which.
-            offset: Only what is lost before it is told.
-            epoch: From a look at the queue at that time; 0 tells nothing.
+            offset: Only messages lost before it are reported.
+            epoch: From a look at the queue at that time; 0 for unknown.
 
         Returns:
             Queue offset of the first message that was lost; None if none before ``offset`` was.
@@ -120,7 +120,7 @@ class QueueReader(PatientClient):
             stretch: What to read.
             selector: Which messages are wanted; the broker leaves the others out.
             max_bytes: Of one answer; at least one batch comes, whatever its size.
-            on_loss: Told what the broker does not have any more.
+            on_loss: Called with what the broker does not have any more.
 
         Raises:
             RequestTimeout: The broker was away for too long.

@@ -1,4 +1,4 @@
-"""What FastStream keeps of a broker, its subscribers and its publishers."""
+"""Configurations for FastStream of a broker, its subscribers and its publishers."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ Payloads = list[tuple[dict[str, Any], str]]
 
 @dataclass(kw_only=True)
 class MQMeshBrokerConfig(BrokerConfig):
-    """Of a broker, or of a router.
+    """Configuration of a broker, or of a router.
 
     Attributes:
         consumers: The broker's; a router has none.
@@ -37,7 +37,7 @@ class MQMeshBrokerConfig(BrokerConfig):
 
 @dataclass(kw_only=True)
 class SubscriberSettings(SubscriberUsecaseConfig):
-    """Of a subscriber.
+    """Configuration of a subscriber.
 
     Attributes:
         topic: Without the routers' prefixes.
@@ -72,7 +72,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
 
 @dataclass(kw_only=True)
 class SubscriberTitles(SubscriberSpecificationConfig):
-    """Of a subscriber in AsyncAPI's document."""
+    """Title and payload of a subscriber in AsyncAPI's document."""
 
     topic: str
     batch: bool
@@ -80,7 +80,7 @@ class SubscriberTitles(SubscriberSpecificationConfig):
 
 @dataclass(kw_only=True)
 class PublisherSettings(PublisherUsecaseConfig):
-    """Of a publisher.
+    """Configuration of a publisher.
 
     Attributes:
         topic: Without the routers' prefixes.
@@ -97,14 +97,14 @@ class PublisherSettings(PublisherUsecaseConfig):
 
 @dataclass(kw_only=True)
 class PublisherTitles(PublisherSpecificationConfig):
-    """Of a publisher in AsyncAPI's document."""
+    """Title and payload of a publisher in AsyncAPI's document."""
 
     topic: str
     batch: bool
 
 
 def message_payloads(payloads: Payloads, *, batch: bool) -> Payloads:
-    """What messages are, in AsyncAPI's document, where functions with ``batch`` have lists of them.
+    """Return the payloads of messages for AsyncAPI; functions with ``batch`` have lists of them.
 
     Args:
         payloads: What each function takes or returns, and its name.

@@ -1,4 +1,4 @@
-"""What FastStream sees of a message, and what its handler decides about it.
+"""Messages as FastStream sees them, and their handlers' decisions.
 
 FastStream's own facts about a message are properties of it, which filters can use:
 
@@ -36,7 +36,7 @@ dead_letter_on: Final[ContextVar[tuple[type[Exception], ...]]] = ContextVar(
 
 
 class Delivery:
-    """What a handler is called with on its way through a subscriber: FastStream's raw message.
+    """Delivery to a handler by way of a subscriber: FastStream's raw message.
 
     Args:
         messages: As they were received: one, or with ``batch=True`` a list's, of one queue and in
@@ -69,7 +69,7 @@ class Delivery:
         return self.messages[0]
 
     def result(self) -> ConsumeResult:
-        """What the consumer is told; of a list it holds for all.
+        """Return the result for the consumer; of a list it holds for all.
 
         Raises:
             Reject: The message shall be a dead letter. A list comes again message by message, and

@@ -55,7 +55,7 @@ class MQMeshPublisher(PublisherUsecase):
         timeout_ms: int | None = None,
         **fields: Unpack[OwnFields],
     ) -> SendResult:
-        """As ``MQMeshBroker.publish``, to its topic; with ``batch=True`` as ``publish_batch``.
+        """Publish to its topic as ``MQMeshBroker.publish``; ``publish_batch`` with ``batch=True``.
 
         Raises:
             InvalidArgument: There is no value, or several without ``batch=True``.
@@ -87,7 +87,7 @@ class MQMeshPublisher(PublisherUsecase):
         timeout_ms: int | None = None,
         **fields: Unpack[OwnFields],
     ) -> MQMeshMessage:
-        """As ``MQMeshBroker.request``, to its topic."""
+        """Send a request to its topic, as ``MQMeshBroker.request``."""
         command = MQMeshPublishCommand(
             message,
             destination=self.topic,
@@ -140,7 +140,7 @@ class PublisherPage(PublisherSpecification[MQMeshBrokerConfig, PublisherTitles])
         return self.config.title_ or f"{self.topic}:Publisher"
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """What it sends."""
+        """Return the schema of its messages."""
         payloads = message_payloads(self.get_payloads(), batch=self.config.batch)
         payload = resolve_payloads(payloads, "Publisher")
         message = MessageSchema(title=f"{self.name}:Message", payload=payload)

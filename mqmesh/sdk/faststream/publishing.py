@@ -1,4 +1,4 @@
-"""What FastStream sends, and how."""
+"""Sending for FastStream: publish commands, responses and their producer."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class MQMeshPublishCommand(BatchPublishCommand):
-    """What is to be sent; middlewares see it in ``publish_scope``.
+    """Publish command; middlewares see it in ``publish_scope``.
 
     Args:
         body: First value.
@@ -84,7 +84,7 @@ class MQMeshPublishCommand(BatchPublishCommand):
 
 
 class MQMeshResponse(Response):
-    """What a handler returns to have its result sent with a tag, keys, a delay …
+    """Response of a handler: its result, to be sent with a tag, keys, a delay …
 
     Args:
         body: The result.
@@ -105,7 +105,7 @@ class MQMeshResponse(Response):
         self.fields = fields
 
     def as_publish_command(self) -> MQMeshPublishCommand:
-        """What is sent."""
+        """Return the publish command of the result."""
         return MQMeshPublishCommand(
             self.body,
             fields=self.fields,

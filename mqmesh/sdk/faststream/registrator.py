@@ -1,4 +1,4 @@
-"""What a broker and a router of FastStream have in common: subscribers and publishers."""
+"""Common base of a broker and a router of FastStream: subscribers and publishers."""
 
 from collections.abc import Sequence
 from typing import Any, Final, TypedDict, Unpack, cast
@@ -35,7 +35,7 @@ from mqmesh.sdk.faststream.subscriber import MQMeshSubscriber, SubscriberPage
 
 
 class Titles(TypedDict, total=False):
-    """How an endpoint stands in AsyncAPI's document."""
+    """Title of an endpoint in AsyncAPI's document."""
 
     title: str | None
     description: str | None
@@ -58,7 +58,7 @@ class SubscriberKeywords(PushConsumerKeywords, PullConsumerKeywords, Titles, tot
 
 
 class PublisherKeywords(OwnFields, Titles, total=False):
-    """What a publisher's messages have, and options of FastStream's publishers."""
+    """Fields of a publisher's messages, and options of FastStream's publishers."""
 
     schema: Any
     persistent: bool

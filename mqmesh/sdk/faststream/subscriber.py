@@ -36,7 +36,7 @@ _ENDS_TASKS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 
 
 class ResultPublisher(FakePublisher):
-    """Sends a handler's result to whoever waits for it.
+    """Publisher of a handler's result to the topic that waits for it.
 
     Args:
         producer: The broker's.
@@ -161,7 +161,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
             yield await self._seen(delivery)
 
     def get_log_context(self, message: StreamMessage[Delivery] | None) -> dict[str, str]:
-        """What stands in front of its lines in the log."""
+        """Return the prefix of its log lines."""
         own = {"topic": self.topic, "group": self.settings.group}
         return {**own, **super().get_log_context(message)}
 
@@ -184,7 +184,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         return self._puller
 
     async def _seen(self, delivery: Delivery) -> MQMeshMessage:
-        """As the broker's middlewares, parser and decoder make it."""
+        """Return the message as the broker's middlewares, parser and decoder make it."""
         context, (parser, decoder) = self._outer_config.context, self._get_parser_and_decoder()
         middlewares = [make(delivery, context=context) for make in self._broker_middlewares]
         seen = await process_msg(delivery, middlewares=middlewares, parser=parser, decoder=decoder)
@@ -210,7 +210,7 @@ class SubscriberPage(SubscriberSpecification[MQMeshBrokerConfig, SubscriberTitle
         return [self._outer_config.prefix + self.config.topic]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """What it takes."""
+        """Return the schema of the messages that it takes."""
         payloads = message_payloads(self.get_payloads(), batch=self.config.batch)
         payload = resolve_payloads(payloads)
         message = MessageSchema(title=f"{self.name}:Message", payload=payload)

@@ -44,7 +44,7 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
     def create_publisher_fake_subscriber(
         self, broker: MQMeshBroker, publisher: MQMeshPublisher
     ) -> tuple[MQMeshSubscriber, bool]:
-        """Who gets what a publisher sends: a handler of the program, or one that only counts."""
+        """Return a publisher's subscriber: a handler of the program, or one that only counts."""
         for one in _subscribers(self.brokers):
             if one.calls and one.topic == publisher.topic:
                 return one, True
@@ -61,7 +61,7 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
             yield
 
     async def _fake_connect(self, broker: MQMeshBroker, *args: Any, **kwargs: Any) -> None:
-        """There is nobody to connect to."""
+        """Do nothing: there is no broker to connect to."""
 
 
 class ProducerInMemory(MQMeshProducer):

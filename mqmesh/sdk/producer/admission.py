@@ -2,7 +2,7 @@
 
 Most messages of a busy producer join a batch that is open already. In Python that costs 2 us each,
 and 8 with tag, keys and properties, nearly all of it the interpreter's own; ``native/admission.c``
-does the same in 0.15 us, for messages that are not delayed. What it cannot tell, it leaves to the
+does the same in 0.15 us, for messages that are not delayed. What it cannot decide, it leaves to the
 careful way, as the plain classes here do with all but the plainest messages. Without a compiler
 everything works, more slowly.
 """
@@ -26,15 +26,15 @@ except ImportError:
     NativeAdmission = NativeOpenBatch = None  # type: ignore[assignment,misc]
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
-"""What a message is taken to need beside its body."""
+"""Memory charged for a message beside its body."""
 STRING_OVERHEAD_BYTES: Final = 16
 """The same for each of its texts; more than on the wire, so that few fit into one batch."""
 LOCK_TYPE: Final = _thread.LockType
-"""What ``threading.Lock`` makes."""
+"""Type of the locks that ``threading.Lock`` makes."""
 
 
 class PlainAdmission:
-    """What the open batches of a producer share: the lock, the room, the limits.
+    """State that the open batches of a producer share: the lock, the capacity, the limits.
 
     Args:
         topics: Lanes of the topics that were sent to before.

@@ -32,7 +32,7 @@ class BatchCodec:
         key: Of the instance, see ``producer_key``.
         compress_over_bytes: See ``record_batch.encode_batch``.
         hooks: Called before a batch is encoded, and when it is done.
-        trace: Told of some messages of what is stored.
+        trace: Called with some of the stored messages.
         group: The producer's.
     """
 
@@ -84,7 +84,7 @@ class BatchCodec:
                 with_places=is_one and self._trace is not None,
             )
         except Exception as error:
-            # Whoever looks at each message will say what is wrong, or has the memory for it.
+            # The way that encodes them one by one finds what is wrong, or has the memory.
             _log.debug("messages cannot be encoded at once: %s", error)
             return None
 
@@ -174,7 +174,7 @@ class BatchCodec:
 
 
 def read_outcomes(answer: Command, batch_count: int) -> list[BatchOutcome]:
-    """What became of the batches of a request.
+    """Return the outcomes of a request's batches.
 
     Raises:
         RemoteProtocolError: The answer cannot be read, or does not fit the request.

@@ -18,7 +18,7 @@ from mqmesh.sdk.producer.sender import Sender
 from mqmesh.transport.interface import Channel
 
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long closing waits for a send that was told to give up."""
+"""Longest wait of ``close`` for a send that shall give up."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What waits for each message queue, and which queue is next. Guarded by the lane table's lock."""
+"""Lanes: batches of each message queue, and the order of queues. Guarded by the table's lock."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.producer.send_result import PendingBatch
 
 LANES_LOOKED_AT: Final = 8
-"""How many queues are looked at for an idle one."""
+"""Most queues looked at for an idle one."""
 
 
 class PlainOpenBatch:
@@ -55,7 +55,7 @@ class PlainOpenBatch:
 
 
 class Lane:
-    """What waits for one message queue; guarded by the table's lock.
+    """Batches that wait for one message queue; guarded by the table's lock.
 
     Attributes:
         open: The batch that takes further messages.

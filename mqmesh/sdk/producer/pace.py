@@ -9,7 +9,7 @@ MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
 and the broker would have nothing to do from its answer to the next one."""
 GIVE_WAY_BYTES: Final = 256 * 1024
-"""Who is so much ahead of the client loop by single messages lets it do what it has to. With
+"""Bytes of single messages ahead of the client loop after which a sender gives way to it. With
 less, requests get smaller than they need to be."""
 GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
 """The same of batches that senders make, which come to the client loop encoded."""
@@ -19,7 +19,7 @@ GIVE_WAY_S: Final = 0.001
 
 
 class SendPace(Turns):
-    """What senders and the client loop know of one another's work.
+    """Pace of senders against the client loop, so that both get the interpreter.
 
     Args:
         transport: The client's.
@@ -35,7 +35,7 @@ class SendPace(Turns):
         self._loop.at_tick_end(self._on_turn)
 
     def end(self) -> None:
-        """It ended."""
+        """Mark the pump as ended; nothing is ahead of it any more."""
         super().end()
         self._ahead_bytes = 0
 
@@ -44,8 +44,8 @@ class SendPace(Turns):
 
         A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
         in which the client loop can neither send what there is nor see an answer, and the
-        broker has nothing to do. So whoever finds it in the middle of its work waits until its
-        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``most_ahead`` also
+        broker has nothing to do. So a caller that finds it in the middle of its work waits until
+        its turn is over, or for ``GIVE_WAY_S`` at most; a caller ahead of it by ``most_ahead`` also
         if there is work that it has not begun. It never waits for the broker.
 
         Args:

@@ -350,7 +350,7 @@ class Producer:
         return self._append(lane, topic, message, deadline_ms, on_done, self._async_retries, bound)
 
     def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
-        """Sends a message and never tells what became of it; it is not retried.
+        """Sends a message and never reports its outcome; it is not retried.
 
         Args:
             message: What to send.
@@ -415,7 +415,7 @@ class Producer:
 
         Raises:
             InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. What only
-                just does not fit into one batch is told by the future.
+                just does not fit into one batch is reported by the future.
         """
         if self._state != "running":
             self._refuse()
@@ -433,7 +433,7 @@ class Producer:
             InvalidArgument: That is no ``SendResult``, or one of a batch; ``DelayClient`` cancels
                 single messages of one, by their ``message_ids``.
             CancelRefused: It was delivered or cancelled before, or is being delivered.
-            BrokerError: The broker does not know it, or cannot tell now.
+            BrokerError: The broker does not know it, or cannot answer now.
             NoRoute, RequestTimeout, EndpointUnreachable: Whether it is cancelled is unknown.
             ClientClosed: The producer is not running.
         """
@@ -494,7 +494,7 @@ class Producer:
             on_done: Called with the future when it is done, in the producer's own thread.
 
         Returns:
-            A ``concurrent.futures.Future`` of the reply; who cancels it is not told any more,
+            A ``concurrent.futures.Future`` of the reply; after a cancel it gets no reply any more,
             but the request may be handled all the same.
 
         Raises:
@@ -530,20 +530,20 @@ class Producer:
     ) -> bool:
         """Replies to a consumed request, and waits until that is known to have arrived.
 
-        Tried again while the broker, or whoever asked, is away for a moment.
+        It tries again while the broker, or the requester, is away for a moment.
 
         Args:
-            request: The message as it was consumed; ``is_request`` tells whether it is one.
+            request: The message as it was consumed; ``is_request`` is True for one.
             body, tag, keys, properties: Of the reply.
             timeout_ms: ``send_msg_timeout_ms`` by default, and never longer than the sender of
                 the request said it would wait.
 
         Returns:
-            True when whoever asked has the reply; False when nobody waits for it any more.
+            True when the requester has the reply; False when nobody waits for it any more.
 
         Raises:
             InvalidArgument: The message is no request, or the reply is illegal.
-            ClientNotOnline: Whoever asked was not there until the time was over.
+            ClientNotOnline: The requester was not there until the time was over.
             MQMeshError: The broker could not be reached, or refused.
         """
         self._check_blocking()

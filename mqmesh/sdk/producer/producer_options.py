@@ -1,4 +1,4 @@
-"""How a producer sends."""
+"""Options of producers."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from mqmesh.units import MIB
 
 
 class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a producer sends; beside these, the fields of ``TracingOptions``.
+    """Options of a producer; beside these, the fields of ``TracingOptions``.
 
     Attributes:
         send_msg_timeout_ms: For one message over all tries.
@@ -57,7 +57,7 @@ class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a transaction producer works.
+    """Options of a transaction producer.
 
     Attributes:
         execute_thread_count: Most threads that run local transactions of

@@ -27,14 +27,14 @@ POLL_MS = 50
 LATENCY_MS: Final = (50, 100, 550, 1_000, 2_000, 3_000, 15_000)
 NOT_AVAILABLE_MS: Final = (0, 0, 30_000, 60_000, 120_000, 180_000, 600_000)
 ISOLATION_MS: Final = 30_000
-"""How long an exception keeps a broker away."""
+"""Time for which an exception keeps a broker away."""
 
 _NONE: Final[frozenset[str]] = frozenset()
 _log = logging.getLogger(__name__)
 
 
 def not_available_ms(latency_ms: float) -> int:
-    """How long a broker that took so long for a send should be avoided, in ms."""
+    """Return how long a broker that took so long for a send should be avoided, in ms."""
     for limit_ms, duration_ms in zip(reversed(LATENCY_MS), reversed(NOT_AVAILABLE_MS), strict=True):
         if latency_ms >= limit_ms:
             return duration_ms
@@ -110,7 +110,7 @@ class PublishRoutes:
         with self._lock:
             lanes = self.topics.get(topic)
             if lanes is None:
-                # The routes may have changed since; then nobody has told us, so look again.
+                # The routes may have changed since; then nobody has notified us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
                 lanes = self._table.topic_lanes(
                     queues, self._engine.transport.random.getrandbits(16), self._avoided

@@ -1,4 +1,4 @@
-"""Replies to consumed requests, on their way to whoever asked."""
+"""Replies to consumed requests, on their way to the requester."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ IN_FLIGHT: Final = 256
 """Replies at a broker; of those who wait for clients that are away each stays there for 2 s."""
 
 ReplyFuture = Future[bool]
-"""Whether a reply was taken, when that is known."""
+"""Future of a reply: True when it was taken."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -75,7 +75,7 @@ def make_reply(
 
 
 def time_to_live_ms(request: Message) -> int | None:
-    """How long the sender of a request waits from its sending on; None when it does not say."""
+    """Return how long the requester waits from the sending on; None when it does not say."""
     # Anybody may write the property, so it may hold anything.
     text = request.property(PROPERTY_TTL, "") or ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
@@ -95,9 +95,9 @@ class _Reply(msgspec.Struct, eq=False):
 
 
 class Replies:
-    """Replies that nobody has taken yet: where each is tried next, and what came of it.
+    """Replies that nobody has taken yet: where each is tried next, and its outcome.
 
-    A reply goes through the broker that the request came through, because there whoever asked
+    A reply goes through the broker that the request came through, because there the requester
     is connected; when that broker is away, the others of the topic are tried.
 
     Args:
@@ -169,7 +169,7 @@ class Replies:
         return None
 
     def without(self, broker_name: str) -> Effects:
-        """There is no connection to a broker: what waits for it looks for another one."""
+        """Find other brokers for what waits for a broker that cannot be connected to."""
         effects = Effects()
         for one in self._waiting.pop(broker_name, ()):
             one.why = no_connection(f"broker {broker_name}")

@@ -39,7 +39,7 @@ from mqmesh.transport.interface import Timer
 
 REMEMBERED_REPLIES: Final = 1_024
 """Replies taken of late: one that comes a second time, because its acknowledgement was lost,
-is told from one that comes too late."""
+is distinguished from one that comes too late."""
 SWEEP_MS: Final = 20
 """Least time between two searches for requests whose time is over."""
 
@@ -140,7 +140,7 @@ class Requests:
                 header=encode_header(AcknowledgeReply(push.token, taken)),
             )
         except MQMeshError as error:
-            # Whoever replied tries again, and hears it then.
+            # The replier tries again, and gets the acknowledgement then.
             _log.info("a reply could not be acknowledged to broker %s: %s", broker_name, error)
 
     def end_all(self, error: MQMeshError) -> None:
@@ -207,7 +207,7 @@ class Requests:
 
 
 OnReply = Callable[[RequestFuture], Any]
-"""Told of a reply, or of why there is none, in the producer's own thread."""
+"""Callback with a reply, or why there is none, in the producer's own thread."""
 
 
 REQUEST_METRICS: Final[tuple[Measured[Requests], ...]] = (

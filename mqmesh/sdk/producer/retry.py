@@ -1,4 +1,4 @@
-"""What to do about a send that failed. Pure."""
+"""Retry decisions for sends that failed. Pure."""
 
 import enum
 from typing import Final
@@ -24,7 +24,7 @@ BACKOFF_MS: Final = 100
 
 
 class SendFailure(enum.Enum):
-    """What a failed send calls for."""
+    """Reaction to a failed send."""
 
     GIVE_UP = enum.auto()
     """Trying again would not help, or is not allowed."""

@@ -29,7 +29,7 @@ AT_TIMES: Final = -1
 
 
 class SendBuffer:
-    """What a producer has to send, and the room for it. Thread-safe.
+    """Buffer of a producer's messages, and its capacity. Thread-safe.
 
     Args:
         options: The producer's: its room, and what batches may grow to. A message is let in while
@@ -303,12 +303,12 @@ def lone_batch(
 
 
 def delay_of(message: Message) -> int:
-    """What messages of one batch have in common: the level, ``AT_TIMES``, or 0 for no delay."""
+    """Return the delay that a batch's messages share: the level, ``AT_TIMES``, or 0 for none."""
     return AT_TIMES if message.deliver_at_ms else message.delay_level
 
 
 def message_size(message: Message) -> int:
-    """What a message is taken to need, in bytes; about as much as on the wire."""
+    """Return the memory charged for a message, in bytes; about as much as on the wire."""
     size = len(message.body) + MESSAGE_OVERHEAD_BYTES
     texts = [text for text in (message.tag, message.sharding_key) if text is not None]
     if message.keys:

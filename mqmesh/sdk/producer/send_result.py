@@ -1,4 +1,4 @@
-"""What becomes of a send: the result, and the future that it arrives in."""
+"""Outcome of a send: the result, and the future that it arrives in."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 GRACE_MS: Final = 1_000
-"""How much later than by its deadline an outcome may come, on a machine that is stuck."""
+"""Time after its deadline that an outcome may come, on a machine that is stuck."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ OnDone = Callable[["SendFuture"], None]
 
 
 class Waits(msgspec.Struct, frozen=True, eq=False):
-    """What all sends of a producer share: the lock of their outcomes, and how to wait for one.
+    """Shared state of a producer's sends: the lock of their outcomes, and how to wait for one.
 
     Attributes:
         lock: Guards messages until their batch is taken for sending, and outcomes with those who
@@ -143,7 +143,7 @@ class PendingBatch(msgspec.Struct, eq=False):
 
     @property
     def message_count(self) -> int:
-        """Its messages, until it is told."""
+        """Number of its messages, until its outcome is reported."""
         return self.explicit_count or len(self.messages)
 
     @property
@@ -152,7 +152,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self.outcome is not None or self.error is not None
 
     def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
-        """Sets the outcome and tells everybody who waits; further calls do nothing."""
+        """Sets the outcome and notifies everybody who waits; further calls do nothing."""
         with self.waits.lock:
             is_first = self.conclude(outcome, error)
         if is_first:
@@ -179,7 +179,7 @@ class PendingBatch(msgspec.Struct, eq=False):
             try:
                 on_done(future)
             except BaseException:
-                # Whatever it is, SystemExit too, the others must be told.
+                # Whatever it is, SystemExit too, the others must be called.
                 _log.error("a callback of a send failed", exc_info=error_to_log())
 
 

@@ -1,4 +1,4 @@
-"""What a producer sends, batch by batch: makes the requests and judges what came of them."""
+"""Sender of batches: makes the requests and judges their outcomes."""
 
 import logging
 from collections import Counter
@@ -109,7 +109,7 @@ class Sends:
         engine: The client's engine; asked, and never sent anything.
         buffer: Where batches come from.
         codec: Encodes them.
-        routes: For retries at another broker; is told how brokers do.
+        routes: For retries at another broker; learns brokers' latencies and failures.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
         patience_ms: How long a batch in doubt stays with a broker group that replaces its master.
 
@@ -152,7 +152,7 @@ class Sends:
         return None
 
     def without(self, broker_name: str) -> None:
-        """There is no connection to a broker: what is late ends, what may leave it leaves it."""
+        """End what is late, and move what may go elsewhere, without a connection to a broker."""
         now_ms = self._engine.loop.clock.monotonic_ms()
         error = self._engine.brokers.failures.get(broker_name) or no_connection(
             f"broker {broker_name}"
@@ -298,7 +298,7 @@ class Sends:
         if verdict is SendFailure.GIVE_UP:
             elsewhere = isinstance(error, MessageIllegal | NoPermission)
             if elsewhere and not batch.bound and batch.retries:
-                # Perhaps only the queue is gone, or read only; the routes will tell in a moment.
+                # Perhaps only the queue is gone, or read only; the routes will show it in a moment.
                 again = partial(self._reconsider, lane, batch, error)
                 effects.later.append((BACKOFF_MS, again))
             else:
@@ -315,7 +315,7 @@ class Sends:
     def _follow(
         self, broker_name: str, answer: BatchOutcome | MQMeshError, effects: Effects
     ) -> None:
-        """Whom a former master names is asked at once, unless it is one after the other."""
+        """Repeat at the master that a former one names, at once or after a growing delay."""
         if isinstance(answer, NotMaster) and self._engine.routes.follow(answer, broker_name):
             if broker_name not in self._followed:
                 now_ms = self._engine.loop.clock.monotonic_ms
@@ -389,8 +389,8 @@ class Sender:
         engine: The client's engine.
         buffer: Where batches come from.
         codec: Encodes them.
-        routes: For retries at another broker; is told how brokers do.
-        pace: Told when it works, and when it is to.
+        routes: For retries at another broker; learns brokers' latencies and failures.
+        pace: Notes when it works, and when it is to.
         max_in_flight: Requests in flight a broker.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
         patience_ms: See ``Sends``.
@@ -437,7 +437,7 @@ class Sender:
 
     @property
     def latency(self) -> Distribution:
-        """Of the requests that brokers answered, in ms; from any thread."""
+        """Latency of requests that brokers answered, in ms; from any thread."""
         return self._direct.latency.read() + self._sends.counts.latency.read()
 
     @property
@@ -447,7 +447,7 @@ class Sender:
 
     @property
     def pending_bytes(self) -> int:
-        """See ``SendBuffer.pending_bytes``."""
+        """Bytes that wait, from ``SendBuffer.pending_bytes``."""
         return self._buffer.pending_bytes
 
     def take_first(
@@ -494,8 +494,8 @@ class Sender:
         In the client loop, at its end.
 
         Args:
-            error: What those who wait are told.
-            whose: In the log, which tells what was lost also where nobody waits.
+            error: Error for those who wait.
+            whose: Owner's name in the log, which reports losses also where nobody waits.
         """
         self._outbox.close(error)
         self._sends.close(error)

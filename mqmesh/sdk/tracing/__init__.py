@@ -1,1 +1,1 @@
-"""What clients tell of the messages they send and consume: message trace, and OpenTelemetry."""
+"""Tracing of messages that clients send and consume: message trace, and OpenTelemetry."""

@@ -1,4 +1,4 @@
-"""What a client has for tracing: its hooks, and what begins and ends with it."""
+"""Tracing of a client: its hooks, and what starts and closes with it."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -23,7 +23,7 @@ class ClientTracing:
         group: The client's.
         hooks: The user's.
         options: The client's.
-        engine: Tells the client's engine, once that is made.
+        engine: Returns the client's engine, once that is made.
         make_producer: Makes a producer of a group, by the client's settings of the connection; None
             where the client was given a transport, which is for one loop alone.
         timeout_ms: A listener's call of so long is too long; None for no limit.
@@ -32,7 +32,7 @@ class ClientTracing:
 
     Attributes:
         hooks: Calls them; None when there are none.
-        message_trace: Told of what is sent; None without message trace. It is among the hooks for
+        message_trace: Records sends; None without message trace. It is among the hooks for
             all else.
 
     Raises:
@@ -67,7 +67,7 @@ class ClientTracing:
         self.hooks = make_hook_calls(hooks, group, own)
 
     def instrument(self, client: object) -> None:
-        """Has what the client offers to users told to OpenTelemetry, if that is wanted."""
+        """Instrument the client's public methods for OpenTelemetry, if that is wanted."""
         if self._telemetry is not None:
             self._telemetry.instrument(client)
 
@@ -86,7 +86,7 @@ class ClientTracing:
             dispatcher.start(self._engine().transport, at_exit=at_exit)
 
     def close(self) -> None:
-        """The client is closed, and tells nothing more; takes some seconds at most."""
+        """Close, as the client is closed: nothing more is reported; takes some seconds at most."""
         if self._dispatcher is not None:
             self._dispatcher.close()
 

@@ -25,7 +25,7 @@ from mqmesh.sdk.tracing.trace_records import (
 )
 
 NOTHING: Final = "null"
-"""What RocketMQ writes for no tag and no keys; its decoder fails at an empty last field."""
+"""Text of RocketMQ for no tag and no keys; its decoder fails at an empty last field."""
 MAX_COST_MS: Final = (1 << 31) - 1
 """RocketMQ's decoder takes no more."""
 
@@ -36,9 +36,9 @@ _STATES: Final = {
 _queue_offset: Final = attrgetter("queue_offset")
 
 Facts = tuple[int, str, Sequence[str], int]
-"""Of a message that is sent: its position in its batch, its tag, its keys, its size in bytes."""
+"""Facts of a sent message: its position in its batch, its tag, its keys, its size in bytes."""
 _Delivered = tuple[str, Sequence[str], int]
-"""Of a message that is consumed: its id, its keys, and how often it was sent back."""
+"""Facts of a consumed message: its id, its keys, and how often it was sent back."""
 
 
 class MessageTrace(Hooks):
@@ -50,7 +50,7 @@ class MessageTrace(Hooks):
         trace_topic: Where it sends them: what goes to this topic, or comes from it, is not traced.
         sampler: Chooses messages.
         wall_ms: Wall clock.
-        host_of: Tells a broker group's address; "" for unknown.
+        host_of: Returns a broker group's address; "" for unknown.
         new_request_id: Makes an id that nobody else has.
         timeout_ms: A listener's call of so long was too long; None for no limit.
     """
@@ -186,7 +186,7 @@ class MessageTrace(Hooks):
         self._dispatcher.add(delivered, make)
 
     def after_transaction(self, transaction: TransactionContext) -> None:
-        """A broker was told how a transaction ended."""
+        """Record the end of a transaction that was sent to a broker."""
         message = transaction.message
         info = message.info
         if message.topic == self._trace_topic or not self._sampler.wants(
@@ -252,7 +252,7 @@ def _is_other(messages: Sequence[StoredMessage], info: object, place: int) -> bo
 
 
 def facts_of(message: Message, position: int) -> Facts:
-    """What is told of a message that is sent: its body may be large, and is not held."""
+    """Return the traced facts of a sent message: its body may be large, and is not held."""
     return position, message.tag or NOTHING, message.keys, len(message.body)
 
 

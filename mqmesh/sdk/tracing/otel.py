@@ -24,7 +24,7 @@ from mqmesh.sdk.tracing.tracing_options import Telemetry, TracingOptions
 from mqmesh.version import VERSION
 
 MAX_LINKS: Final = 128
-"""Of one span."""
+"""Most links of one span."""
 MAX_TOPICS: Final = 10_000
 """Operations on topics whose labels are kept."""
 
@@ -35,7 +35,7 @@ _NONE: Final[dict[str, str]] = {}
 
 Attributes = dict[str, Any]
 Outcome = tuple[Any, BaseException | None]
-"""What a send returned, which has a ``message_queue``, or the error that it ended with."""
+"""Result of a send, which has a ``message_queue``, or the error that it ended with."""
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -51,14 +51,14 @@ class Sending(msgspec.Struct, frozen=True):
 
 
 class Otel(Telemetry):
-    """Tells OpenTelemetry what a client does.
+    """Spans and metrics of a client for OpenTelemetry.
 
     Args:
         group: The client's.
         options: The client's.
         clock: Its clock; asked for once it is needed.
-        client_id: Tells how brokers know the client.
-        address_of: Tells a broker group's ``host:port``; "" for unknown.
+        client_id: Returns the client's id at brokers.
+        address_of: Returns a broker group's ``host:port``; "" for unknown.
         most_retries: After so many a message that fails is a dead letter; None for never.
     """
 
@@ -182,7 +182,7 @@ class Otel(Telemetry):
     def before_consume(self, batch: ConsumeContext) -> None:
         """A listener is about to be called: in a span's context until it has ended."""
         labels = self._labels(names.PROCESS, names.PROCESS, batch.topic)
-        # Not the context of whoever started the consumer; the trace of a message only if wanted.
+        # Not the context in which the consumer was started; the trace of a message only if wanted.
         context = otel_context.Context()
         if self._by_message:
             context = propagate.extract(batch.messages[0].properties or {}, context)
@@ -244,7 +244,7 @@ class Otel(Telemetry):
             self._consumed.add(len(some), labels)
 
     def after_transaction(self, transaction: TransactionContext) -> None:
-        """A broker was told how a transaction ended."""
+        """Record the end of a transaction that was sent to a broker."""
         message = transaction.message
         is_commit = transaction.decision is Decision.COMMIT
         operation = names.COMMIT if is_commit else names.ROLLBACK
@@ -289,7 +289,7 @@ class Otel(Telemetry):
         span.add_event(event, {names.RECONSUME_TIMES: times})
 
     def _labels(self, operation: str, kind: str, topic: str) -> Attributes:
-        """What spans and measurements have in common; not to be changed."""
+        """Return the attributes that spans and measurements share; not to be changed."""
         labels = self._known_labels.get((operation, topic))
         if labels is None:
             if len(self._known_labels) >= MAX_TOPICS:
@@ -479,7 +479,7 @@ def _links(messages: Iterable[Message]) -> list[Link]:
 
 
 def facts_of(messages: Sequence[Message], kind: str = "") -> Attributes:
-    """What messages themselves say; of several, what is the first one's and so all of them's.
+    """Return the attributes of messages; of several, those that all share.
 
     Args:
         messages: At least one.

@@ -1,9 +1,9 @@
-"""Which messages are traced: the same ones at whoever sends and whoever consumes them.
+"""Choice of traced messages: the same ones at producers and consumers.
 
 A message's value is a fraction: BLAKE2b of its producer's id, plus its sequence times the golden
 ratio, modulo 1. It is traced when the value is below the rate, so those of a lower rate are among
 those of a higher one. A hash of each message id would cost 0.7 us, more than sending a message does
-(0.2 to 0.5 us). This way the messages in between cost nothing: it can be told where the next chosen
+(0.2 to 0.5 us). This way the messages in between cost nothing: it is known where the next chosen
 one stands. And the golden ratio falls in step with no period that senders may have.
 """
 
@@ -83,7 +83,7 @@ class Sampler:
 
 
 def _steps(value: int, below: int) -> int:
-    """How many steps lead from a value to the first one below ``below``, 0 if it is."""
+    """Return the number of steps from a value to the first one below ``below``, 0 if it is."""
     if value < below:
         return 0
     low = _MODULUS - value

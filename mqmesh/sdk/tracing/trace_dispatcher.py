@@ -43,7 +43,7 @@ class TraceOutcome(Protocol):
 
 
 class TraceProducer(Protocol):
-    """What sends trace messages; ``Producer`` has it."""
+    """Producer of trace messages; ``Producer`` implements it."""
 
     def start(self) -> None:
         """Connects."""
@@ -97,7 +97,7 @@ class TraceDispatcher:
     def add(
         self, told: Sequence[_Told], make: Callable[[Sequence[_Told]], Iterable[Traced]]
     ) -> None:
-        """Takes what is to be told, as far as there is room; returns at once, from any thread.
+        """Takes what is to be traced, as far as there is room; returns at once, from any thread.
 
         Args:
             told: What is known of each message.

@@ -32,7 +32,7 @@ import msgspec
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 REGION: Final = "DefaultRegion"
-"""What brokers of RocketMQ say that were told nothing else."""
+"""Region that RocketMQ's brokers name by default."""
 
 _FIELD: Final = "\x01"
 _RECORD: Final = "\x02"
@@ -41,7 +41,7 @@ _MAX_NUMBER: Final = (1 << 63) - 1
 
 
 class TraceKind(enum.StrEnum):
-    """What a record tells."""
+    """Kind of a record."""
 
     PUB = "Pub"
     """A message was sent."""
@@ -66,7 +66,7 @@ class TraceMessageType(enum.IntEnum):
 
 
 class ContextCode(enum.IntEnum):
-    """How a listener's call ended, in RocketMQ's numbers."""
+    """Result of a listener's call, in RocketMQ's numbers."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -79,7 +79,7 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
     """One record; fields that its kind does not have keep their default.
 
     Attributes:
-        kind: What it tells.
+        kind: Kind of the record.
         time_ms: When it began; of a ``SubAfter``, when it ended. 0 where old clients left it out.
         region: Of the broker.
         group: Producer or consumer group.
@@ -139,7 +139,7 @@ def decode_records(text: str) -> tuple[list[TraceRecord], int]:
     """The records of a trace message.
 
     Returns:
-        Those that can be read, and how many others there are: whoever may send to the topic can
+        Those that can be read, and how many others there are: a sender to the topic can
         write anything.
     """
     found: list[TraceRecord] = []
@@ -160,7 +160,7 @@ def decode_records(text: str) -> tuple[list[TraceRecord], int]:
 
 
 def pub_format(one: TraceRecord) -> str:
-    """What ``Pub`` records share that differ in message id, tag, keys, size and offset id.
+    """Return the shared part of ``Pub`` records that differ in id, tag, keys, size and offset id.
 
     Returns:
         A format for ``%``, which takes these five.

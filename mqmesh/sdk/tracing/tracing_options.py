@@ -1,4 +1,4 @@
-"""What a client is told about tracing; part of the options of every client."""
+"""Tracing options; part of the options of every client."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -10,7 +10,7 @@ from mqmesh.sdk.hooks import Hooks
 
 
 class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client tells of its messages; see docs/tracing.md.
+    """Options of tracing; see docs/tracing.md.
 
     Attributes:
         msg_trace: Share of the messages, 0 to 1, of which it writes RocketMQ's message trace; with
@@ -47,7 +47,7 @@ class TracingKeywords(TypedDict, total=False):
 
 
 class Telemetry(Hooks):
-    """What ``Otel`` is, to who may not have its package."""
+    """Interface of ``Otel``, for clients that may not have its package."""
 
     def instrument(self, client: object) -> None:
         """Puts spans around what a client offers."""

@@ -44,7 +44,7 @@ class HalfRoutes(PublishRoutes):
     """
 
     def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
-        """As ``PublishRoutes.another_lane``; None as soon as a broker may have the messages."""
+        """Return ``PublishRoutes.another_lane``; None as soon as a broker may have the messages."""
         return None if never else super().another_lane(queue, never)
 
 

@@ -1,4 +1,4 @@
-"""Tells brokers how transactions ended; what is decided meanwhile shares the next request."""
+"""Sender of transaction decisions; those made meanwhile share the next request."""
 
 import logging
 from collections.abc import Callable
@@ -36,7 +36,7 @@ IN_FLIGHT: Final = 1
 PAUSE_MS: Final = 50
 
 OnEnded = Callable[[EndOutcome | MQMeshError], None]
-"""Told what became of a decision, in the client loop."""
+"""Callback with the outcome of a decision, in the client loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Ends:
         return None
 
     def without(self, broker_name: str) -> None:
-        """There is no connection to a broker: what is late ends."""
+        """End what is late, without a connection to a broker."""
         gone = no_connection(f"broker {broker_name}")
         now_ms = self._clock.monotonic_ms()
         late: list[_Item] = []
@@ -261,7 +261,7 @@ class EndSender:
 
 
 def no_hooks(_outcome: EndOutcome | MQMeshError) -> None:
-    """Tells nobody how a decision was taken."""
+    """Report nothing of a decision's outcome."""
 
 
 def hooked_end(
@@ -272,7 +272,7 @@ def hooked_end(
     *,
     from_check: bool = False,
 ) -> OnEnded:
-    """What tells hooks, once its outcome is known, of a decision that is about to be sent.
+    """Return the callback that reports a decision about to be sent to hooks, with its outcome.
 
     Args:
         hooks: The producer's.
@@ -291,7 +291,7 @@ def _tell(item: _Item, outcome: EndOutcome | MQMeshError) -> None:
     try:
         item.on_ended(outcome)
     except Exception:
-        # The others must be told, too.
+        # The others must be called, too.
         _log.error("a callback of a transaction failed", exc_info=error_to_log())
 
 

@@ -68,7 +68,7 @@ class TransactionProducer(Producer):
     First the message is stored where nobody sees it (a *half message*), then the local
     transaction runs, then the message is committed or rolled back. When the producer dies in
     between, or the decision is lost, the broker asks any living member of the producer group
-    how the transaction ended, so all members need a listener that can tell. Plain messages
+    how the transaction ended, so all members need a listener that can answer. Plain messages
     may be sent, too.
 
     Args:
@@ -394,7 +394,7 @@ class TransactionProducer(Producer):
             with self.running(place_of(sent, self._halves.key), sent.index):
                 future.state = self._execute(message, future.arg)
         except BaseException:
-            # SystemExit, too, ends no more than this thread's call: whoever waits must be told.
+            # SystemExit, too, ends no more than this thread's call: callers need an outcome.
             self._finish(future, TransactionSendResult(future.sent, future.state, False), None)
             raise
         decision = DECISION_OF.get(future.state)

@@ -1,4 +1,4 @@
-"""What users of transactions see: the listener, states, outcomes."""
+"""Transactions for users: the listener, states, outcomes."""
 
 import enum
 import logging
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 class LocalTransactionState(enum.Enum):
-    """How a local transaction ended."""
+    """State of a local transaction."""
 
     COMMIT = "COMMIT"
-    """It is done: the message goes out."""
+    """The transaction is done: the message goes out."""
     ROLLBACK = "ROLLBACK"
-    """It did not happen, and never will: nobody ever sees the message."""
+    """The transaction did not happen, and never will: nobody ever sees the message."""
     UNKNOWN = "UNKNOWN"
     """Not known yet: the broker asks again later."""
 
@@ -50,7 +50,7 @@ class TransactionListener(ABC):
         """Runs the local transaction; the half message is stored.
 
         Args:
-            message: The message; ``message_id`` and ``keys`` tell which it is. Write one of
+            message: The message; ``message_id`` and ``keys`` identify it. Write one of
                 them with the local transaction, so that ``check_local_transaction`` finds it.
             arg: What was given with the message.
 
@@ -60,7 +60,7 @@ class TransactionListener(ABC):
 
     @abstractmethod
     def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
-        """Tells how the local transaction of a message ended: the broker wants to know.
+        """Returns how the local transaction of a message ended, when the broker asks.
 
         It may be a message of another member of the group, also of one that died before its
         local transaction, in the middle, or long after it. While that may still be running,
@@ -178,13 +178,13 @@ class TransactionFuture:
             try:
                 on_done(self)
             except Exception:
-                # The others must be told.
+                # The others must be called.
                 _log.error("a callback of a transaction failed", exc_info=error_to_log())
         return True
 
 
 def judge_end(outcome: EndOutcome | MQMeshError, decision: Decision, message_id: str) -> bool:
-    """What an outcome means for the sender.
+    """Judge the outcome of a decision for its sender.
 
     Returns:
         True when the broker has the decision; False when it will ask back.
