@@ -69,7 +69,7 @@ class DeliveryAttributes(TelemetrySettingsProvider[Delivery, MQMeshPublishComman
         return attributes
 
     def get_consume_destination_name(self, msg: StreamMessage[Delivery]) -> str:
-        """The topic."""
+        """Return the topic."""
         return msg.raw_message.message.topic
 
     def get_publish_attrs_from_cmd(self, cmd: MQMeshPublishCommand) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class DeliveryAttributes(TelemetrySettingsProvider[Delivery, MQMeshPublishComman
         return {**_common(cmd.destination, cmd.correlation_id), **facts_of((alike,))}
 
     def get_publish_destination_name(self, cmd: MQMeshPublishCommand) -> str:
-        """The topic."""
+        """Return the topic."""
         return cmd.destination
 
 

@@ -67,5 +67,5 @@ class DeliveryMetrics(MetricsSettingsProvider[Delivery, MQMeshPublishCommand]):
         }
 
     def get_publish_destination_name_from_cmd(self, cmd: MQMeshPublishCommand) -> str:
-        """The topic."""
+        """Return the topic."""
         return cmd.destination

@@ -184,16 +184,16 @@ class Hooks:
     """Called around each batch; inherit from it and write those methods that are of use."""
 
     def before_send(self, batch: SendContext) -> None:
-        """A batch is about to be encoded: once, however often it is sent again."""
+        """Called before a batch is encoded: once, however often it is sent again."""
 
     def after_send(self, batch: SendContext) -> None:
         """Called when a batch of ``before_send`` has its outcome; ``send`` may have returned."""
 
     def before_consume(self, batch: ConsumeContext) -> None:
-        """A listener is about to be called, or a poll about to return."""
+        """Called before a listener is called, or a poll returns."""
 
     def after_consume(self, batch: ConsumeContext) -> None:
-        """The listener returned or raised, or it is the next poll, or the consumer is closed."""
+        """Called when the listener ended, at the next poll, or when the consumer is closed."""
 
     def after_transaction(self, transaction: TransactionContext) -> None:
         """Called when a broker has answered, or failed to answer, a transaction's decision."""
@@ -308,7 +308,7 @@ class HookCalls:
 
 
 def _written(hooks: Sequence[Hooks], name: str) -> list[Callable[[Any], None]]:
-    """The methods of a name that are not those of ``Hooks``, which do nothing."""
+    """Return the methods of a name that are not those of ``Hooks``, which do nothing."""
     empty = getattr(Hooks, name)
     found = [getattr(hook, name) for hook in hooks]
     return [one for one in found if getattr(one, "__func__", None) is not empty]

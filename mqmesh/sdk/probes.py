@@ -26,7 +26,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One test message.
+    """Test message with its outcome.
 
     Attributes:
         message_queue: Where it went, or was to go.

@@ -34,7 +34,7 @@ class AccessClient(AdminClient):
     """Reads and changes the access list; arguments as of ``AdminClient``."""
 
     def access_list(self) -> AccessListInfo:
-        """The list in force: the newest one that a name server has, since one may have been down.
+        """Return the list in force: the newest of all name servers, since one may have been down.
 
         Raises:
             TransportError: No name server answers.
@@ -55,14 +55,14 @@ class AccessClient(AdminClient):
         return max(found, key=lambda one: one.version)
 
     def access_states(self) -> list[AccessListState]:
-        """Which version is in force at each name server and broker."""
+        """Return the version in force at each name server and broker."""
         header = encode_header(GetAccessListRequest(NO_TEXT))
         return [self._state(where, header) for where in self._everybody()]
 
     def put_access_list(self, text: str, expected_version: int) -> list[AccessListState]:
         """Puts a list in force at all name servers and brokers; calling again does no harm.
 
-        Who did not get it has the former one still.
+        Processes that did not get it keep the former one.
 
         Args:
             text: TOML, with the version after ``expected_version``.

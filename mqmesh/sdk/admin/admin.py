@@ -158,7 +158,7 @@ class AdminClient:
         return decode_header(RoleInfo, answer.header)
 
     def cluster(self) -> ClusterInfo:
-        """All broker groups that a name server knows.
+        """Return all broker groups that a name server knows.
 
         Raises:
             TransportError: No name server answers.
@@ -178,7 +178,7 @@ class AdminClient:
         return sorted(self._ask_namesrv(code, TopicListRequest(), TopicList).topics)
 
     def route(self, topic: str) -> TopicRoute:
-        """Which brokers carry a topic.
+        """Return the brokers that carry a topic.
 
         Raises:
             TopicNotFound: No name server knows it.
@@ -189,7 +189,7 @@ class AdminClient:
         return msgspec.structs.replace(found, brokers=self._usable(found.brokers))
 
     def topic_configs(self, topic: str = "") -> dict[str, list[TopicConfig]]:
-        """Configuration of a topic, or of all topics, by broker group.
+        """Return the configuration of a topic, or of all topics, by broker group.
 
         Raises:
             TopicNotFound: No broker has the topic.
@@ -211,7 +211,7 @@ class AdminClient:
         return {name: configs for name, configs in found.items() if configs or not topic}
 
     def topic_stats(self, topic: str) -> dict[str, TopicStats]:
-        """Where each queue of a topic begins and ends, by broker group.
+        """Return where each queue of a topic begins and ends, by broker group.
 
         Raises:
             TopicNotFound: No broker has it.
@@ -287,7 +287,7 @@ class AdminClient:
         Args:
             topic: Its name; or a ``TopicConfig``, which says the next three as well.
             queues: Read and write queues on each broker, 1 to 65,536; 4 by default.
-            perm: Who may what; reading and writing by default.
+            perm: Permissions; reading and writing by default.
             order: The route keeps the queues of a broker that is down; by default it does not.
             exist_ok: Where the topic exists it is left as it is, and is no error unless it differs
                 from ``queues``, ``perm`` or ``order``, where these are given. One that differs from
@@ -550,7 +550,7 @@ class AdminClient:
         return found
 
     def _masters(self) -> dict[str, str]:
-        """Endpoint of each group's master; of the client's group only, if it has one."""
+        """Return the endpoint of each group's master; of the client's group only, if it has one."""
         found = {
             name: endpoint_of(address.tcp)
             for name, address in masters_of(self.cluster().brokers).items()
@@ -600,7 +600,7 @@ class AdminClient:
     def _each(
         self, masters: dict[str, str], work: Callable[[str], _T], *, changes: bool = False
     ) -> dict[str, _T]:
-        """Asks each master; a failure says where it is, and who has a change already."""
+        """Asks each master; a failure names its master, and those changed before."""
         done: dict[str, _T] = {}
         for name, endpoint in masters.items():
             try:

@@ -35,7 +35,7 @@ class BrokerAdmin(AdminClient):
     # ---- Settings --------------------------------------------------------------------
 
     def config(self, broker_name: str) -> dict[int, list[ConfigEntry]]:
-        """All settings of a broker group, by the ids of its replicas.
+        """Return all settings of a broker group, by the ids of its replicas.
 
         Args:
             broker_name: Broker group.
@@ -91,7 +91,7 @@ class BrokerAdmin(AdminClient):
     # ---- What is there ---------------------------------------------------------------
 
     def clients(self, broker_name: str) -> list[ClientInfo]:
-        """Everybody who is registered at the master of a broker group, by client id.
+        """Return the clients registered at the master of a broker group, by client id.
 
         Raises:
             NoRoute: No master of that group is known.
@@ -171,7 +171,7 @@ class BrokerAdmin(AdminClient):
 
 
 def config_request(settings: Mapping[str, Any], unset: Iterable[str]) -> UpdateConfigRequest:
-    """A request to change settings.
+    """Return a request to change settings.
 
     Args:
         settings: Dotted keys and values; a text stands for what it says in TOML.

@@ -74,7 +74,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
     """The setup of a whole cluster, and its traffic; arguments as for ``AdminClient``."""
 
     def export(self, *, configs: bool = False) -> ClusterSetup:
-        """Topics, groups, key/value configuration, drained brokers and access list.
+        """Return topics, groups, key/value configuration, drained brokers and access list.
 
         No messages, no offsets, no keys; nor what a cluster makes by itself: retry and dead letter
         topics.

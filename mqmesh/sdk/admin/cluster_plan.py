@@ -131,7 +131,7 @@ def read_setup(data: bytes, source: str) -> ClusterSetup:
 
 
 def write_setup(setup: ClusterSetup) -> bytes:
-    """The document, with all names in order, so that two of them can be compared."""
+    """Return the document, with all names in order, so that two of them can be compared."""
     return msgspec.json.format(msgspec.json.encode(setup, order="deterministic")) + b"\n"
 
 

@@ -121,7 +121,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     resent: bool | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        """True for a dead letter that is meant."""
+        """Return True for a dead letter that is meant."""
         if self.resent is not None and self.resent != bool(letter.resent_ms):
             return False
         if self.reason is not None and self.reason.lower() not in letter.reason.lower():
@@ -166,7 +166,7 @@ class DeadLetterClient(QueryClient):
         self._hosts: dict[str, str] = {}
 
     def groups(self) -> dict[str, int]:
-        """Consumer groups with dead letters, and how many each has, by name.
+        """Return the consumer groups with dead letters, and how many each has, by name.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer.
@@ -174,7 +174,7 @@ class DeadLetterClient(QueryClient):
         return {group: one.count for group, one in self.overview().items()}
 
     def overview(self) -> dict[str, GroupDeadLetters]:
-        """Consumer groups with dead letters: how many each has and how old, by name.
+        """Return the consumer groups with dead letters: how many each has and how old, by name.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer.
@@ -209,7 +209,7 @@ class DeadLetterClient(QueryClient):
         *,
         on_progress: OnProgress | None = None,
     ) -> Iterator[DeadLetter]:
-        """The dead letters of a group, broker by broker, oldest first.
+        """Return the dead letters of a group, broker by broker, oldest first.
 
         What becomes a dead letter while this runs is left out: so a caller that resends what
         it gets comes to an end.
@@ -320,7 +320,7 @@ class DeadLetterClient(QueryClient):
     # ---- Helpers ---------------------------------------------------------------------
 
     def _ends(self, group: str) -> dict[str, tuple[int, int]]:
-        """Where the dead-letter queue of each broker begins and ends."""
+        """Return where the dead-letter queue of each broker begins and ends."""
         try:
             stats = self.topic_stats(dlq_topic(group))
         except TopicNotFound:

@@ -67,7 +67,7 @@ class DelayClient(AdminClient):
     """
 
     def waiting(self, topic: str = "", *, max_count: int = 1_000) -> list[DelayedMessage]:
-        """Delayed messages that wait, those that are due next first.
+        """Return delayed messages that wait, those that are due next first.
 
         It reads all that brokers still have of delayed messages, delivered ones too, so it is
         for people's eyes and not for a program's loop. What is delivered or cancelled meanwhile
@@ -157,7 +157,7 @@ class DelayClient(AdminClient):
 def _left(
     broker_name: str, header: BatchHeader, data: memoryview, over: set[_Place]
 ) -> Iterator[DelayedMessage]:
-    """The messages of a batch that still wait; what is damaged waits for nobody."""
+    """Yield the messages of a batch that still wait; what is damaged waits for nobody."""
     ordinals = [n for n in range(header.message_count) if (header.commitlog_offset, n) not in over]
     if not ordinals:
         return

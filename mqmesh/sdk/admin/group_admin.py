@@ -204,7 +204,7 @@ class GroupAdmin(AdminClient):
     # ---- Looking ---------------------------------------------------------------------
 
     def groups(self, group: str = "") -> dict[str, list[GroupSummary]]:
-        """A group, or all groups, by broker group; a broker that knows none is left out.
+        """Return a group, or all groups, by broker group; a broker that knows none is left out.
 
         Raises:
             InvalidArgument: The name is illegal.
@@ -235,7 +235,7 @@ class GroupAdmin(AdminClient):
         return {name: found for name, found in by_broker.items() if found}
 
     def connections(self, group: str) -> list[ConsumerConnection]:
-        """The members of a consumer group, by client id; none if nobody is connected.
+        """Return the members of a consumer group, by client id; none if nobody is connected.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
@@ -258,7 +258,7 @@ class GroupAdmin(AdminClient):
         return [found[client_id] for client_id in sorted(found)]
 
     def producer_connections(self, group: str) -> list[ProducerConnection]:
-        """The members of a producer group, by client id.
+        """Return the members of a producer group, by client id.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
@@ -365,7 +365,7 @@ class GroupAdmin(AdminClient):
         return self._each(self._masters(), ask)
 
     def topic_consumers(self, topic: str) -> list[str]:
-        """The groups that read a topic, sorted.
+        """Return the groups that read a topic, sorted.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.

@@ -172,7 +172,7 @@ class HaAdmin(AdminClient):
         Args:
             broker_name: Broker group, of replicas that elect their master. All of them have to be
                 there. The one with most of the log leads soon after this returns.
-            replica_ids: Who belongs to it; 1 to ``ha.total_replicas`` by default.
+            replica_ids: Ids of its members; 1 to ``ha.total_replicas`` by default.
 
         Raises:
             NoRoute: The name servers know no replica of it.
@@ -248,7 +248,7 @@ class HaAdmin(AdminClient):
         return decode_header(PauseFailoverResponse, answer.header)
 
     def epochs(self, broker_name: str) -> dict[int, LogEpochs]:
-        """Which epoch of the log begins where, by replica; of those that answer.
+        """Return the epochs of the log and their starts, by replica; of those that answer.
 
         Args:
             broker_name: Broker group.
@@ -293,7 +293,7 @@ class HaAdmin(AdminClient):
         )
 
     def cluster_settings(self, broker_name: str = "") -> HaSettings:
-        """The settings of replication that a cluster has for all of its replicas.
+        """Return the settings of replication that a cluster has for all of its replicas.
 
         Args:
             broker_name: A replica of this group is asked; one that elects its master by default.

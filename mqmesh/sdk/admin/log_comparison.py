@@ -71,7 +71,7 @@ class LogComparison(msgspec.Struct, frozen=True):
 
 
 def read_epochs(ask: Ask, endpoint: str) -> LogEpochs:
-    """Which epochs the log of a replica has.
+    """Return the epochs of a replica's log.
 
     Raises:
         BrokerError, TransportError: It refuses, or does not answer.

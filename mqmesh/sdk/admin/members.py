@@ -81,7 +81,7 @@ class MemberClient(QueryClient, GroupAdmin):
         return decode_header(HandedOver, answer.header)
 
     def _place_of(self, message_id: str) -> tuple[str, int, int]:
-        """Broker, log offset and number in its batch; of copies the one in the message's topic."""
+        """Return broker, log offset and number in its batch; of copies, of the one in its topic."""
         if "#" in message_id:
             return parse_offset_message_id(message_id)
         found = self.by_id(message_id).messages

@@ -85,7 +85,7 @@ class NamesrvAdmin(AdminClient):
         return self._change(RequestCode.PUT_KV_CONFIG, KvRequest(namespace, key, value))
 
     def get_kv(self, namespace: str, key: str) -> str:
-        """The text of a key, by the first name server that answers.
+        """Return the text of a key, by the first name server that answers.
 
         Raises:
             BrokerError: There is none.
@@ -130,7 +130,7 @@ class NamesrvAdmin(AdminClient):
         return self._change(RequestCode.DELETE_KV_CONFIG, KvRequest(namespace, key))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """All keys of a namespace with their texts, by the first name server that answers.
+        """Return all keys of a namespace with their texts, by the first name server that answers.
 
         Raises:
             BrokerError: It has none.
@@ -175,7 +175,7 @@ class NamesrvAdmin(AdminClient):
     # ---- Settings --------------------------------------------------------------------
 
     def config(self, address: str) -> list[ConfigEntry]:
-        """All settings of a name server.
+        """Return all settings of a name server.
 
         Args:
             address: ``host:port``.

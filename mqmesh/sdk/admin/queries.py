@@ -80,7 +80,7 @@ class QueryClient(AdminClient):
         max_count: int = DEFAULT_QUERY_MESSAGES,
         with_system: bool = False,
     ) -> QueryResult:
-        """Everything stored under a message id: the message and its retries and dead letters.
+        """Return the messages stored under an id: the message, its retries and dead letters.
 
         Args:
             message_id: 32 hex digits, from ``SendResult`` or ``StoredMessage``.
@@ -111,7 +111,7 @@ class QueryClient(AdminClient):
         to_ms: int = MAX_TIMESTAMP_MS,
         max_count: int = DEFAULT_QUERY_MESSAGES,
     ) -> QueryResult:
-        """Messages with a key, newest first.
+        """Return messages with a key, newest first.
 
         Args:
             topic: Topic; for what waits for a retry, the retry topic.
@@ -141,7 +141,7 @@ class QueryClient(AdminClient):
         return self._query(addresses, RequestCode.QUERY_MESSAGE, header, max_count)
 
     def by_offset_id(self, offset_message_id: str) -> StoredMessage:
-        """The message at a place in a broker's log; needs neither name server nor index.
+        """Return the message at a place in a broker's log; needs neither name server nor index.
 
         Args:
             offset_message_id: ``host:port#OFFSET#ORDINAL``.
@@ -168,7 +168,7 @@ class QueryClient(AdminClient):
     def by_offset(
         self, topic: str, queue_id: int, queue_offset: int, *, broker_name: str = ""
     ) -> StoredMessage:
-        """The message at an offset of a queue.
+        """Return the message at an offset of a queue.
 
         Args:
             topic: Topic.
@@ -212,7 +212,7 @@ class QueryClient(AdminClient):
         return dict(sorted(found.items()))
 
     def _carriers(self, topic: str) -> dict[str, BrokerAddress]:
-        """Brokers that may have messages of a topic."""
+        """Return brokers that may have messages of a topic."""
         try:
             found = _readers_of(self.route(topic).brokers)
         except TopicNotFound:
@@ -232,7 +232,7 @@ class QueryClient(AdminClient):
         return name, carriers[name]
 
     def _name_of(self, host: str) -> str:
-        """The broker group at an address, "" if that cannot be found out."""
+        """Return the broker group at an address, "" if that cannot be found out."""
         try:
             for name, address in _readers_of(self.cluster().brokers).items():
                 if address.tcp == host:

@@ -135,7 +135,7 @@ class TrackClient(QueryClient, GroupAdmin):
         )
 
     def _goal(self, copy: StoredMessage) -> tuple[str, int]:
-        """Where a message goes that waits in the schedule topic, and when."""
+        """Return the topic to which a message in the schedule topic goes, and when."""
         header = encode_header(ViewMessageRequest(copy.info.commitlog_offset))
         endpoint = endpoint_of(copy.store_host)
         try:
@@ -210,7 +210,7 @@ def _group_of(copy: StoredMessage) -> str:
 
 
 def _group_in(topic: str) -> str:
-    """The group of a retry or dead letter topic, "" for another one."""
+    """Return the group of a retry or dead letter topic, "" for another one."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return topic.removeprefix(prefix)
@@ -218,7 +218,7 @@ def _group_in(topic: str) -> str:
 
 
 def _is_wanted(copy: StoredMessage, subscriptions: Iterable[Subscription]) -> bool:
-    """False when the members' expressions leave the message out; Python filters may not."""
+    """Return False when the members' expressions leave the message out; Python filters may not."""
     mine = [one for one in subscriptions if one.topic == copy.info.topic]
     return not mine or any(_fits(copy, one) for one in mine)
 

@@ -102,7 +102,7 @@ class TransactionAdmin(AdminClient):
         )
 
     def half_message(self, message_id: str) -> HalfMessage:
-        """One half message that waits, with its contents.
+        """Return one half message that waits, with its contents.
 
         Raises:
             InvalidArgument: That is no message id.

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 def awaited(
     method: Callable[Concatenate[Any, _P], _T],
 ) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
-    """A coroutine method that does what a blocking client's method does, in its thread."""
+    """Return a coroutine method that does what a blocking client's method does, in its thread."""
 
     @functools.wraps(method)
     async def call(self: "AdminClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -44,7 +44,7 @@ def awaited(
 def stepped(
     method: Callable[Concatenate[Any, _P], Iterator[_T]],
 ) -> Callable[Concatenate[Any, _P], AsyncIterator[_T]]:
-    """An asynchronous iterator over what a blocking client's method yields, in its thread."""
+    """Return an asynchronous iterator over a blocking method's items, in its client's thread."""
 
     @functools.wraps(method)
     async def walk(
@@ -64,7 +64,7 @@ class AdminClient:
     """Administration from coroutines; names, meaning and errors as in ``mqmesh.sdk.admin.admin``.
 
     Calls are carried out one after the other, in a thread of the client's own, so an event loop
-    never waits for an answer. Who cancels a call does not take its request back.
+    never waits for an answer. Cancelling a call does not take its request back.
 
     Args:
         namesrv_addr, timeout_ms, broker_name, credentials: As for

@@ -39,11 +39,11 @@ class Completions:
         self._loop = loop
         self._lock = ranked_lock(LockRank.LEAF)
         self._done: deque[asyncio.Future[Any] | PendingBatch] = deque()
-        # Of the event loop only: who waits for the messages of a batch.
+        # Of the event loop only: futures that wait for the messages of a batch.
         self._waiting: dict[PendingBatch, list[asyncio.Future[None]]] = {}
 
     def new_future(self) -> asyncio.Future[None]:
-        """A future to wait for in the running event loop.
+        """Return a future to wait for in the running event loop.
 
         Raises:
             InvalidArgument: That is another event loop.
@@ -60,7 +60,7 @@ class Completions:
         check_loop(self._loop)
 
     def wait_for(self, sent: SendFuture) -> asyncio.Future[None]:
-        """A future that is done soon after a send is; one callback serves all of a batch.
+        """Return a future that is done soon after a send is; one callback serves all of a batch.
 
         Called in the event loop that ``check_loop`` wants.
         """

@@ -21,7 +21,7 @@ from mqmesh.transport.interface import Transport
 class Producer:
     """Sends messages from coroutines; names and meaning as in ``mqmesh.Producer``.
 
-    Sends that are awaited side by side share batches by themselves. Who cancels a send does
+    Sends that are awaited side by side share batches by themselves. Cancelling a send does
     not take its message back: it may be stored all the same. A producer belongs to the event
     loop that it was started in.
 
@@ -51,7 +51,7 @@ class Producer:
             **options,
         )
         self._completions: Completions | None = None
-        # Senders that wait, by topic, and who serves them.
+        # Senders that wait, by topic, and the tasks that serve them.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
 
@@ -75,7 +75,7 @@ class Producer:
             self._completions = Completions(loop)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The event loop is known that it is about to be started in."""
+        """Attach to an event loop, before the start in it."""
 
     async def close(self) -> None:
         """Waits a moment for sends without an outcome, then closes; from any event loop."""
@@ -178,7 +178,7 @@ class Producer:
         return self._inner.late_replies
 
     async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages of a topic may be sent to."""
+        """Return the queues that messages of a topic may be sent to."""
         return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
 
     async def _ready(self, message: Message | None) -> None:
@@ -189,7 +189,7 @@ class Producer:
 
     def _must_wait(self, message: Message) -> bool:
         # What may wait, for a first route or for room, must not hold up the event loop. What is
-        # no message is left to the sender, who says what is wrong with it.
+        # no message is left to the send, which says what is wrong with it.
         if not isinstance(message, Message) or not isinstance(message.topic, str):
             return False
         return message.topic in self._lines or not self._inner.can_send(message.topic)

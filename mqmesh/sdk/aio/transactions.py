@@ -182,7 +182,7 @@ class TransactionProducer(Producer):
         selector_arg: Any = None,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Transaction]:
-        """A local transaction in a block: committed at its end, rolled back when it raises.
+        """Run a local transaction in a block: commit at its end, roll back when it raises.
 
         ::
 

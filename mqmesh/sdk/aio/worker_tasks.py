@@ -135,7 +135,7 @@ class WorkerTasks(Workers):
             return
 
     def _stop(self, turn: Turn, error: BaseException) -> None:
-        """This task ends within a turn: the messages at hand fail, and another task goes on."""
+        """End this task within a turn: the messages at hand fail, and another task goes on."""
         if (
             self._service.closed
             or isinstance(error, GeneratorExit)
@@ -154,7 +154,7 @@ class WorkerTasks(Workers):
 
 
 def _is_ending(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """True when a task ends with an error of its listener; else only the listener's call failed.
+    """Return True when a task ends with its listener's error, False when only the call failed.
 
     It ends when it is cancelled itself, and not only what its listener waits for, and by what ends
     the program. A coroutine that is thrown away gets a ``GeneratorExit`` that no listener raised,

@@ -49,7 +49,7 @@ class TopicPublisher(MessageMaker[T]):
         return self._producer.send(self.message(value, **fields))
 
     def send_async(self, value: T, **fields: Unpack[MessageFields]) -> SendFuture:
-        """The same without waiting for the outcome."""
+        """Send the same way without waiting for the outcome."""
         return self._producer.send_async(self.message(value, **fields))
 
 

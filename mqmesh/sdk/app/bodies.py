@@ -88,5 +88,5 @@ def _text(body: bytes) -> str:
 
 
 def _is_pydantic(kind: Any) -> bool:
-    # By what is used of it, so that nobody needs pydantic who has no models of it.
+    # By what is used of it, so that pydantic is needed only for its models.
     return hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump_json")

@@ -42,7 +42,7 @@ class MessageMaker(Generic[T]):
         self._encode = encoder_of(kind)
 
     def message(self, value: T, **fields: Unpack[MessageFields]) -> Message:
-        """The message that is sent; for transactions and batches, too.
+        """Return the message that is sent; for transactions and batches, too.
 
         Args:
             value: Becomes the body.

@@ -1,4 +1,4 @@
-"""Which functions handle which topics for which groups, and what their arguments are."""
+"""Subscriptions: functions that handle topics for groups, and their arguments."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -48,7 +48,7 @@ class TypedHandler:
             raise _rejected(error) from error
 
     async def listen_async(self, messages: list[StoredMessage]) -> Any:
-        """The same for ``mqmesh.aio``."""
+        """Await the function's handling of one message, for ``mqmesh.aio``."""
         (message,) = messages
         try:
             called: Awaitable[Any] = self.function(*self._arguments(message))
@@ -116,7 +116,7 @@ class Subscriptions:
             self._groups[group] = left
 
     def by_group(self) -> dict[str, list[TypedSubscription]]:
-        """All of them; a group's have the same options."""
+        """Return all subscriptions by group; those of a group have the same options."""
         return self._groups
 
 

@@ -47,7 +47,7 @@ def close_at_exit(client: Closable) -> None:
 
 
 def closed(client: Closable) -> None:
-    """The client was closed; nothing is left to be done at the end."""
+    """Note that a client was closed; nothing is left to be done at the end."""
     _open.discard(client)
 
 

@@ -72,7 +72,7 @@ class BrokerConnections:
         self.failures: dict[str, TransportError] = {}
 
     def connection(self, broker_name: str) -> Connection:
-        """The connection to a broker group's master, made if there is none.
+        """Return the connection to a broker group's master, made if there is none.
 
         Raises:
             NoRoute: The group, or its master, is not known.
@@ -94,34 +94,34 @@ class BrokerConnections:
         return one
 
     def connected(self) -> list[tuple[str, Connection]]:
-        """The connections that stand, with the names of their brokers."""
+        """Return the connections that stand, with the names of their brokers."""
         return [(name, one) for name, one in self._connections.items() if one.connected]
 
     def unreachable(self) -> list[str]:
-        """Brokers whose connection broke or could not be made."""
+        """Return brokers whose connection broke or could not be made."""
         return [name for name, one in self._connections.items() if one.unreachable]
 
     def is_current(self, broker_name: str, connection: Connection) -> bool:
-        """True while a broker has no other connection than this one."""
+        """Return True while a broker has no other connection than this one."""
         return self._connections.get(broker_name) is connection
 
     def is_connected(self, broker_name: str) -> bool:
-        """True while the connection to a broker stands."""
+        """Return True while the connection to a broker stands."""
         one = self._connections.get(broker_name)
         return one is not None and one.connected
 
     def is_unreachable(self, broker_name: str) -> bool:
-        """True when the connection to a broker broke or could not be made."""
+        """Return True when the connection to a broker broke or could not be made."""
         one = self._connections.get(broker_name)
         return one is not None and one.unreachable
 
     def live_endpoint(self, broker_name: str) -> str | None:
-        """Where a broker's master is reached right now, or None; from any thread."""
+        """Return the endpoint that reaches a broker's master now, or None; from any thread."""
         one = self._connections.get(broker_name)
         return one.endpoint if one is not None and one.connected else None
 
     def may_come(self, broker_name: str) -> bool:
-        """False when waiting for a connection to a broker promises little: try another one."""
+        """Return False when waiting for a broker's connection promises little: try another one."""
         one = self._connections.get(broker_name)
         if one is None:
             return self._address(broker_name) is not None
@@ -212,7 +212,7 @@ class BrokerConnections:
 
 
 def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:
-    """The endpoint to reach a broker by.
+    """Return the endpoint to reach a broker by.
 
     Args:
         address: What the broker announced.

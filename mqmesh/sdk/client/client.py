@@ -183,7 +183,7 @@ class ClientEngine:
         return self._closed
 
     def _forked(self) -> None:
-        """This process is a fork: thread and sockets stayed with the parent."""
+        """Note that this process is a fork: thread and sockets stayed with the parent."""
         self._closed = True
         self.loop.disown()
 
@@ -231,7 +231,7 @@ class ClientEngine:
         return value
 
     def wait_route(self, topic: str, timeout_ms: int, *, fresh: bool = False) -> TopicRoute:
-        """The route of a topic, asked for if it is not known; from other threads.
+        """Return the route of a topic, asked for if it is not known; from other threads.
 
         Args:
             topic: Topic.

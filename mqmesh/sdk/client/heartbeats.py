@@ -24,7 +24,7 @@ class Heartbeats:
 
     Args:
         loop: The client loop.
-        brokers: Who gets them.
+        brokers: Brokers that get them.
         timeout_ms: For an answer.
         make: Makes the heartbeat that brokers get.
         on_answer: Called with a broker's answer, or why it refused.

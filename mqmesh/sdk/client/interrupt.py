@@ -17,7 +17,7 @@ class Interrupt:
         self._former: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
-        """True once a signal has come."""
+        """Return True once a signal has come."""
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""In which order threads take the locks of a client: who holds one takes only later ones."""
+"""Lock order of a client: a thread that holds a lock takes only later ones."""
 
 import enum
 import threading
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 
 class LockRank(enum.IntEnum):
-    """Where a lock stands; no two of one rank are ever held together."""
+    """Rank of a lock; no two of one rank are ever held together."""
 
     LIFE = 1
     """A client starts once and closes once."""
     ROUTES = 2
-    """Which lanes a topic has."""
+    """Routes: the lanes that a topic has."""
     DIRECT = 3
     """The way of a lone send past the buffer; held until its answer is there."""
     TRANSACTIONS = 4
@@ -33,5 +33,5 @@ make_lock: Callable[[LockRank], threading.Lock] = _plain_lock
 
 
 def ranked_lock(rank: LockRank) -> threading.Lock:
-    """A lock at its place in the order."""
+    """Return a lock at its place in the order."""
     return make_lock(rank)

@@ -100,7 +100,7 @@ class NamesrvLink:
             self._loop.call_later(0, lambda error=error: done(error))  # type: ignore[misc]
 
     def _is_refused_next(self, client: Connection) -> bool:
-        """A name server refuses the client: whether the next one did so a moment ago, too."""
+        """Note that a name server refuses the client; return True if the next one just did, too."""
         now_ms = self._loop.clock.monotonic_ms()
         self._refused_until_ms[client.endpoint] = now_ms + TRY_AGAIN_MS
         following = endpoint_of(self._addresses[1 % len(self._addresses)])

@@ -69,7 +69,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     credentials: str | Credentials = ""
 
     def namesrv_addresses(self) -> list[str]:
-        """The addresses, one by one.
+        """Return the addresses, one by one.
 
         Raises:
             InvalidArgument: There is none, or one is not of the form host:port.
@@ -78,7 +78,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def namesrv_addresses(value: NamesrvAddr) -> list[str]:
-    """The addresses that users mean, one by one.
+    """Return the addresses that users mean, one by one.
 
     Raises:
         InvalidArgument: There is none, there are more than 16, or one is not of the form
@@ -120,7 +120,7 @@ def client_options(
     namesrv_addr: NamesrvAddr | None,
     credentials: str | Credentials | None = None,
 ) -> ClientOptions:
-    """The settings of a connection, and name servers and keys if they are said beside them.
+    """Return the settings of a connection, with name servers and keys if they are given beside.
 
     Raises:
         ConfigError: The file of credentials cannot be used.
@@ -134,7 +134,7 @@ def client_options(
 
 
 def find_credentials(said: str | Credentials) -> Credentials | None:
-    """The keys that were said, else those that the environment names; None if neither does.
+    """Return the keys given, else those that the environment names; None if neither does.
 
     Raises:
         ConfigError: The file cannot be used.
@@ -150,7 +150,7 @@ def client_transport(
     credentials: str | Credentials = "",
     server_keys: Mapping[str, str] | None = None,
 ) -> Transport:
-    """The world that a client was given; where none was, ZeroMQ and a loop of its own.
+    """Return the transport that a client was given, else ZeroMQ and a loop of its own.
 
     Args:
         transport: That was given.
@@ -189,10 +189,10 @@ def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:
 
 
 def new_client_id(options: ClientOptions, chance: random.Random) -> str:
-    """An id that no other client has: host, process, instance name and chance."""
+    """Return an id that no other client has: host, process, instance name and chance."""
     return f"{born_host()}@{options.instance_name}#{chance.randbytes(6).hex()}"
 
 
 def born_host() -> str:
-    """This process as messages name it: ``host:pid``."""
+    """Return the name of this process in messages: ``host:pid``."""
     return f"{socket.gethostname()[:64]}:{os.getpid()}"

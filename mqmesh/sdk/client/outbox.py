@@ -58,10 +58,10 @@ class RequestSource(Protocol):
     """Source of requests; a machine that knows nothing of its outbox. For the client loop."""
 
     def brokers(self) -> Collection[str]:
-        """Brokers that something waits for."""
+        """Return the brokers that something waits for."""
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
-        """The next request to a broker; None when nothing is left that may go now."""
+        """Return the next request to a broker; None when nothing is left that may go now."""
 
     def without(self, broker_name: str) -> Effects | None:
         """End what is late, without a connection to a broker that something waits for."""
@@ -71,10 +71,10 @@ class OutboxBrokers(Protocol):
     """The part of ``BrokerConnections`` that an outbox needs."""
 
     def is_connected(self, broker_name: str) -> bool:
-        """True while the connection to a broker stands."""
+        """Return True while the connection to a broker stands."""
 
     def connection(self, broker_name: str) -> object:
-        """The connection to a broker, made if there is none."""
+        """Return the connection to a broker, made if there is none."""
 
 
 class OutboxNetwork(Protocol):
@@ -86,7 +86,7 @@ class OutboxNetwork(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Nothing is sent any more."""
+        """True when nothing is sent any more."""
 
     @property
     def brokers(self) -> OutboxBrokers:
@@ -120,12 +120,12 @@ class Turns:
         self.pumping = False
 
     def plan(self) -> bool:
-        """A pump is wanted; False when one is planned already. From any thread."""
+        """Note that a pump is wanted; False when one is planned already. From any thread."""
         is_new, self.planned = not self.planned, True
         return is_new
 
     def begin(self) -> None:
-        """A pump begins, in the client loop."""
+        """Note that a pump begins, in the client loop."""
         self.planned = False
         self.pumping = True
 
@@ -175,7 +175,7 @@ class RequestOutbox:
         return len(self._flying)
 
     def has_room(self, broker_name: str) -> bool:
-        """True when another request may go to a broker now; from any thread, a hint only."""
+        """Return True when another request may go to a broker now; from any thread, a hint only."""
         return (
             self._in_flight.get(broker_name, 0) < self._max_in_flight
             and broker_name not in self._absent
@@ -191,7 +191,7 @@ class RequestOutbox:
                 return  # the closing thread ends what waits
 
     def post(self, event: Event) -> None:
-        """An event is to come in the client loop, soon; from any thread.
+        """Post an event to the client loop, soon; from any thread.
 
         Raises:
             ClientClosed: The client is closed; it is not certain that the event comes.
@@ -200,7 +200,7 @@ class RequestOutbox:
         self._network.post(self._take_posted)
 
     def close(self, error: MQMeshError) -> None:
-        """The end of the client loop: nothing is sent any more, and nothing is left open.
+        """End with the client loop: nothing is sent any more, and nothing is left open.
 
         Args:
             error: The answer to what is at brokers. What was to come later comes now.
@@ -222,7 +222,7 @@ class RequestOutbox:
     def _pump(self) -> None:
         self._turns.begin()
         try:
-            # First forgotten and then looked for again: who reads it meanwhile schedules in
+            # First forgotten and then looked for again: a reader meanwhile schedules in
             # vain, whereas the other way round something could be overlooked.
             self._absent = set()
             if not self._network.closed:

@@ -60,7 +60,7 @@ class RouteCache:
         return True
 
     def follow(self, refusal: NotMaster, broker_name: str) -> bool:
-        """A replica that is no master says who is.
+        """Note the master that a replica names in its refusal.
 
         Args:
             refusal: What it said.
@@ -102,21 +102,21 @@ class RouteCache:
         self._subscribe.pop(topic, None)
 
     def route(self, topic: str) -> TopicRoute | None:
-        """The route of a topic, if known."""
+        """Return the route of a topic, if known."""
         return self._routes.get(topic)
 
     def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that may be written to, by broker name and queue id; () if none is known."""
+        """Return queues that may be written, by broker name and queue id; () if none is known."""
         return self._publish.get(topic, ())
 
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues that may be read, by broker name and queue id; () if none is known."""
+        """Return queues that may be read, by broker name and queue id; () if none is known."""
         return self._subscribe.get(topic, ())
 
     def address(
         self, broker_name: str, broker_id: int = MASTER_ID, *, stand_in: bool = False
     ) -> BrokerAddress | None:
-        """Where a broker listens, if known.
+        """Return a broker's address, if known.
 
         Args:
             broker_name: Broker group.
@@ -147,16 +147,16 @@ class RouteCache:
         return [] if route is None else [one.broker_name for one in route.brokers]
 
     def is_used(self, broker_name: str) -> bool:
-        """True while a broker group carries a known topic."""
+        """Return True while a broker group carries a known topic."""
         return bool(self._topics_of.get(broker_name))
 
     def topics_of(self, broker_name: str) -> list[str]:
-        """Known topics that a broker group carries."""
+        """Return the known topics that a broker group carries."""
         return list(self._topics_of.get(broker_name, ()))
 
 
 def why_not_writable(route: TopicRoute) -> str:
-    """Why nobody may write to a topic; "" where some may, or where that may pass by itself.
+    """Return why nobody may write to a topic; "" where some may, or where that may pass soon.
 
     A broker group that waits for its master is not written to either, but only until then.
     """

@@ -274,9 +274,9 @@ class RouteFinder:
 
 
 def _comes_late(topic: str) -> bool:
-    """True for topics that may never come: nobody asks for them each second, or at each hint."""
+    """Return True for topics that may never come: they are not asked for at each second or hint."""
     return topic.startswith(RETRY_PREFIX)
 
 
 def _ignore(_outcome: TopicRoute | MQMeshError) -> None:
-    """For those who do not ask but want the cache refreshed."""
+    """Ignore the outcome, for callers that only want the cache refreshed."""

@@ -96,7 +96,7 @@ async def run_async(*clients: AsyncRunnable) -> None:
 
 @contextmanager
 def _unless_closed_meanwhile(client: Runnable | AsyncRunnable) -> Iterator[None]:
-    """A client that somebody closes while it starts has ended, as one that is closed later."""
+    """Suppress the error of a client closed while it starts: it ends as one closed later."""
     was_closed = client.closed
     try:
         yield

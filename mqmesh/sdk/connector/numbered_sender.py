@@ -53,7 +53,7 @@ class NumberedSender(PatientClient):
     Args:
         namesrv_addr: As of ``AdminClient``.
         key: 16 bytes that nobody else can guess; the producer id is made of it.
-        born_host: Who sends, in the messages' facts; the same whenever the work is repeated.
+        born_host: Sender, as the messages name it; the same whenever the work is repeated.
         max_message_size: Largest body in bytes.
         timeout_ms: For each try.
         patience_ms: For all tries together.
@@ -76,7 +76,7 @@ class NumberedSender(PatientClient):
         self._max_message_size = max_message_size
 
     def is_stored(self, sequence: int) -> bool:
-        """True if a message was stored under this key and sequence, and is still there.
+        """Return True if a message was stored under this key and sequence, and is still there.
 
         Raises:
             RequestTimeout: A broker did not answer in time, or its index lacks a part of its log.

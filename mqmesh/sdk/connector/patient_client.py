@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class PatientClient(QueryClient):
-    """One request at a time, in the caller's thread; a broker that is away is waited for.
+    """Client for one request at a time, in the caller's thread; it waits for a broker that is away.
 
     Args:
         namesrv_addr: As of ``AdminClient``.
@@ -50,7 +50,7 @@ class PatientClient(QueryClient):
     def ask(
         self, broker_name: str, code: int, header: bytes, parts: Sequence[bytes | memoryview] = ()
     ) -> Command:
-        """The answer of a broker group's master; what is asked must do no harm when repeated.
+        """Return the answer of a broker group's master; the request must be safe to repeat.
 
         Raises:
             RequestTimeout: It was away for longer than ``patience_ms``.
@@ -96,7 +96,7 @@ class PatientClient(QueryClient):
                 delay_ms = min(delay_ms * 2, RETRY_MAX_MS)
 
     def readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues of a topic that may be read, sorted.
+        """Return queues of a topic that may be read, sorted.
 
         Raises:
             TopicNotFound: Nobody knows the topic.
@@ -105,7 +105,7 @@ class PatientClient(QueryClient):
         return self._routes(topic).subscribe_queues(topic)
 
     def writable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues of a topic that may be written to, sorted; errors as of ``readable_queues``."""
+        """Return the topic's queues for writing, sorted; errors as of ``readable_queues``."""
         return self._routes(topic).publish_queues(topic)
 
     def wait_writable_queues(self, topic: str) -> tuple[MessageQueue, ...]:

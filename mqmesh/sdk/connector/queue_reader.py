@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class QueueEdges(msgspec.Struct, frozen=True):
-    """Where a queue begins and ends.
+    """Begin and end of a queue.
 
     Attributes:
         first: Queue offset of its first message.
@@ -76,7 +76,7 @@ class QueueReader(PatientClient):
     group = GROUP
 
     def edges(self, queue: MessageQueue) -> QueueEdges:
-        """Where a queue begins and ends.
+        """Return where a queue begins and ends.
 
         Raises:
             RequestTimeout: Its broker was away for too long.
@@ -86,7 +86,7 @@ class QueueReader(PatientClient):
         return QueueEdges(found.min_queue_offset, found.max_queue_offset, found.epoch)
 
     def cut(self, queue: MessageQueue, offset: int, epoch: int) -> int | None:
-        """From where on other messages stand in a queue than in an epoch of its broker's log.
+        """Return where a queue's messages differ from those of an epoch of its broker's log.
 
         Args:
             queue: Which.
@@ -100,7 +100,7 @@ class QueueReader(PatientClient):
         return found.next_queue_offset if found.status == PullStatus.OFFSET_CUT else None
 
     def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Queue offset of the first message stored at or after a time; the end if none."""
+        """Return the offset of the first message stored at or after a time; the end if none."""
         header = encode_header(SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms))
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         answer = self.ask(queue.broker_name, code, header)
@@ -114,7 +114,7 @@ class QueueReader(PatientClient):
         max_bytes: int = MIB,
         on_loss: OnLoss,
     ) -> Found:
-        """The messages of a stretch, batch by batch.
+        """Yield the messages of a stretch, batch by batch.
 
         Args:
             stretch: What to read.
@@ -230,7 +230,7 @@ def _batches(
     selector: MessageSelector,
     on_loss: OnLoss,
 ) -> Found:
-    """The batches of an answer, each with those of its messages that are wanted."""
+    """Yield the batches of an answer, each with those of its messages that are wanted."""
     tags = selector.wanted_tags()
     body, at, began = answer.body, 0, position
     while at < len(body) and position < stretch.end:

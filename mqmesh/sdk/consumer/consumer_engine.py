@@ -477,7 +477,7 @@ class ConsumerEngine(Generic[S]):
         self.rebalance_soon()
 
     def _look_for_brokers(self) -> None:
-        """Each broker of a subscribed topic should be connected; one that is not is reported."""
+        """Report brokers of subscribed topics and assigned queues that are not connected."""
         routes, brokers = self.client.routes, self.client.brokers
         names = {name for topic in self._subscriptions for name in routes.brokers_of(topic)}
         names |= {queue.broker_name for queue in self.assigned}
@@ -490,7 +490,7 @@ class ConsumerEngine(Generic[S]):
         self._absent = absent
 
     def _meet_epoch(self, broker_name: str, epoch: int) -> None:
-        """Another epoch began at a broker group: not all that was committed may have got there."""
+        """Handle a new epoch of a broker group: not all that was committed may have got there."""
         if epoch > self._epochs_met.get(broker_name, 0):
             self._epochs_met[broker_name] = epoch
             # Its master may not know us yet: all is committed once he has said that he does.
@@ -527,7 +527,7 @@ class ConsumerEngine(Generic[S]):
             self.commit_soon()
 
     def _check_still_ours(self, state: Assigned[S]) -> None:
-        """The broker takes a commit only if it gave the queue to nobody else since."""
+        """Check by a commit that a queue is still ours: only the latest owner may commit."""
 
         def done(error: MQMeshError | None) -> None:
             if isinstance(error, StaleGeneration):
@@ -555,7 +555,7 @@ class ConsumerEngine(Generic[S]):
             self._start_over([queue])
 
     def _let_go(self, queue: MessageQueue) -> S | None:
-        """A queue is not ours any more; returns where its messages went."""
+        """Let go of a queue that is not ours any more; return where its messages went."""
         one = self.assigned[queue]
         del self.assigned[queue]
         if one.loop is not None:
@@ -633,7 +633,7 @@ class ConsumerEngine(Generic[S]):
             )
         self._give_up(lost)
         self._release_forsaken(topic, wanted)
-        # Who has a lock waits for nobody: the former owner gave it back after its last commit.
+        # An owner of a lock need not wait: the former owner gave it back after its last commit.
         delay_ms = 0 if alone or self.leases is not None else HANDOVER_MS
         self._take([queue for queue in new if queue not in self._anew], delay_ms)
         for queue in new:

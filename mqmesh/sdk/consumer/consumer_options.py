@@ -115,7 +115,7 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         return self.most_retries() if is_tried_again else None
 
     def flow_limits(self) -> FlowLimits:
-        """When a queue is not pulled any further."""
+        """Return the limits beyond which a queue is not pulled."""
         return FlowLimits(
             messages=self.pull_threshold_for_queue,
             size_bytes=self.pull_threshold_size_for_queue * MIB,

@@ -65,7 +65,7 @@ class _Way:
 
 
 class FilterLink:
-    """One filter of one subscription, on the filter servers of all its brokers.
+    """Link of one filter of one subscription to the filter servers of all its brokers.
 
     For the client loop, but for ``decided`` and ``errors``, which any thread may read.
 
@@ -102,7 +102,7 @@ class FilterLink:
         self._closed = False
 
     def way(self, queue: MessageQueue) -> _Way:
-        """The network for the pulls of a queue."""
+        """Return the network for the pulls of a queue."""
         return _Way(self, queue)
 
     def request(
@@ -248,7 +248,7 @@ class FilterLinks:
         self._links: dict[str, FilterLink] = {}
 
     def choose(self, topic: str, wanted: PythonFilter | None) -> None:
-        """A topic gets another filter, or None in Python."""
+        """Choose another filter for a topic, or None in Python."""
         old = self._links.pop(topic, None)
         if old is not None:
             old.close()
@@ -262,7 +262,7 @@ class FilterLinks:
             )
 
     def way(self, queue: MessageQueue) -> PullNetwork:
-        """The network for the pulls of a queue."""
+        """Return the network for the pulls of a queue."""
         link = self._links.get(queue.topic)
         return self._client if link is None else link.way(queue)
 
@@ -271,7 +271,7 @@ class FilterLinks:
         return queue.topic in self._links
 
     def errors(self, assigned: Iterable[MessageQueue]) -> dict[str, MQMeshError]:
-        """Why filters do not work at present, by topic; from any thread.
+        """Return why filters do not work at present, by topic; from any thread.
 
         Args:
             assigned: The queues that the consumer has.

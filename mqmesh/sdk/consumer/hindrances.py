@@ -1,4 +1,4 @@
-"""Why a consumer gets no messages: logged at once and each minute, and raised where it can be."""
+"""Reasons why a consumer gets no messages: logged at once and each minute, and raised."""
 
 import logging
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Hindrances:
 
     @property
     def fatal(self) -> MQMeshError | None:
-        """Why the consumer cannot work as things are; from any thread."""
+        """Error because of which the consumer cannot work as things are; from any thread."""
         errors = [one.fatal for one in self._found.copy().values()]
         return next((error for error in errors if error is not None), None)
 

@@ -100,7 +100,7 @@ class LocalOffsets(OffsetStore):
         self.fetch(broker_name, queues, on_done)
 
     def release(self, queues: list[MessageQueue]) -> None:
-        """All members read all queues."""
+        """Release nothing: all members read all queues."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         before = dict(self._offsets)
@@ -117,10 +117,10 @@ class LocalOffsets(OffsetStore):
             on_done(None)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Nobody else reads our file, so there is nothing to forget."""
+        """Forget nothing: no other member reads our file."""
 
     def forget_broker(self, broker_name: str) -> None:
-        """Brokers know nothing of them."""
+        """Forget nothing: brokers do not know the offsets."""
 
     def _save(self) -> None:
         document = _LocalOffsetsDocument(

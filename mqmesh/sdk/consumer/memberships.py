@@ -24,7 +24,7 @@ class Standing(enum.Enum):
     """We were removed and came back; what we had was given to others."""
     DOUBTED = enum.auto()
     """A member, as before, but a commit was refused: some queue was given to another one,
-    who thought to be alone when a broker that came back had not met us yet."""
+    which seemed to be alone when a broker that came back had not met us yet."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class Memberships:
-    """One consumer's membership at each broker.
+    """Memberships of one consumer at its brokers.
 
     Args:
         group: Its group.
@@ -47,11 +47,11 @@ class Memberships:
         self._doubted: set[str] = set()
 
     def doubt(self) -> None:
-        """A broker refused a commit as that of a member that was replaced."""
+        """Note that a broker refused a commit as that of a member that was replaced."""
         self._doubted.update(self._seen)
 
     def on_heartbeat(self, broker_name: str, answer: HeartbeatResponse) -> Standing:
-        """A broker answered a heartbeat."""
+        """Note a broker's answer to a heartbeat."""
         own = Membership(self._group, 0, 0)
         own = next((one for one in answer.memberships if one.group == self._group), own)
         before = self._seen.get(broker_name)
@@ -71,7 +71,7 @@ class Memberships:
         return Standing.DOUBTED if doubted else Standing.KNOWN
 
     def on_claim(self, queues: Iterable[MessageQueue], generation: int) -> None:
-        """A broker gave us queues in a generation."""
+        """Note that a broker gave us queues in a generation."""
         for queue in queues:
             self._generations[queue.broker_name] = self._claims[queue] = generation
 
@@ -80,7 +80,7 @@ class Memberships:
         return self._generations.get(broker_name, 0)
 
     def claimed(self, queue: MessageQueue) -> int:
-        """In which generation a queue was given to us last, 0 for none.
+        """Return the generation in which a queue was given to us last, 0 for none.
 
         By the time it is read the group may be further: another member that joined meanwhile
         claims it in that later generation, and must not be taken for us.

@@ -1,4 +1,4 @@
-"""Where a consumer's offsets are kept: at the brokers, for a group that shares its messages."""
+"""Offset stores of consumers; at the brokers, for a group that shares its messages."""
 
 import logging
 from collections import defaultdict
@@ -62,7 +62,7 @@ class OffsetStore(Protocol):
         """
 
     def release(self, queues: list[MessageQueue]) -> None:
-        """This member does not read some queues any more; nobody waits for the outcome."""
+        """Release queues that this member does not read any more; nobody waits for the outcome."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         """Commits offsets that differ from what was committed last.
@@ -73,10 +73,10 @@ class OffsetStore(Protocol):
         """
 
     def forget(self, queue: MessageQueue) -> None:
-        """The queue was given away: what was committed last is not known any more."""
+        """Forget what was committed last of a queue that was given away."""
 
     def forget_broker(self, broker_name: str) -> None:
-        """A broker came back, perhaps without the last commits."""
+        """Forget the commits at a broker that came back, perhaps without the last ones."""
 
 
 class BrokerOffsets(OffsetStore):
@@ -105,10 +105,10 @@ class BrokerOffsets(OffsetStore):
         self._committed: dict[MessageQueue, int] = {}
 
     def open(self) -> None:
-        """Nothing to do: brokers are asked when the time comes."""
+        """Do nothing: brokers are asked when the time comes."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
         self._ask(broker_name, queues, "", on_done, begins=False)

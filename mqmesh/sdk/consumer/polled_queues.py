@@ -1,4 +1,4 @@
-"""The queues of a pull consumer, as those who poll see them."""
+"""Queues of a pull consumer, as polls see them."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -75,7 +75,7 @@ class PolledQueues:
         return buffer
 
     def wake(self) -> None:
-        """Has those who wait look again; under the lock or not."""
+        """Has waiting polls look again; under the lock or not."""
         with self._changed:
             self._changed.notify_all()
             self.on_arrival()
@@ -149,7 +149,7 @@ class PolledQueues:
         return self._buffers[queue]
 
     def chosen(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """These queues; all that are assigned if there are none.
+        """Return these queues; all that are assigned if there are none.
 
         Raises:
             InvalidArgument: One is not assigned.
@@ -177,4 +177,4 @@ class PolledQueues:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""

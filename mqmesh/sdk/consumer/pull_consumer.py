@@ -70,8 +70,8 @@ class PullConsumer:
                 for message in consumer.poll():
                     print(message.body)
 
-    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done. Who
-    gathers several polls and may fail then wants ``auto_commit=False`` and ``commit``::
+    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done. To
+    gather several polls, and fail perhaps, use ``auto_commit=False`` and ``commit``::
 
         with PullConsumer("loader", auto_commit=False) as consumer:
             consumer.subscribe("orders")
@@ -331,7 +331,7 @@ class PullConsumer:
             self._check_running()
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that this member has at present, sorted: each can be polled and committed.
+        """Return the queues that this member has, sorted: each can be polled and committed.
 
         A queue that it was given a moment ago is not among them until it is known where to begin.
         """
@@ -392,7 +392,7 @@ class PullConsumer:
     # ---- Places in a queue -----------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
-        """Queue offset of the next message that a poll returns.
+        """Return the queue offset of the next message that a poll returns.
 
         Raises:
             InvalidArgument: The queue is not assigned.
@@ -454,7 +454,7 @@ class PullConsumer:
             self._move(queue, self.offset_of_time(queue, timestamp_ms))
 
     def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Queue offset of the first message stored at or after a time; the end if none.
+        """Return the offset of the first message stored at or after a time; the end if none.
 
         Raises:
             InvalidArgument: That is no time.
@@ -468,7 +468,7 @@ class PullConsumer:
         return self._call(ask)
 
     def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
-        """Messages between ``position`` and the end of queues, all assigned ones by default.
+        """Return the messages between ``position`` and the end of queues; all assigned by default.
 
         Raises:
             InvalidArgument: A queue is not assigned.
@@ -511,7 +511,7 @@ class PullConsumer:
         self._queues.acknowledge(offsets)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group committed of a queue; None if it never did.
+        """Return the offset that the group committed in a queue; None if it never did.
 
         Raises:
             MQMeshError: The broker could not be asked.
@@ -532,7 +532,7 @@ class PullConsumer:
 
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
-        """Why filters in Python do not work at present, by topic; their queues wait."""
+        """Errors of filters in Python that do not work at present, by topic; their queues wait."""
         return self._engine.filters.errors(self._engine.assigned.copy())
 
     @property
@@ -657,4 +657,4 @@ class PullConsumer:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""

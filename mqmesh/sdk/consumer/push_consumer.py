@@ -102,7 +102,7 @@ class PushSink(QueueSink):
         return self._process.next_offset
 
     def has_room(self) -> bool:
-        """True when more may be pulled; from any thread."""
+        """Return True when more may be pulled; from any thread."""
         return self._process.has_room()
 
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
@@ -121,11 +121,11 @@ class PushSink(QueueSink):
         self._told.clear()
 
     def commit_offset(self) -> int:
-        """All before this queue offset is done."""
+        """Return the queue offset before which all is done."""
         return self._process.commit_offset()
 
     def held(self) -> tuple[int, int]:
-        """Messages that are not done, and about how many bytes they have."""
+        """Return how many messages are not done, and about how many bytes they have."""
         return self._process.held()
 
     def drop(self) -> None:
@@ -133,7 +133,7 @@ class PushSink(QueueSink):
         self._service.revoke(self._work)
 
     def is_idle(self) -> bool:
-        """True when no listener is at work that others must wait for."""
+        """Return True when no listener is at work that others must wait for."""
         return self._service.is_idle(self._work)
 
     def when_idle(self, callback: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class PushSink(QueueSink):
     def overdue(
         self, now_ms: int, waiting: dict[QueueWork, Waiting]
     ) -> list[tuple[int, StateSpan]]:
-        """Messages that are with the listener for longer than ``consume_timeout_ms``.
+        """Return messages that are with the listener for longer than ``consume_timeout_ms``.
 
         Args:
             now_ms: Monotonic clock.
@@ -166,7 +166,7 @@ class PushSink(QueueSink):
         return late
 
     def begun_ms(self, offset: int) -> int | None:
-        """Since when a message is with the listener, monotonic; None for less than a second."""
+        """Return since when the listener has a message, monotonic; None for less than a second."""
         return self._since_ms.get(offset)
 
 
@@ -414,7 +414,7 @@ class PushConsumer:
         return self._engine.client.client_id
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues of its topics that this member has at present, sorted.
+        """Return the queues of its topics that this member has at present, sorted.
 
         Queues of the group's retry topic are divided, too, but not listed.
         """
@@ -422,7 +422,7 @@ class PushConsumer:
         return sorted(queue for queue in self._engine.assigned.copy() if queue.topic != own)
 
     def generation(self, queue: MessageQueue) -> int | None:
-        """In which generation of the group this member was given a queue; None if it has not it.
+        """Return the generation in which this member was given a queue; None if it has not it.
 
         In one generation a queue is given to one member; a later one replaces it.
         """
@@ -431,7 +431,7 @@ class PushConsumer:
 
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
-        """Why filters in Python do not work at present, by topic; their queues wait."""
+        """Errors of filters in Python that do not work at present, by topic; their queues wait."""
         return self._engine.filters.errors(self._engine.assigned.copy())
 
     @property
@@ -516,7 +516,7 @@ class PushConsumer:
         return GroupRetry(self.group, self._back, self._call_later, keep.on_failed)
 
     def _listener_of(self, topic: str) -> AnyListener:
-        """The listener of messages that were sent to a topic at first.
+        """Return the listener of messages that were sent to a topic at first.
 
         Raises:
             InvalidArgument: There is none in this member.
@@ -572,7 +572,7 @@ class PushConsumer:
     def _take_handed(
         self, broker_name: str, question: bytes, body: memoryview, on_answer: OnAnswer
     ) -> None:
-        """An administrator hands a message to this member."""
+        """Take a message that an administrator hands to this member."""
         asked = decode_header(HandToRequest, memoryview(question))
         if not isinstance(self._service, ConcurrentService):
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Which queues a member of a group has: asks a broker who the members are, and allocates."""
+"""Assignment of queues to a member: asks a broker for the group's members, and allocates."""
 
 import logging
 from collections import defaultdict
@@ -62,7 +62,7 @@ class QueueAssignment:
         self._timer.plan(delay_ms)
 
     def broker_returned(self) -> None:
-        """A broker came back, and perhaps not all members came back to it yet."""
+        """Note that a broker came back, and perhaps not all members came back to it yet."""
         self._timer.keep_quiet()
 
     def _run(self) -> None:

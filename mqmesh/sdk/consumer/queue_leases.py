@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One queue's lock, as a worker sees it; read by workers, written by the client loop.
+    """Lock of one queue, as a worker sees it; read by workers, written by the client loop.
 
     Args:
         clock: Source of time.
@@ -57,12 +57,12 @@ class Lease:
         self.until_ms = 0
 
     def holds(self) -> bool:
-        """True when a message of the queue may be begun now."""
+        """Return True when a message of the queue may be begun now."""
         return self._clock.monotonic_ms() < self.until_ms
 
 
 class _Held:
-    """One lock, and until when the broker keeps it."""
+    """Lock with the time until which the broker keeps it."""
 
     __slots__ = ("asked_ms", "ends_ms", "lease", "sure")
 
@@ -109,7 +109,7 @@ class QueueLeases:
         self._ticked_ms = clock.monotonic_ms()
 
     def lease(self, queue: MessageQueue) -> Lease:
-        """The lease of a queue that was acquired; one that never holds, if it was lost since."""
+        """Return the lease of an acquired queue; one that never holds, if it was lost since."""
         held = self._held.get(queue)
         return held.lease if held is not None else Lease(self._clock)
 
@@ -149,7 +149,7 @@ class QueueLeases:
                 held.lease.until_ms = 0
 
     def broker_changed(self, broker_name: str, up: bool) -> None:
-        """The connection to a broker was made or broke."""
+        """Note that the connection to a broker was made or broke."""
         self._connections[broker_name] += 1
         if up:
             self._renew(broker_name, self._of(broker_name))

@@ -25,7 +25,7 @@ class AllocateStrategy(Protocol):
         queues: Sequence[MessageQueue],
         client_ids: Sequence[str],
     ) -> list[MessageQueue]:
-        """The queues of one member.
+        """Return the queues of one member.
 
         Args:
             group: Consumer group.
@@ -39,7 +39,7 @@ class AllocateStrategy(Protocol):
 
 
 class Average(AllocateStrategy):
-    """Each member gets a run of neighbouring queues; the first ones get one more."""
+    """Allocation of runs of neighbouring queues; the first members get one more."""
 
     def allocate(
         self,
@@ -174,7 +174,7 @@ ALLOCATE_STRATEGIES: Final[dict[str, Callable[[], AllocateStrategy]]] = {
 
 
 def allocate_strategy(strategy: AllocateStrategy | str) -> AllocateStrategy:
-    """A strategy, by itself or by its name.
+    """Return a strategy, by itself or by its name.
 
     Args:
         strategy: ``average``, ``average_by_circle``, ``consistent_hash``, ``machine_room``, or

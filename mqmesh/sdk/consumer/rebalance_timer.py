@@ -1,4 +1,4 @@
-"""When the queues of a group are divided anew: soon, but not amid a broker's return."""
+"""Timer of rebalances: soon after a change, but not amid a broker's return."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,7 +12,7 @@ MOST_QUIET_MS: Final = 5_000
 
 
 class RebalanceTimer:
-    """Makes one rebalance of many wishes for one; in the client loop.
+    """Timer that makes one rebalance of many requests; in the client loop.
 
     Args:
         clock: Source of time.
@@ -63,5 +63,5 @@ class RebalanceTimer:
         self._quiet_until_ms = min(now_ms + REJOIN_MS, self._quiet_since_ms + MOST_QUIET_MS)
 
     def divided(self) -> None:
-        """The queues were divided; what was quiet before counts no more."""
+        """Note that the queues were assigned; what was quiet before counts no more."""
         self._quiet_since_ms = None

@@ -1,4 +1,4 @@
-"""From being given a queue to beginning to read it: its lock, its offset, and patience."""
+"""Start of assigned queues: the lock, the offset, and retries until reading begins."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable

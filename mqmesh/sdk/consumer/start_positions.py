@@ -1,4 +1,4 @@
-"""Where a consumer begins in a queue it was given."""
+"""Start positions of a consumer in queues it was given."""
 
 import logging
 from collections import deque
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where to begin.
+    """Position to begin at.
 
     Attributes:
         queue_offset: The next message to read.

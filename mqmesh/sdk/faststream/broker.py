@@ -183,7 +183,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
             self._connection = None
 
     async def ping(self, timeout: float | None = None) -> bool:
-        """True when a name server answers and knows brokers, within ``timeout`` seconds (3)."""
+        """Return True if a name server with brokers answers, within ``timeout`` seconds (3)."""
         if self._connection is None:
             return False
         client, timeout_ms = self._client, round((timeout or _PING_S) * 1_000)
@@ -344,7 +344,7 @@ class _LoggerState(LoggerState):
         extra: dict[str, Any] | None = None,
         exc_info: BaseException | None = None,
     ) -> None:
-        """One line without a traceback for a dead letter that is made on purpose.
+        """Log one line without a traceback for a dead letter that is made on purpose.
 
         These are a ``Reject``, an error of ``dead_letter_on``, and a body of the wrong type.
         """

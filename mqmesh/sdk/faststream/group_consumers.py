@@ -74,7 +74,7 @@ class GroupConsumers:
         self._is_started = False
 
     async def join(self, subscription: TypedSubscription) -> None:
-        """A subscriber is there.
+        """Add a subscriber.
 
         Raises:
             InvalidArgument: As ``Subscriptions.add``, or the group's is one without a function.
@@ -113,7 +113,7 @@ class GroupConsumers:
         return made
 
     async def leave(self, group: str, topic: str) -> None:
-        """A subscriber is there no more; the last one of a group takes its consumer along."""
+        """Remove a subscriber; the last one of a group takes its consumer along."""
         if group in self._pullers:
             await self._pullers.pop(group).close()
             return

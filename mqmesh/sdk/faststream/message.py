@@ -105,7 +105,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
         return message
 
     async def ack(self) -> None:
-        """The message is done.
+        """Acknowledge the message: it is done.
 
         One that was asked for with ``auto_commit=False`` is committed, with all before it in its
         queue.
@@ -119,7 +119,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
             await self.raw_message.on_ack()
 
     async def nack(self) -> None:
-        """The message shall come again later; with ``consume_orderly`` its queue waits for it.
+        """Have the message come again later; with ``consume_orderly`` its queue waits for it.
 
         Raises:
             FeatureNotSupportedException: It was asked for.
@@ -129,7 +129,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
         self.raw_message.decision = self.committed
 
     async def reject(self) -> None:
-        """The message shall be a dead letter at once.
+        """Make the message a dead letter at once.
 
         Raises:
             FeatureNotSupportedException: It was asked for.
@@ -180,7 +180,7 @@ async def parse_batch(delivery: Delivery) -> MQMeshMessage:
 
 
 async def decode(message: StreamMessage[Any]) -> Any:
-    """The value of a body.
+    """Return the value of a body.
 
     Raises:
         Reject: It is not what its ``content_type`` says: no retry mends it.
@@ -193,7 +193,7 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 # FastStream asks for this name, to know that a codec is to decode lists.
 async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
-    """The values of a list's bodies.
+    """Return the values of a list's bodies.
 
     Raises:
         Reject: One of them is not what its ``content_type`` says.
@@ -202,7 +202,7 @@ async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
 
 
 def is_of_body(error: BaseException | None) -> bool:
-    """True when values are not of the types that the function's parameters have.
+    """Return True if an error means that values do not fit the function's parameter types.
 
     FastDepends finds that out, by pydantic or msgspec. What handlers validate by themselves,
     answers of other services perhaps, may be better next time.

@@ -43,7 +43,7 @@ class MQMeshPublisher(PublisherUsecase):
 
     @property
     def topic(self) -> str:
-        """With the routers' prefixes."""
+        """Topic with the routers' prefixes."""
         return self._outer_config.prefix + self.settings.topic
 
     async def publish(
@@ -131,7 +131,7 @@ class PublisherPage(PublisherSpecification[MQMeshBrokerConfig, PublisherTitles])
 
     @property
     def topic(self) -> str:
-        """With the routers' prefixes."""
+        """Topic with the routers' prefixes."""
         return self._outer_config.prefix + self.config.topic
 
     @property

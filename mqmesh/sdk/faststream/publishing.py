@@ -68,7 +68,7 @@ class MQMeshPublishCommand(BatchPublishCommand):
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "MQMeshPublishCommand":
-        """The same command as one of this class."""
+        """Return the same command as one of this class."""
         if isinstance(cmd, MQMeshPublishCommand):
             return cmd
         body, others = cls._parse_bodies(cmd.body, batch=batch)
@@ -128,7 +128,7 @@ class MessageEncoder:
         self.codec: CodecProto = codec or DefaultCodec()
 
     async def messages(self, command: MQMeshPublishCommand) -> list[Message]:
-        """A command's messages, in order.
+        """Return a command's messages, in order.
 
         Raises:
             InvalidArgument: A value cannot be sent.

@@ -79,7 +79,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
 
     @property
     def topic(self) -> str:
-        """With the routers' prefixes."""
+        """Topic with the routers' prefixes."""
         return self._outer_config.prefix + self.settings.topic
 
     async def start(self) -> None:

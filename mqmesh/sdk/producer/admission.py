@@ -1,4 +1,4 @@
-"""Where messages join open batches, in C where that could be compiled.
+"""Admission of messages to open batches, in C where that could be compiled.
 
 Most messages of a busy producer join a batch that is open already. In Python that costs 2 us each,
 and 8 with tag, keys and properties, nearly all of it the interpreter's own; ``native/admission.c``
@@ -83,7 +83,7 @@ class PlainAdmission:
         self._max_batch_messages = options.batch_messages
 
     def join(self, message: Message) -> SendFuture | None:
-        """A message joins the open batch of its lane, as if ``SendBuffer.append`` had added it.
+        """Add a message to the open batch of its lane, as ``SendBuffer.append`` would.
 
         Nothing needs to be scheduled: that was done for the batch's first message.
 
@@ -123,7 +123,7 @@ class PlainAdmission:
 
 
 def is_compiled() -> bool:
-    """True when messages join batches in C."""
+    """Return True when messages join batches in C."""
     return NativeAdmission is not None
 
 
@@ -134,7 +134,7 @@ def make_admission(
     give_way: Callable[[int], None],
     options: ProducerOptions,
 ) -> PlainAdmission:
-    """Where messages join batches, in C if possible; arguments as of ``PlainAdmission``.
+    """Make the admission to open batches, in C if possible; arguments as of ``PlainAdmission``.
 
     The part in C looks at the lock and does not take it, which only the interpreter's own allows.
     """

@@ -89,7 +89,7 @@ class BatchCodec:
             return None
 
     def encode(self, batch: PendingBatch, now_ms: int) -> tuple[bytes, ...]:
-        """The batch in pieces; encoded once a queue, numbered once for ever.
+        """Return the batch in pieces; encoded once a queue, numbered once for ever.
 
         Raises:
             InvalidArgument: The messages do not fit into one batch.

@@ -86,7 +86,7 @@ class DirectLink:
             return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")
 
     def interrupt(self, broker_name: str) -> None:
-        """The connection to a broker broke: who waits for its answer gives up; any thread."""
+        """Give up the send that waits for a broker whose connection broke; from any thread."""
         channel = self._channels.get(broker_name)
         if channel is not None:
             self._broken.add(channel)

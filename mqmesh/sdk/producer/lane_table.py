@@ -1,4 +1,4 @@
-"""All queues that a producer sends to, and what can be sent of them now.
+"""Table of the queues that a producer sends to, and of what can be sent of them now.
 
 A queue is in one request at a time, so a retry can never be overtaken by what was
 sent after it.
@@ -23,7 +23,7 @@ class LaneTable:
     """The lanes of a producer, and which of them are ready. Thread-safe.
 
     Args:
-        transport: What who waits for an outcome waits with.
+        transport: The client's; makes the flags of waiting callers.
 
     Attributes:
         lock: Guards the lanes and everything in them.
@@ -46,7 +46,7 @@ class LaneTable:
         start: int,
         avoid: Callable[[TopicLanes], frozenset[str]],
     ) -> TopicLanes:
-        """The lanes of some queues; arguments as of ``TopicLanes``."""
+        """Return the lanes of some queues; arguments as of ``TopicLanes``."""
         with self.lock:
             lanes = tuple(self._lanes.setdefault(queue, Lane(queue)) for queue in queues)
         return TopicLanes(queues, lanes, start, avoid)
@@ -85,7 +85,7 @@ class LaneTable:
     # ---- Out ---------------------------------------------------------------------------
 
     def ready_brokers(self) -> list[str]:
-        """Brokers that something can be sent to."""
+        """Return the brokers that something can be sent to."""
         with self.lock:
             return [name for name, lanes in self._ready.items() if lanes]
 
@@ -189,7 +189,7 @@ class LaneTable:
     # ---- With the lock held -------------------------------------------------------------
 
     def list_ready(self, lane: Lane) -> None:
-        """Something waits in a lane, or will in a moment: it can be taken unless it flies."""
+        """List a lane in which something waits, or will soon: it can be taken unless it flies."""
         if not (lane.in_flight or lane.listed):
             lane.listed = True
             self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
@@ -229,5 +229,5 @@ class LaneTable:
 
 
 def closed_error() -> ClientClosed:
-    """Why nothing is taken any more."""
+    """Return the error of a closed table."""
     return ClientClosed("the producer is closed")

@@ -19,7 +19,7 @@ class PlainOpenBatch:
         messages: Those of ``pending``.
         deadline_ms: Of its first message, monotonic.
         deadline_max_ms: Messages with later deadlines belong into another batch.
-        usual: An asynchronous send without wishes of its own may join it.
+        usual: An asynchronous send without options of its own may join it.
 
     Attributes:
         size: What its messages are taken to need, in bytes.
@@ -84,11 +84,11 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, and nothing is in flight."""
+        """True when nothing waits, and nothing is in flight."""
         return not self.in_flight and not self.waits
 
     def close_open(self) -> None:
-        """Nothing more joins the open batch."""
+        """Close the open batch: nothing more joins it."""
         found, self.open = self.open, None
         if found is not None:
             batch = found.pending
@@ -96,7 +96,7 @@ class Lane:
             self.closed.append(batch)
 
     def first(self) -> PendingBatch | None:
-        """The batch to be sent next, which nothing joins any more."""
+        """Return the batch to be sent next, which nothing joins any more."""
         if self.returned:
             return self.returned[0]
         if not self.closed:

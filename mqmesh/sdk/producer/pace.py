@@ -1,4 +1,4 @@
-"""Senders and the client loop share one interpreter: who lets whom have it."""
+"""Pace of senders, which share one interpreter with the client loop."""
 
 from typing import Final
 

@@ -238,7 +238,7 @@ class Producer:
         closed(self)
 
     def _forked(self) -> None:
-        """This process is a fork, where only a producer that does not run can be used."""
+        """Note that this process is a fork, where only a producer that does not run can be used."""
         if self._state in ("new", "closed"):
             self._life = ranked_lock(LockRank.LIFE)  # a thread of the parent may have had it
             self._needs_parts = True
@@ -603,7 +603,7 @@ class Producer:
     def fetch_publish_queues(
         self, topic: str, *, timeout_ms: int | None = None
     ) -> list[MessageQueue]:
-        """The queues that messages of a topic may be sent to.
+        """Return the queues that messages of a topic may be sent to.
 
         Raises:
             NoRoute, ClientClosed: As for ``send``.
@@ -612,7 +612,7 @@ class Producer:
         return list(self._topic(topic, self._deadline(timeout_ms)).queues)
 
     def can_send(self, topic: str, *, wait: bool = False) -> bool:
-        """True when ``send_async`` to a topic would not wait for a route or for room.
+        """Return True when ``send_async`` to a topic would not wait for a route or for room.
 
         Args:
             topic: Topic.
@@ -706,7 +706,7 @@ class Producer:
         try:
             return self._add_plain(context.messages.copy(), done, queue, deadline_ms, retries)
         except MQMeshError as error:
-            if hooks.sees_before_send:  # else nobody has heard of it
+            if hooks.sees_before_send:  # else no hook has seen it
                 context.error = error
                 hooks.after_send(context)
             raise
@@ -793,7 +793,7 @@ class Producer:
 
 
 def trace_producer(group: str, client: ClientOptions) -> Producer:
-    """A producer for trace records, of a client with these settings; see ``TraceDispatcher``."""
+    """Return a producer for trace records, of a client with these settings."""
     return Producer(
         group,
         client=client,

@@ -1,4 +1,4 @@
-"""Where a producer's messages may go: the queues of each topic, and which one is next."""
+"""Routes of a producer's messages: the queues of each topic, and the next one."""
 
 import logging
 from collections.abc import Sequence
@@ -61,13 +61,13 @@ class FaultTable:
         self._until_ms[broker_name] = now_ms + ISOLATION_MS
 
     def on_epoch(self, broker_name: str, epoch: int) -> None:
-        """A broker group has a master of this epoch: of a new one nothing bad is known."""
+        """Note the epoch of a broker group's master: of a new one nothing bad is known."""
         if epoch > self._epochs.get(broker_name, 0):
             self._epochs[broker_name] = epoch
             self._until_ms.pop(broker_name, None)
 
     def is_available(self, broker_name: str, now_ms: int) -> bool:
-        """False while the broker is to be avoided."""
+        """Return False while the broker is to be avoided."""
         return self._until_ms.get(broker_name, 0) <= now_ms
 
 
@@ -91,11 +91,11 @@ class PublishRoutes:
         self._lock = ranked_lock(LockRank.ROUTES)
 
     def known(self, topic: str) -> TopicLanes | None:
-        """A topic's lanes, if it was sent to before."""
+        """Return a topic's lanes, if it was sent to before."""
         return self.topics.get(topic)
 
     def lanes(self, topic: str, deadline_ms: int) -> TopicLanes:
-        """A topic's lanes; waits for its route if need be.
+        """Return the lanes of a topic; wait for its route if need be.
 
         Raises:
             NoRoute: No broker is known that would take messages of the topic; at once where
@@ -126,7 +126,7 @@ class PublishRoutes:
         selector: QueueSelector | None = None,
         arg: Any = None,
     ) -> Lane | None:
-        """The lane of the one queue a message must go to, or None if any will do.
+        """Return the lane of the one queue a message must go to, or None if any will do.
 
         Raises:
             InvalidArgument: The chosen queue is none of the topic's.
@@ -146,11 +146,11 @@ class PublishRoutes:
         return None
 
     def next_lane(self, topic: TopicLanes) -> Lane:
-        """The lane of the next queue by round robin, not of a broker that fails."""
+        """Return the lane of the next queue by round robin, not of a broker that fails."""
         return self._next(topic, self._avoided(topic))
 
     def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
-        """A lane for a batch that cannot be sent to a queue just now.
+        """Return a lane for a batch that cannot be sent to a queue just now.
 
         Args:
             queue: That queue.
@@ -172,7 +172,7 @@ class PublishRoutes:
         return None
 
     def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
-        """Brokers, but the queue's own, that messages of its topic may go to just now."""
+        """Return brokers, but the queue's own, that messages of its topic may go to just now."""
         topic = self.topics.get(queue.topic)
         if topic is None:
             return frozenset()

@@ -1,4 +1,4 @@
-"""Which queue a message goes to. Pure."""
+"""Choice of a message's queue. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
@@ -11,7 +11,7 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 def queue_index(sharding_key: str, queue_count: int) -> int:
-    """The queue of a sharding key: hash first, then modulo.
+    """Return the queue of a sharding key: hash first, then modulo.
 
     Args:
         sharding_key: Any text.
@@ -24,7 +24,7 @@ def queue_index(sharding_key: str, queue_count: int) -> int:
 
 
 class QueueChoice(TypedDict, total=False):
-    """Which queue a message is sent to, as keyword arguments of ``Producer.send``."""
+    """Choice of a message's queue, as keyword arguments of ``Producer.send``."""
 
     queue: MessageQueue | None
     selector: QueueSelector | None

@@ -36,7 +36,7 @@ TRY_MS: Final = 3_000
 PAUSE_MS: Final = 50
 """Between tries to deliver a reply, while the client that asked is away."""
 IN_FLIGHT: Final = 256
-"""Replies at a broker; of those who wait for clients that are away each stays there for 2 s."""
+"""Replies at a broker; each for a client that is away stays there for 2 s."""
 
 ReplyFuture = Future[bool]
 """Future of a reply: True when it was taken."""
@@ -45,7 +45,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def is_request(message: Message) -> bool:
-    """True when the sender of a message waits for a reply to it."""
+    """Return True when the sender of a message waits for a reply to it."""
     return bool(
         message.property(PROPERTY_CORRELATION_ID) and message.property(PROPERTY_REPLY_TO_CLIENT)
     )
@@ -60,7 +60,7 @@ def make_reply(
     keys: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
 ) -> Message:
-    """The message that answers a request.
+    """Return the message that answers a request.
 
     Raises:
         InvalidArgument: That message is no request, or the reply is illegal.
@@ -112,7 +112,7 @@ class Replies:
         self._waiting: dict[str, deque[_Reply]] = {}
 
     def open(self, request: Message, reply: Message, deadline_ms: int) -> _Reply:
-        """A new reply; from any thread, arguments and errors as of ``ReplySender.send``."""
+        """Open a reply; from any thread, arguments and errors as of ``ReplySender.send``."""
         if len(self._open) >= self._most:
             raise QueueFull(
                 f"{self._most} replies are on their way, no more may be (max_pending_requests)"
@@ -135,7 +135,7 @@ class Replies:
         return one
 
     def forget(self, one: _Reply) -> None:
-        """A reply that could not even begin."""
+        """Forget a reply that could not even begin."""
         self._open.pop(one, None)
 
     def place(self, one: _Reply) -> Effects | None:
@@ -149,11 +149,11 @@ class Replies:
         return None
 
     def brokers(self) -> list[str]:
-        """Brokers that replies wait for."""
+        """Return the brokers that replies wait for."""
         return [name for name, replies in self._waiting.items() if replies]
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
-        """The next reply for a broker."""
+        """Return the next reply for a broker."""
         waiting = self._waiting.get(broker_name)
         while waiting:
             one = waiting.popleft()

@@ -109,7 +109,7 @@ class Requests:
             is_first = due_ms is None or deadline_ms < due_ms
             if is_first:
                 self._sweep_due_ms = deadline_ms
-        # Who gives up waiting, as a cancelled coroutine does, makes room for another.
+        # A caller that gives up, as a cancelled coroutine does, makes room for another.
         future.add_done_callback(lambda _: self._drop(correlation_id))
         if is_first:
             try:
@@ -120,13 +120,13 @@ class Requests:
         return asking, correlation_id, future
 
     def fail(self, correlation_id: str, error: BaseException) -> None:
-        """The request could not be sent: ends it, unless it has ended."""
+        """End a request that could not be sent, unless it has ended."""
         waiting = self._drop(correlation_id)
         if waiting is not None and waiting.future.set_running_or_notify_cancel():
             waiting.future.set_exception(error)
 
     def on_push(self, broker_name: str, command: Command) -> None:
-        """A broker hands over a reply; in the client loop."""
+        """Take a reply that a broker hands over; in the client loop."""
         try:
             push = decode_header(PushReply, command.header)
             reply = _decoder.decode(command.body)

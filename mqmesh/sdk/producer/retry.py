@@ -59,7 +59,7 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 
 
 def leaves_doubt(error: MQMeshError) -> bool:
-    """True when after such an error it is unknown whether a broker has stored the messages.
+    """Return True when after such an error a broker may, or may not, have stored the messages.
 
     A deposed master answers ``NotMaster`` also to what it has stored, and its followers, too.
     """

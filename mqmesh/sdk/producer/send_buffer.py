@@ -184,7 +184,7 @@ class SendBuffer:
         return future, lane
 
     def stop_joins(self) -> None:
-        """``join`` and the fast path let nothing in any more. Needs no lock: also after a fork."""
+        """Stop ``join`` and the fast path. Needs no lock: also after a fork."""
         self._admission.admitted_bytes = -1
 
     def wait_room(self, deadline_ms: int) -> None:
@@ -294,7 +294,7 @@ def lone_batch(
     retries: int,
     wait_store: bool,
 ) -> PendingBatch:
-    """A batch of one message for a lane to be claimed; not in the buffer's account."""
+    """Return a batch of one message for a lane to be claimed; not in the buffer's account."""
     batch = PendingBatch(waits, lane.queue, deadline_ms, bound, 0, retries, wait_store)
     batch.messages.append(message)
     batch.size = message_size(message)

@@ -202,12 +202,12 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._batch
 
     def done(self) -> bool:
-        """True once ``result`` returns or raises at once."""
+        """Return True once ``result`` returns or raises at once."""
         batch = self._batch
         return batch.outcome is not None or batch.error is not None
 
     def exception(self) -> MQMeshError | None:
-        """Why the send failed; None when it did not, or is not done yet."""
+        """Return why the send failed; None when it did not, or is not done yet."""
         return self._batch.error
 
     def result(self, timeout: float | None = None) -> SendResult:
@@ -250,7 +250,7 @@ def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
             return
         event = batch.event = batch.event or waits.flag()
     if timeout_s is None:
-        # No longer than the send can take; also for who waits in a callback, where none comes.
+        # No longer than the send can take; also for waits in a callback, where none comes.
         timeout_s = max(batch.deadline_ms + GRACE_MS - waits.clock.monotonic_ms(), 0) / 1_000
     if not event.wait(timeout_s):
         raise RequestTimeout(
@@ -302,7 +302,7 @@ def tell_trace(
 
 
 def make_result(batch: PendingBatch, index: int) -> SendResult:
-    """The result of one message of a batch that was stored."""
+    """Return the result of one message of a batch that was stored."""
     outcome = batch.outcome
     assert outcome is not None
     return SendResult(

@@ -70,11 +70,11 @@ class SendCounts:
         self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
 
     def stored(self, topic: str, count: int, status: int = 0) -> None:
-        """Messages are stored, as safely as ``status`` says."""
+        """Called when messages are stored, as safely as ``status`` says."""
         self._add(topic, _NAMES[status] if status else _STORED, count)
 
     def failed(self, topic: str, count: int, error: BaseException) -> None:
-        """The send of messages ended with an error."""
+        """Called when the send of messages ended with an error."""
         self._add(topic, type(error).__name__, count)
 
     def _add(self, topic: str, outcome: str, count: int) -> None:
@@ -88,13 +88,13 @@ class SendCounts:
 
 
 class Routes(Protocol):
-    """Where else a batch may go; see ``PublishRoutes``."""
+    """Routes for retries of a batch; see ``PublishRoutes``."""
 
     def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
-        """A lane in place of a queue's, not of the brokers named; or None."""
+        """Return a lane in place of a queue's, not of the brokers named; or None."""
 
     def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
-        """Brokers, but the queue's own, that messages of its topic may go to just now."""
+        """Return brokers, but the queue's own, that messages of its topic may go to just now."""
 
     def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
         """Takes note of how a broker did."""
@@ -140,11 +140,11 @@ class Sends:
         self._followed: dict[str, Repeats] = {}
 
     def brokers(self) -> Collection[str]:
-        """Brokers that something can be sent to."""
+        """Return the brokers that something can be sent to."""
         return self._lanes.ready_brokers()
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
-        """The next request to a broker."""
+        """Return the next request to a broker."""
         while taken := self._lanes.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST):
             letter = self._letter(broker_name, taken)
             if letter is not None:
@@ -362,7 +362,7 @@ class Sends:
         error: MQMeshError | None,
         lane: Lane | None = None,
     ) -> None:
-        """A batch's end; ``lane`` is where it is in flight, if it is."""
+        """End a batch; ``lane`` is where it is in flight, if it is."""
         if error is not None and batch.accepted is not None:
             (batch.queue, outcome), error = batch.accepted, None
         elif batch.doubt is not None and isinstance(error, BrokerError | NoRoute):

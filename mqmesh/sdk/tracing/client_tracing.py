@@ -72,7 +72,7 @@ class ClientTracing:
             self._telemetry.instrument(client)
 
     def start(self, metrics: MetricBoard, *, at_exit: bool = False) -> None:
-        """The client starts.
+        """Start with the client.
 
         Args:
             metrics: The client's.

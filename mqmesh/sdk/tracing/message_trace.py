@@ -77,7 +77,7 @@ class MessageTrace(Hooks):
         self._timeout_ms = timeout_ms
 
     def chosen(self, topic: str, first_id: tuple[int, int], count: int) -> Sequence[int]:
-        """Which messages of a batch that is sent are traced: their positions.
+        """Return the positions of messages of a sent batch that are traced.
 
         Args:
             topic: Where they go.
@@ -97,7 +97,7 @@ class MessageTrace(Hooks):
         *,
         success: bool,
     ) -> None:
-        """A batch is stored; what failed has no message id, and is not traced, as in RocketMQ.
+        """Record a stored batch; what failed has no message id, and is not traced, as in RocketMQ.
 
         Args:
             facts: Of the messages that ``chosen`` has named.
@@ -130,7 +130,7 @@ class MessageTrace(Hooks):
         self._dispatcher.add(facts, make)
 
     def before_consume(self, batch: ConsumeContext) -> None:
-        """A listener is called with messages, or a poll returns them."""
+        """Record that a listener is called with messages, or a poll returns them."""
         if batch.topic == self._trace_topic:
             return
         delivered = [
@@ -158,7 +158,7 @@ class MessageTrace(Hooks):
         self._dispatcher.add(delivered, make)
 
     def after_consume(self, batch: ConsumeContext) -> None:
-        """The listener has ended."""
+        """Record the end of a listener's call."""
         begun: tuple[str, list[_Delivered]] | None = batch.state.get(self)
         if begun is None:
             return

@@ -105,7 +105,7 @@ class Otel(Telemetry):
     def begin(
         self, messages: Sequence[Message], operation: str = names.SEND, kind: str = ""
     ) -> Sending:
-        """A send begins, in the caller's context; its messages get that of its span.
+        """Begin the span of a send, in the caller's context; its messages get its context.
 
         Args:
             messages: At least one, of one topic.
@@ -180,7 +180,7 @@ class Otel(Telemetry):
     # ---- Consumers -------------------------------------------------------------------
 
     def before_consume(self, batch: ConsumeContext) -> None:
-        """A listener is about to be called: in a span's context until it has ended."""
+        """Begin the span of a listener's call, as its context until the call has ended."""
         labels = self._labels(names.PROCESS, names.PROCESS, batch.topic)
         # Not the context in which the consumer was started; the trace of a message only if wanted.
         context = otel_context.Context()
@@ -201,7 +201,7 @@ class Otel(Telemetry):
         batch.state[self] = span, token, self.clock.monotonic_ns(), labels
 
     def after_consume(self, batch: ConsumeContext) -> None:
-        """The listener has ended."""
+        """End the span of a listener's call."""
         begun = batch.state.get(self)
         if begun is None:
             return
@@ -221,7 +221,7 @@ class Otel(Telemetry):
         span.end()
 
     def received(self, messages: list[StoredMessage], began_ms: int, began_ns: int) -> None:
-        """A poll has returned messages.
+        """Record the messages that a poll has returned.
 
         Args:
             messages: At least one.
@@ -316,7 +316,7 @@ class Otel(Telemetry):
 
 
 def _around_call(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that returns when a message, or a batch, has its outcome."""
+    """Wrap a method that returns when a message, or a batch, has its outcome."""
 
     def call(what: Any, *args: Any, **kwargs: Any) -> Any:
         messages = _messages_of(what)
@@ -337,7 +337,7 @@ def _around_call(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
 def _around_future(
     otel: Otel, method: Callable[..., Any], operation: str = names.SEND, kind: str = ""
 ) -> Callable[..., Any]:
-    """A method that returns a future of the outcome."""
+    """Wrap a method that returns a future of the outcome."""
 
     def call(what: Any, *args: Any, **kwargs: Any) -> Any:
         messages = _messages_of(what)
@@ -356,7 +356,7 @@ def _around_future(
 
 
 def _around_transaction(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that stores a half message and returns the transaction."""
+    """Wrap a method that stores a half message and returns the transaction."""
 
     def call(message: Any, *args: Any, **kwargs: Any) -> Any:
         messages = _messages_of(message)
@@ -375,7 +375,7 @@ def _around_transaction(otel: Otel, method: Callable[..., Any]) -> Callable[...,
 
 
 def _around_reply(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """``reply_async``, whose reply is made of its arguments."""
+    """Wrap ``reply_async``, whose reply is made of its arguments."""
 
     def call(request: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
         topic = getattr(request, "topic", None)
@@ -420,7 +420,7 @@ _WRAPS: Final[dict[str, Callable[[Otel, Callable[..., Any]], Callable[..., Any]]
 
 
 def _messages_of(what: object) -> Sequence[Message]:
-    """The messages of a send's first argument; none when it is refused anyway."""
+    """Return the messages of a send's first argument; none when it is refused anyway."""
     if isinstance(what, Message):
         what = (what,)
     if not isinstance(what, Sequence) or not all(

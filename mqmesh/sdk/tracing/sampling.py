@@ -39,11 +39,11 @@ class Sampler:
         self._taken = -self._down * _STEP % _MODULUS
 
     def wants(self, producer_id: int, sequence: int) -> bool:
-        """True for a message that is traced."""
+        """Return True for a message that is traced."""
         return (self._phase(producer_id) + sequence * _STEP) % _MODULUS < self._below
 
     def chosen(self, producer_id: int, first_sequence: int, count: int) -> Sequence[int]:
-        """Which of consecutive messages are traced: their positions, from 0 to ``count - 1``."""
+        """Return the positions of traced ones of consecutive messages, from 0 to ``count - 1``."""
         below = self._below
         if below == _MODULUS:
             return range(count)
@@ -91,7 +91,7 @@ def _steps(value: int, below: int) -> int:
 
 
 def _first(step: int, modulus: int, low: int, high: int) -> int:
-    """The smallest n >= 0 whose ``n * step % modulus`` is within bounds; there is one."""
+    """Return the smallest n >= 0 whose ``n * step % modulus`` is within bounds; there is one."""
     if low == 0:
         return 0
     if 2 * step > modulus:

@@ -39,7 +39,7 @@ class TraceOutcome(Protocol):
     """The outcome of a send; ``SendFuture`` has it."""
 
     def exception(self) -> MQMeshError | None:
-        """Why it failed."""
+        """Return why the send failed."""
 
 
 class TraceProducer(Protocol):
@@ -195,7 +195,7 @@ class TraceDispatcher:
 
 
 def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:
-    """Trace messages: body, keys, and how many records each has."""
+    """Yield trace messages: body, keys, and how many records each has."""
     texts: list[str] = []
     keys: dict[str, None] = {}
     size = 0

@@ -76,7 +76,7 @@ class ContextCode(enum.IntEnum):
 
 
 class TraceRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record; fields that its kind does not have keep their default.
+    """Trace record; fields that its kind does not have keep their default.
 
     Attributes:
         kind: Kind of the record.
@@ -99,7 +99,7 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
         transaction_id: Of the transaction.
         state: ``COMMIT_MESSAGE``, ``ROLLBACK_MESSAGE`` or ``UNKNOW``.
         from_check: The broker had asked for the decision.
-        client_host: Who wrote it, where the record says so.
+        client_host: Its writer, where the record says so.
     """
 
     kind: TraceKind
@@ -126,17 +126,17 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def plain_text(text: str) -> str:
-    """A text of the user's without the two separators, so that nobody forges records."""
+    """Return a user's text without the two separators, so that nobody forges records."""
     return text.translate(_BLANK) if _FIELD in text or _RECORD in text else text
 
 
 def encode_record(one: TraceRecord) -> str:
-    """A record as text; what is of users must be ``plain_text``."""
+    """Return a record as text; what is of users must be ``plain_text``."""
     return _ENCODE[one.kind](one)
 
 
 def decode_records(text: str) -> tuple[list[TraceRecord], int]:
-    """The records of a trace message.
+    """Return the records of a trace message.
 
     Returns:
         Those that can be read, and how many others there are: a sender to the topic can
@@ -173,7 +173,7 @@ def pub_format(one: TraceRecord) -> str:
 
 
 def sub_before_format(one: TraceRecord) -> str:
-    """The same for ``SubBefore``: takes message id, retry times and keys."""
+    """Return the format for ``SubBefore``: takes message id, retry times and keys."""
     return (
         f"SubBefore\x01{one.time_ms}\x01{_plain(one.region)}\x01{_plain(one.group)}"
         f"\x01{_plain(one.request_id)}\x01%s\x01%d\x01%s\x02"
@@ -181,7 +181,7 @@ def sub_before_format(one: TraceRecord) -> str:
 
 
 def sub_after_format(one: TraceRecord) -> str:
-    """The same for ``SubAfter``: takes message id and keys."""
+    """Return the format for ``SubAfter``: takes message id and keys."""
     return (
         f"SubAfter\x01{_plain(one.request_id)}\x01%s\x01{one.cost_ms}\x01{_truth(one.success)}"
         f"\x01%s\x01{one.context_code:d}\x01{one.time_ms}\x01{_plain(one.group)}\x02"

@@ -37,7 +37,7 @@ class HalfCodec(BatchCodec):
 
 
 class HalfRoutes(PublishRoutes):
-    """Where half messages may go: never to a second broker when the first one may have them.
+    """Routes of half messages: never to a second broker when the first one may have them.
 
     It would ask back about its own one day, and two commits of one transaction would be two
     messages.
@@ -49,7 +49,7 @@ class HalfRoutes(PublishRoutes):
 
 
 class HalfSender:
-    """Everything that sends half messages, on a producer's engine.
+    """Sender of half messages, on a producer's engine.
 
     Args:
         engine: The producer's.

@@ -71,7 +71,7 @@ class CheckService:
         self.running: set[PlaceKey] = set()
 
     def on_question(self, broker_name: str, command: Command) -> None:
-        """A broker asks; in the client loop."""
+        """Take a broker's question; in the client loop."""
         try:
             question = decode_header(CheckTransactionState, command.header)
         except MQMeshError as error:

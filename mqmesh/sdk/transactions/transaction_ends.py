@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class HalfPlace(msgspec.Struct, frozen=True, gc=False):
-    """Where a half batch is.
+    """Place of a half batch.
 
     Attributes:
         broker_name: Broker group.
@@ -59,7 +59,7 @@ class HalfPlace(msgspec.Struct, frozen=True, gc=False):
     proof: bytes
 
     def __repr__(self) -> str:
-        """For people, who must not see the proof."""
+        """Return a text for people, who must not see the proof."""
         return f"HalfPlace({self.broker_name!r}, {self.base_queue_offset})"
 
 
@@ -102,11 +102,11 @@ class Ends:
         self._put(place, decision, [_Item(ordinal, deadline_ms, on_ended)])
 
     def brokers(self) -> list[str]:
-        """Brokers that something waits for."""
+        """Return the brokers that something waits for."""
         return list(self._waiting)
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
-        """The next request to a broker."""
+        """Return the next request to a broker."""
         while runs := self._take(broker_name):
             now_ms = self._clock.monotonic_ms()
             left_ms = max(item.deadline_ms for _, items, _ in runs for item in items) - now_ms
@@ -302,7 +302,7 @@ def _tell_all(runs: list[_Run], error: MQMeshError) -> None:
 
 
 def _make_runs(place: HalfPlace, decision: Decision, items: list[_Item]) -> list[_Run]:
-    """Consecutive messages together, but for those that must go alone."""
+    """Group consecutive messages, but for those that must go alone."""
     items.sort(key=_ordinal)
     runs: list[_Run] = []
     first, members = -1, list[_Item]()

@@ -338,7 +338,7 @@ class TransactionProducer(Producer):
 
     @contextmanager
     def running(self, place: HalfPlace, ordinal: int) -> Iterator[None]:
-        """While a local transaction runs in this process, its listener is not asked about it."""
+        """Mark a local transaction as running here: no check asks its listener meanwhile."""
         key = _key_of(place, ordinal)
         self._checks.running.add(key)
         try:
@@ -465,7 +465,7 @@ class TransactionProducer(Producer):
     # ---- Events of the engine ------------------------------------------------------------
 
     def _meet(self, _outcome: object = None) -> None:
-        # Brokers ask only those whom they know, and they know those who are connected.
+        # Brokers ask only clients that they know, and they know those that are connected.
         for broker_name in self._engine.routes.brokers_of(TRANS_HALF_TOPIC):
             try:
                 self._engine.brokers.connection(broker_name)
@@ -493,7 +493,7 @@ class TransactionProducer(Producer):
 
 
 class Transaction:
-    """One transaction of a ``TransactionProducer``; a context manager.
+    """Transaction of a ``TransactionProducer``; a context manager.
 
     Attributes:
         message: The message, with its id.
@@ -521,7 +521,7 @@ class Transaction:
         self._block = ExitStack()
 
     def running(self) -> AbstractContextManager[None]:
-        """While the local transaction runs in this process, its listener is not asked about it."""
+        """Mark the local transaction as running here: no check asks its listener meanwhile."""
         return self._producer.running(self._place, self._ordinal)
 
     @property
@@ -587,7 +587,7 @@ class Transaction:
 
 
 def place_of(future: SendFuture, key: bytes) -> HalfPlace:
-    """Where the half batch of a send that is done stands; the key is its producer's."""
+    """Return the place of a sent half batch; the key is its producer's."""
     batch = future.batch
     outcome = batch.outcome
     assert outcome is not None

@@ -123,11 +123,11 @@ class TransactionFuture:
         self.state = LocalTransactionState.UNKNOWN
 
     def done(self) -> bool:
-        """True once ``result`` returns or raises at once."""
+        """Return True once ``result`` returns or raises at once."""
         return self._result is not None or self._error is not None
 
     def exception(self) -> MQMeshError | None:
-        """Why there is no result; None when there is one, or nothing yet."""
+        """Return why there is no result; None when there is one, or nothing yet."""
         return self._error
 
     def result(self, timeout: float | None = None) -> TransactionSendResult:
@@ -227,7 +227,7 @@ def judge_end(outcome: EndOutcome | MQMeshError, decision: Decision, message_id:
 
 
 def local_message(message: Message, result: SendResult, group: str) -> StoredMessage:
-    """The message as a listener gets it, with its id."""
+    """Return the message as a listener gets it, with its id."""
     stored = StoredMessage(
         message.topic,
         message.body,
@@ -259,5 +259,5 @@ def local_message(message: Message, result: SendResult, group: str) -> StoredMes
 
 
 def is_safe(result: SendResult) -> bool:
-    """True when a half message is as safe as the broker's mode promises."""
+    """Return True when a half message is as safe as the broker's mode promises."""
     return result.status is SendStatus.SEND_OK

@@ -61,7 +61,7 @@ class FetchBuffer(QueueSink):
         return self._next_offset
 
     def has_room(self) -> bool:
-        """True when more may be pulled."""
+        """Return True when more may be pulled."""
         with self._changed:
             return self._count < self._limits.messages and (
                 self._size_bytes < self._limits.size_bytes
@@ -88,7 +88,7 @@ class FetchBuffer(QueueSink):
             self._next_offset = self.position = self.acked = offset
 
     def acknowledge(self, offset: int) -> None:
-        """The application says that all before an offset is done; under the lock of ``changed``.
+        """Mark all before an offset done, for the application; under the lock of ``changed``.
 
         What it polled before an administrator sent the group elsewhere does not count.
         """
@@ -96,15 +96,15 @@ class FetchBuffer(QueueSink):
             self.acked = offset
 
     def commit_offset(self) -> int:
-        """All before this queue offset is done."""
+        """Return the queue offset before which all is done."""
         return self.acked
 
     def held(self) -> tuple[int, int]:
-        """Messages that no poll has returned, and about how many bytes they have."""
+        """Return how many messages no poll has returned, and about how many bytes they have."""
         return self._count, self._size_bytes
 
     def polled(self) -> int:
-        """Messages that polls returned and that are not acknowledged."""
+        """Return how many messages polls returned that are not acknowledged."""
         return max(self.position - self.acked, 0)
 
     def drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Which messages of a topic a consumer wants."""
+"""Selectors: the messages of a topic that a consumer wants."""
 
 from collections.abc import Collection
 from typing import Self
@@ -32,17 +32,17 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def by_tag(cls, expression: str) -> Self:
-        """Messages with one of the tags joined by ``||``; ``*`` for all messages."""
+        """Select messages with one of the tags joined by ``||``; ``*`` for all messages."""
         return cls(expression=expression, expression_type=ExpressionType.TAG.value)
 
     @classmethod
     def by_sql(cls, expression: str) -> Self:
-        """Messages for which an SQL92 expression over properties and ``TAGS`` is true."""
+        """Select messages for which an SQL92 expression over properties and ``TAGS`` is true."""
         return cls(expression=expression, expression_type=ExpressionType.SQL92.value)
 
     @classmethod
     def by_python(cls, source: str | PythonFilter) -> Self:
-        """Messages for which a function ``match(message)`` answers True; see ``PythonFilter``."""
+        """Select messages for which ``match(message)`` returns True; see ``PythonFilter``."""
         wanted = PythonFilter(source) if isinstance(source, str) else source
         return cls(
             expression=wanted.filter_id,
@@ -109,7 +109,7 @@ def check_not_subscribed(topic: str, subscribed: Collection[str]) -> None:
 
 
 def as_selector(expression: Wanted) -> MessageSelector:
-    """A checked selector of what a user gave.
+    """Return a checked selector of what a user gave.
 
     Raises:
         InvalidArgument: As ``MessageSelector.check``, or it is none of them.

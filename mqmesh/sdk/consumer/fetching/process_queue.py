@@ -28,7 +28,7 @@ _DONE_BYTE: Final = b"\x01"
 
 
 class FlowLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a queue is not pulled any further; what was pulled already is never dropped.
+    """Limits beyond which a queue is not pulled; what was pulled already is never dropped.
 
     Attributes:
         messages: Messages held.
@@ -63,7 +63,7 @@ class StateSpan:
         return self.base + len(self.states)
 
     def first_not_done(self) -> int:
-        """Position of the first message that is open or parked; -1 when all are done."""
+        """Return the position of the first message that is open or parked; -1 when all are done."""
         # Finding a byte is a hundred times quicker than counting one.
         states = self.states
         # In this order: workers turn open into parked, but never the other way round.
@@ -140,7 +140,7 @@ class ProcessQueue:
         return span
 
     def commit_offset(self) -> int:
-        """Queue offset of the first message not done: all before it need not come again."""
+        """Return the offset of the first message not done: all before it need not come again."""
         self._tidy()
         for span in self._unfinished:
             at = span.first_not_done()
@@ -149,7 +149,7 @@ class ProcessQueue:
         return self.next_offset
 
     def open_before(self, offset: int, waiting: frozenset[int]) -> list[tuple[int, StateSpan]]:
-        """Messages that are with a worker, and where their states are kept.
+        """Return the messages that are with a worker, and where their states are kept.
 
         Args:
             offset: From here on none was begun.
@@ -165,7 +165,7 @@ class ProcessQueue:
         return found
 
     def has_room(self) -> bool:
-        """True when more may be pulled; in other threads a hint.
+        """Return True when more may be pulled; in other threads a hint.
 
         Nothing is counted as long as the span of what is held is over its limit, for that is
         quick to see, and workers look after each portion.
@@ -177,7 +177,7 @@ class ProcessQueue:
         return count < limits.messages and size < limits.size_bytes
 
     def held(self) -> tuple[int, int]:
-        """Messages that are not done, and about how many bytes they have."""
+        """Return how many messages are not done, and about how many bytes they have."""
         count, size = 0, 0
         for span in self._unfinished:
             at = span.first_not_done()

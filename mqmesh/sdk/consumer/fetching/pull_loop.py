@@ -51,14 +51,14 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the messages of one queue go."""
+    """Sink of the messages of one queue."""
 
     @property
     def next_offset(self) -> int:
         """Queue offset to pull next."""
 
     def has_room(self) -> bool:
-        """True when more may be pulled."""
+        """Return True when more may be pulled."""
 
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
         """Takes batches, and moves ``next_offset``.
@@ -79,19 +79,19 @@ class Sink(Protocol):
 
 
 class QueueSink(Sink, Protocol):
-    """Where the messages of an assigned queue go."""
+    """Sink of the messages of an assigned queue."""
 
     def commit_offset(self) -> int:
-        """All before this queue offset need not come again."""
+        """Return the queue offset before which nothing need come again."""
 
     def held(self) -> tuple[int, int]:
-        """Messages that are not done, and about how many bytes they have; from any thread."""
+        """Return how many messages are not done, and about how many bytes; from any thread."""
 
     def drop(self) -> None:
-        """The queue was given away."""
+        """Note that the queue was given away."""
 
     def is_idle(self) -> bool:
-        """True when nothing is being worked on that the queue's next owner must wait for."""
+        """Return True when nothing is being worked on that the queue's next owner must wait for."""
         return True
 
     def when_idle(self, callback: Callable[[], None]) -> None:
@@ -99,11 +99,11 @@ class QueueSink(Sink, Protocol):
         callback()
 
     def polled(self) -> int:
-        """Messages that polls returned and that are not acknowledged."""
+        """Return how many messages polls returned that are not acknowledged."""
         return 0
 
     def begun_ms(self, offset: int) -> int | None:
-        """Since when a message is with a listener, monotonic; None for less than a second."""
+        """Return since when a listener has a message, monotonic; None for less than a second."""
         return None
 
 

@@ -17,7 +17,7 @@ _SPARSE: Final = int(Attributes.SPARSE)
 
 
 class PullSource(msgspec.Struct, frozen=True):
-    """Where batches come from.
+    """Source of batches.
 
     Attributes:
         broker_name: Broker group.
@@ -77,7 +77,7 @@ class PulledBatch:
             self.count = len(self.offsets)
 
     def decode(self, fencing_token: int = 0) -> list[StoredMessage]:
-        """Its messages from ``first`` on that are wanted, in order.
+        """Return its messages from ``first`` on that are wanted, in order.
 
         Args:
             fencing_token: Of the lock that they are consumed under, 0 for none.

@@ -1,4 +1,4 @@
-"""Which replica of its broker group a queue is read from. Pure.
+"""Choice of the replica of a broker group that a queue is read from. Pure.
 
 The master says when another replica is the better one. Whatever goes wrong there, the master is
 asked again, and for a while his advice is not taken.
@@ -11,7 +11,7 @@ from mqmesh.transport.interface import OnDone
 
 MASTER_ID: Final = 0
 ADVICE_MS: Final = 30_000
-"""After so long the master is asked again, who may have other advice by then."""
+"""Time after which the master is asked again, which may have other advice by then."""
 
 
 class ReplicaNetwork(Protocol):
@@ -50,13 +50,13 @@ class ReplicaChoice:
         self._deaf_until_ms = 0
 
     def replica(self) -> int:
-        """Broker id of the replica that the next pull goes to; 0 for the master."""
+        """Return the broker id of the replica that the next pull goes to; 0 for the master."""
         if self._replica != MASTER_ID and self._clock.monotonic_ms() >= self._until_ms:
             self._replica = MASTER_ID
         return self._replica
 
     def advised(self, broker_id: int) -> None:
-        """The master's answer says who to read from."""
+        """Note the replica that the master's answer advises to read from."""
         if broker_id == MASTER_ID:
             return  # nearly always
         now_ms = self._clock.monotonic_ms()
@@ -64,10 +64,10 @@ class ReplicaChoice:
             self._replica, self._until_ms = broker_id, now_ms + ADVICE_MS
 
     def disappointed(self) -> None:
-        """The replica did not give what was asked for."""
+        """Note that the replica did not give what was asked for."""
         self._replica = MASTER_ID
         self._deaf_until_ms = self._clock.monotonic_ms() + ADVICE_MS
 
     def return_to_master(self) -> None:
-        """The queue goes on elsewhere, and the master has to see it."""
+        """Return to the master, which has to see that the queue goes on elsewhere."""
         self._replica = MASTER_ID

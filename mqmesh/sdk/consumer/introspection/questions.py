@@ -34,7 +34,7 @@ class Questions:
         self._answerers = answerers
 
     def on_ask(self, broker_name: str, command: Command) -> None:
-        """A broker hands a question on.
+        """Answer a question that a broker hands on.
 
         Raises:
             RemoteProtocolError: What it sent is none.

@@ -1,4 +1,4 @@
-"""Where the threads and tasks of this process stand, as text."""
+"""Stacks of the threads and tasks of this process, as text."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ MAX_DEPTH: Final = 64
 
 
 def read_stacks(first: str, loop: asyncio.AbstractEventLoop | None = None) -> str:
-    """The stacks of all threads, and of all tasks of an asyncio loop.
+    """Return the stacks of all threads, and of all tasks of an asyncio loop.
 
     Args:
         first: Threads whose names begin so stand in front.
@@ -50,7 +50,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
 
 
 def _awaited(waits: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine that waits, and of those that it waits for, down to the last."""
+    """Return the frames of a waiting coroutine and of those it waits for, down to the last."""
     while waits is not None:
         frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None)
         if frame is None:

@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 def why_again(answer: object) -> Cause | None:
-    """Why messages come again after a call of their listener; None when they are done.
+    """Return why messages come again after a call of their listener; None when they are done.
 
     Args:
         answer: What the listener returned, or raised, or ``Ended``.
@@ -103,12 +103,12 @@ def where_failed(messages: Sequence[StoredMessage]) -> str:
 
 
 def is_rejected(messages: Sequence[StoredMessage], cause: Cause) -> bool:
-    """True when a failed call shall not be tried again, but its only message given up."""
+    """Return True when a failed call's only message shall be given up, and not tried again."""
     return isinstance(cause, Reject) and len(messages) == 1
 
 
 def is_coroutine_function(listener: object) -> bool:
-    """True for what returns a coroutine when it is called: functions, methods, and objects."""
+    """Return True for functions, methods and objects that return a coroutine when called."""
     call = getattr(type(listener), "__call__", None)  # noqa: B004 - which one, not whether
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 
@@ -116,7 +116,7 @@ def is_coroutine_function(listener: object) -> bool:
 def hooked(
     listener: Callable[[list[StoredMessage]], object], hooks: HookCalls, wall_ms: Callable[[], int]
 ) -> Callable[[list[StoredMessage]], object]:
-    """A listener around whose calls hooks are called.
+    """Return a listener around whose calls hooks are called.
 
     Args:
         listener: The user's.
@@ -142,7 +142,7 @@ def hooked_coroutine(
     hooks: HookCalls,
     wall_ms: Callable[[], int],
 ) -> Callable[[list[StoredMessage]], Awaitable[Any]]:
-    """The same for what returns a coroutine, a cancelled one included."""
+    """Return the same for what returns a coroutine, a cancelled one included."""
 
     async def call(messages: list[StoredMessage]) -> object:
         context = hooks.before_consume(messages, wall_ms())

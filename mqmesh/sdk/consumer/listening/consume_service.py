@@ -77,7 +77,7 @@ class Workers(Protocol):
     """Workers of one service: they take turns and call listeners."""
 
     def wake(self, count: int) -> None:
-        """So many workers more are about to find work; under the service's lock."""
+        """Wake so many more workers, which soon find work; under the service's lock."""
 
     def close(self, timeout_s: float) -> bool:
         """Waits for calls that run, after the service was closed; also from within a listener.
@@ -120,7 +120,7 @@ class ConsumeService(ABC):
         """Calls that were begun; from any thread."""
 
     def attach(self, workers: Workers) -> None:
-        """Says who takes the turns, before the first message comes."""
+        """Sets the workers that take the turns, before the first message comes."""
         self._workers = workers
 
     @abstractmethod
@@ -139,7 +139,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def is_idle(self, work: QueueWork) -> bool:
-        """True when nobody else need wait for what is being done with a queue."""
+        """Return True when nobody else need wait for what is being done with a queue."""
 
     @abstractmethod
     def when_idle(self, work: QueueWork, callback: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def follow(self, work: QueueWork, before: QueueWork) -> None:
-        """One work of a queue takes the place of another that was revoked."""
+        """Note the work of a queue that takes the place of another that was revoked."""
 
     @abstractmethod
     def waiting(self) -> dict[QueueWork, Waiting]:
@@ -158,7 +158,7 @@ class ConsumeService(ABC):
         """Hands out nothing more; from any thread."""
 
     def take(self) -> Turn | None:
-        """The next turn of a worker, who holds the lock; None when there is none.
+        """Return the next turn of a worker, which holds the lock; None when there is none.
 
         The worker that takes it goes on to its end, or gives it up, and then calls ``end``.
         """
@@ -168,7 +168,7 @@ class ConsumeService(ABC):
         return turn
 
     def end(self, turn: Turn) -> int:
-        """A worker, who holds the lock, has done with a turn; returns how many ns it took."""
+        """End a turn of a worker, which holds the lock; return how many ns it took."""
         spent_ns = self._now_ns() - self._turns.pop(turn)
         self.busy_ns += spent_ns
         self._tallies[turn.work.topic].busy_ns += spent_ns
@@ -202,7 +202,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def give_up(self, turn: Turn) -> None:
-        """A worker was stopped within a call, of which nobody knows what it did."""
+        """Give up a turn whose worker was stopped within a call of unknown outcome."""
 
     def _wake(self, count: int) -> None:
         assert self._workers is not None, "messages come after the start only"

@@ -29,10 +29,10 @@ OnBroken = Callable[[PulledBatch, StateSpan, CorruptBatch], None]
 
 
 class QueueWork:
-    """One queue's side of the work.
+    """Work of one queue.
 
     Args:
-        listener: Whom the messages are for.
+        listener: Listener to call with the messages.
         batch_size: How many a call gets at most.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
@@ -127,7 +127,7 @@ class Portion:
         return min(self.calls_begun * self.work.batch_size, self._messages)
 
     def waiting(self) -> list[int]:
-        """Queue offsets of what was not begun; of a first try the first one stands for all."""
+        """Return queue offsets of what was not begun; of a first try, the first stands for all."""
         if self._source is not None:
             source: Sequence[PulledBatch | StoredMessage | list[StoredMessage]] = self._source
         else:

@@ -129,7 +129,7 @@ class GroupRetry:
         self._send_unread(queue, offset, 1, span, reason)
 
     def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
-        """Nothing waits here that is not looked after."""
+        """Do nothing: the send-back queue looks after what waits."""
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until nothing is under way; not in the client loop."""
@@ -188,7 +188,7 @@ class GroupRetry:
 
 
 def reason_of(cause: Cause) -> str:
-    """Why a call failed, in the words that travel with the messages."""
+    """Return why a call failed, in the words that travel with the messages."""
     if cause is ConsumeResult.RECONSUME_LATER:
         return "the listener answered RECONSUME_LATER"
     assert isinstance(cause, BaseException)

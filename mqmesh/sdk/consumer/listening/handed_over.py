@@ -19,7 +19,7 @@ HAND_OVER_MS: Final = 10_000
 def handed_message(
     body: memoryview, ordinal: int, *, broker_name: str, store_host: str
 ) -> StoredMessage:
-    """A message of a batch that a broker hands over, marked as such.
+    """Return a message of a batch that a broker hands over, marked as such.
 
     Raises:
         InvalidArgument: The batch has no such message.

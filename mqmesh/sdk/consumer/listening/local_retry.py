@@ -93,10 +93,10 @@ class NoRetry:
         )
 
     def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
-        """Nothing waits."""
+        """Do nothing, since nothing waits."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Nothing is ever under way."""
+        """Return True, since nothing is ever under way."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""One queue that is consumed in order: what is called next, and what a failure means.
+"""Queue that is consumed in order: its next call, and the consequence of a failure.
 
 No socket, no thread, no clock of its own; the worker that has the queue asks ``next_call`` and
 reports the outcome. Its service calls all other methods, under the service's lock.
@@ -62,11 +62,11 @@ class MayBegin(Protocol):
     token: int
 
     def holds(self) -> bool:
-        """True when a message of the queue may be begun now."""
+        """Return True when a message of the queue may be begun now."""
 
 
 class Always(MayBegin):
-    """Nobody else can have the queue: every member reads all queues."""
+    """Lease that always holds: every member reads all queues."""
 
     token = 0
 
@@ -84,10 +84,10 @@ class Failure(enum.Enum):
 
 
 class OrderlyQueue(QueueWork):
-    """One queue's side of ordered work.
+    """Ordered work of one queue.
 
     Args:
-        listener: Whom the messages are for.
+        listener: Listener to call with the messages.
         batch_size: How many a call gets at most.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; nothing behind it is called.

@@ -50,7 +50,7 @@ class ToDeadLetters(Protocol):
 
 
 class OrderlyService(ConsumeService):
-    """Each queue is with one worker at a time, message by message.
+    """Service for ordered work: each queue is with one worker at a time, message by message.
 
     Args:
         changed, now_ns: As for ``ConsumeService``.
@@ -133,7 +133,7 @@ class OrderlyService(ConsumeService):
         self._settle(turn.work, None, None, (1, len(turn.work.current or ())))
 
     def look(self) -> None:
-        """Queues whose locks can be relied on again go on; in the client loop."""
+        """Resume queues whose locks can be relied on again; in the client loop."""
         with self.changed:
             regained = [work for work in self._halted if work.lease.holds() or work.revoked]
         for work in regained:
@@ -202,7 +202,7 @@ class OrderlyService(ConsumeService):
         cause: Cause | None,
         begun: tuple[int, int],
     ) -> None:
-        """A worker has done with a queue for now, after so many calls and messages."""
+        """Settle a queue that a worker has done with for now, after so many calls and messages."""
         dead: list[StoredMessage] | None = None
         with self.changed:
             calls, messages = begun

@@ -125,12 +125,12 @@ class SendBacks:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
     def brokers(self) -> list[str]:
-        """Brokers that something waits for."""
+        """Return the brokers that something waits for."""
         joined = [name for name, groups in self._joined.items() if groups]
         return list(dict.fromkeys([*self._again, *joined, *self._waiting]))
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
-        """The next request to a broker; first the one that had no answer."""
+        """Return the next request to a broker; first the one that had no answer."""
         again = self._again.pop(broker_name, None)
         if again is not None:
             return again
