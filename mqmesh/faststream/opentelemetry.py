@@ -22,7 +22,7 @@ from mqmesh.sdk.tracing.otel import facts_of
 
 
 class MQMeshTelemetryMiddleware(TelemetryMiddleware[MQMeshPublishCommand]):
-    """Has spans around handlers and publishing, and the context travel in headers.
+    """Middleware with spans around handlers and publishing; headers carry their context.
 
     It takes the place of ``tracing={"telemetry": "otel"}``; see docs/faststream.md.
 

@@ -34,11 +34,11 @@ class SendContext:
         topic: Topic.
         messages: As they are sent; read them, and add to them by ``add_properties``.
         is_half: They are half messages of transactions.
-        queue: Where they go; None before a queue is chosen. After the send, where they are.
+        queue: Queue they go to; None before one is chosen. After the send, their queue.
         began_ms: When ``before_send`` was called, ms since 1970.
         status: After the send: ``SEND_OK``, or what is still missing; None if it failed.
         queue_offset: Of the first message, -1 if it failed.
-        commitlog_offset: Where the batch begins in the broker's log, -1 if it failed.
+        commitlog_offset: Start of the batch in the broker's log, -1 if it failed.
         first_id: Producer id and sequence of the first message, (0, -1) if it failed.
         error: Why it failed.
         state: For the hooks' own use, from before to after.
@@ -124,10 +124,10 @@ class ConsumeContext:
         group: Consumer group.
         topic: Topic that they were sent to.
         queue: Queue that they came from; that of a retry topic if they failed before.
-        messages: What a listener gets in one call, or a poll returned of the queue.
+        messages: Messages of one call of a listener, or of a poll and a queue.
         began_ms: When ``before_consume`` was called, ms since 1970.
         again: After it: they are not done and shall come again.
-        error: What the listener raised.
+        error: Error of the listener.
         state: For the hooks' own use, from before to after.
     """
 
@@ -155,7 +155,7 @@ class TransactionContext:
     Attributes:
         group: Producer group.
         message: The message, with its id.
-        decision: Whether it is committed or rolled back.
+        decision: Commit or rollback.
         from_check: The broker had asked how the transaction ended.
         began_ms: When the decision went to the broker, ms since 1970.
         error: Why it does not have the decision; None if it has.
@@ -237,7 +237,7 @@ class HookCalls:
 
         Args:
             messages: Checked, at least one.
-            queue: Where they go, if that is known.
+            queue: Queue they go to, if known.
             now_ms: Wall clock.
             is_half: They are half messages.
 
@@ -265,7 +265,7 @@ class HookCalls:
         """Calls ``after_consume`` of all.
 
         Args:
-            context: What ``before_consume`` made.
+            context: Context of ``before_consume``.
             cause: Why the messages come again, None if they are done.
         """
         context.again = cause is not None
@@ -285,8 +285,8 @@ class HookCalls:
         """Calls ``after_transaction`` of all.
 
         Args:
-            context: What ``ending`` made.
-            outcome: What became of it: an error, or anything else.
+            context: Context of ``ending``.
+            outcome: Outcome: an error, or anything else.
         """
         context.error = outcome if isinstance(outcome, MQMeshError) else None
         for method in self._after_transaction:

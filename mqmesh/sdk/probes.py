@@ -1,4 +1,4 @@
-"""Sends test messages and says how long each took: are all brokers, all queues served?"""
+"""Probes: test messages that measure whether all brokers and all queues are served."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ class Probe(msgspec.Struct, frozen=True):
     """Test message with its outcome.
 
     Attributes:
-        message_queue: Where it went, or was to go.
+        message_queue: Queue it went to, or was to go to.
         took_ms: Until its answer, or its error.
         status: The answer; None where there was an error.
-        problem: What the error says.
+        problem: Text of the error.
     """
 
     message_queue: MessageQueue
@@ -42,14 +42,14 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class ProbeClient(AdminClient):
-    """Sends test messages, one at a time, each tried once; arguments as for ``AdminClient``."""
+    """Client that sends test messages singly, each tried once; arguments as for ``AdminClient``."""
 
     def probe_topic(self, topic: str, count: int) -> Iterator[Probe]:
         """Sends to the queues of a topic in turn; the topic's consumers get the messages.
 
         Args:
             topic: Its name.
-            count: How many messages.
+            count: Number of messages.
 
         Raises:
             TopicNotFound: Nobody knows it.
@@ -77,7 +77,7 @@ class ProbeClient(AdminClient):
         """Sends to the master of each broker group in turn, to ``SELF_TEST_TOPIC``.
 
         Args:
-            count: How many messages each.
+            count: Number of messages each.
 
         Raises:
             NoRoute: No broker is known, or none of the client's group.

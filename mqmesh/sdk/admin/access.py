@@ -31,7 +31,7 @@ class AccessListState(msgspec.Struct, frozen=True):
 
 
 class AccessClient(AdminClient):
-    """Reads and changes the access list; arguments as of ``AdminClient``."""
+    """Client that reads and changes the access list; arguments as of ``AdminClient``."""
 
     def access_list(self) -> AccessListInfo:
         """Return the list in force: the newest of all name servers, since one may have been down.
@@ -66,7 +66,7 @@ class AccessClient(AdminClient):
 
         Args:
             text: TOML, with the version after ``expected_version``.
-            expected_version: That was changed.
+            expected_version: Version that was changed.
 
         Returns:
             Those that did not take it, with the reason.

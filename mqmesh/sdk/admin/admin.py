@@ -1,4 +1,4 @@
-"""Asks name servers and brokers about the cluster, and changes its topics."""
+"""Administration of a cluster: questions to name servers and brokers, and changes of topics."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -682,8 +682,8 @@ def check_advance(endpoint: str, before: object, after: object) -> None:
 
     Args:
         endpoint: Of the process that answered.
-        before: Where the page before ended; of a type that can be compared.
-        after: Where this one ends.
+        before: End of the page before; of a type that can be compared.
+        after: End of this one.
 
     Raises:
         RemoteProtocolError: It does not: asking for the next page would never end.
@@ -750,8 +750,8 @@ def left_to_make(
 
     Args:
         masters: Broker groups.
-        there: What some of them have of that name.
-        wanted: What is to be made.
+        there: Things of that name that some of them have.
+        wanted: Thing to be made.
         exist_ok: Whatever is there may stay; else what is as wanted: a former try got so far.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Sees to brokers that run: settings, clients, queues as they are stored, retention."""
+"""Administration of running brokers: settings, clients, queues as they are stored, retention."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Carries the setup of a cluster into a document, and back."""
+"""Export of a cluster's setup into a document, and import."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -156,7 +156,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
 
         Args:
             wanted: The document.
-            prune: What it does not have goes.
+            prune: Delete what it does not have.
             force: Do also what loses messages.
 
         Raises:

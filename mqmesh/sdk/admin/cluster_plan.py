@@ -39,7 +39,7 @@ class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topics: By name; no system topics.
         groups: By name.
         drained: Producers have left it.
-        settings: Those that are not the default, by dotted key, for people: nothing is made of
+        settings: Settings that are not the default, by dotted key, for people: nothing is made of
             them. None where they were not asked for.
     """
 
@@ -93,11 +93,11 @@ class ImportStep(msgspec.Struct, frozen=True):
     """One thing of a plan.
 
     Attributes:
-        action: What is to be done with it.
-        thing: What it is.
-        broker_name: Where; "" for the whole cluster.
+        action: Action on it.
+        thing: Kind of thing.
+        broker_name: Broker group; "" for the whole cluster.
         name: Of the topic or group, or ``namespace/key``.
-        detail: What changes, or why it is a conflict.
+        detail: Changes, or the reason of a conflict.
     """
 
     action: ImportAction
@@ -112,7 +112,7 @@ def read_setup(data: bytes, source: str) -> ClusterSetup:
 
     Args:
         data: JSON.
-        source: What to call it in an error.
+        source: Name of it in errors.
 
     Raises:
         ConfigError: It is none, or of another format.
@@ -147,8 +147,8 @@ def make_plan(
 
     Args:
         wanted: The document.
-        found: How the cluster is.
-        prune: What the document does not have goes.
+        found: Present setup of the cluster.
+        prune: Delete what the document does not have.
         force: Do also what loses messages: fewer queues, topics with messages deleted.
         filled: Topics with messages, by broker group.
     """

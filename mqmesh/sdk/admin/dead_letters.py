@@ -87,7 +87,7 @@ class GroupDeadLetters(msgspec.Struct, frozen=True):
     """The dead letters of a group.
 
     Attributes:
-        count: How many there are.
+        count: Number of dead letters.
         oldest_ms: When the first of them was given up, ms since 1970.
         newest_ms: When the last one was.
     """
@@ -108,7 +108,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         reason: With this text in the reason, whatever its case.
         from_ms: Given up at this time or later, ms since 1970.
         to_ms: Given up at this time or before.
-        resent: Those that were resent, or those that were not.
+        resent: True for resent ones only, False for others only.
     """
 
     topic: str | None = None
@@ -139,7 +139,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterClient(QueryClient):
-    """Reads and resends dead letters, one request at a time, in the caller's thread.
+    """Client that reads and resends dead letters, one request at a time, in the caller's thread.
 
     Args:
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
@@ -216,7 +216,7 @@ class DeadLetterClient(QueryClient):
 
         Args:
             group: Consumer group.
-            wanted: Which ones.
+            wanted: Filter.
             on_progress: Called with the progress.
 
         Raises:
@@ -302,7 +302,7 @@ class DeadLetterClient(QueryClient):
             group: Consumer group.
 
         Returns:
-            How many there were; what becomes a dead letter meanwhile may go or stay.
+            Number of dead letters; new ones meanwhile may go or stay.
 
         Raises:
             InvalidArgument: The group's name is illegal.

@@ -1,4 +1,4 @@
-"""Lists delayed messages that wait, and cancels them by their ids."""
+"""Delayed messages that wait: a list of them, and cancelling by their ids."""
 
 import heapq
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ class DelayedMessage(msgspec.Struct, frozen=True):
         due_ms: When it is delivered, wall clock.
         real_topic: Physical topic that it goes to: its own, or the retry topic of a group that
             failed to consume it.
-        broker_name: Where it waits.
-        message: What it is.
+        broker_name: Broker group where it waits.
+        message: The message.
     """
 
     due_ms: int
@@ -60,7 +60,7 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 
 
 class DelayClient(AdminClient):
-    """Lists and cancels delayed messages, one request at a time, in the caller's thread.
+    """Client that lists and cancels delayed messages, a request at a time, in the caller's thread.
 
     With the ``SendResult`` use ``Producer.cancel_delayed``, which asks one broker
     and not all of them. Arguments as of ``AdminClient``.

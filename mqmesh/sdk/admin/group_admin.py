@@ -1,4 +1,4 @@
-"""Asks brokers about consumer groups, and changes them and their offsets."""
+"""Administration of consumer groups: questions to brokers, changes of groups and offsets."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,8 +56,8 @@ class QueueLag(msgspec.Struct, frozen=True):
 
     Attributes:
         broker_name: Broker group of the queue.
-        progress: What the broker says; ``consumer_offset`` is -1 where the group never was.
-        lag_ms: How long the oldest message that is not done has been waiting.
+        progress: Offsets at the broker; ``consumer_offset`` is -1 where the group never was.
+        lag_ms: Waiting time of the oldest message that is not done.
         is_known: False for a group that broadcasts: its members keep their offsets by themselves,
             and the lag is given as 0.
     """
@@ -106,8 +106,8 @@ class GroupProgress(msgspec.Struct, frozen=True):
         message_model: Of its members, "" without any.
         differing: Members that subscribe differently from the group.
         waiting_retries: Messages that failed and wait for their retry.
-        waiting_retries_ms: How long the oldest of them has been waiting since it failed last.
-        failures: What its members did in the last ten minutes.
+        waiting_retries_ms: Time since the oldest of them failed last.
+        failures: Calls of its members in the last ten minutes.
     """
 
     group: str

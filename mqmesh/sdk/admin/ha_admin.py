@@ -1,4 +1,4 @@
-"""Asks the replicas of broker groups how they are, and makes a follower the master."""
+"""Administration of replicas: their state, and the hand-over to a follower."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,10 +47,10 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     Attributes:
         broker_name: Broker group.
         broker_id: 0 for the master, as the name servers know it.
-        endpoint: Where it listens.
+        endpoint: Endpoint where it listens.
         status: Its answer; None if there was none.
         problem: Why there was none.
-        metrics: Those of replication, whose names begin with ``ha_``.
+        metrics: Metrics of replication, whose names begin with ``ha_``.
     """
 
     broker_name: str
@@ -314,7 +314,7 @@ class HaAdmin(AdminClient):
             changes: New values by name, as they are written in a broker's settings; None for what
                 shall be each replica's own again.
             broker_name: As for ``cluster_settings``.
-            version: That the caller saw; another one is an error. 0: whatever it is.
+            version: Version that the caller saw; another one is an error. 0: whatever it is.
 
         Returns:
             All of them.

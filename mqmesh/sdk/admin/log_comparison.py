@@ -1,4 +1,4 @@
-"""Compares the logs of all replicas of a group: the same bytes up to where they must be.
+"""Comparison of the logs of a group's replicas: the same bytes up to where they must be.
 
 A range at a time is read by each replica, which returns a checksum of it. Where these differ the
 range is halved until one record is left. What all may differ in is left out: what is behind the
@@ -59,7 +59,7 @@ class LogComparison(msgspec.Struct, frozen=True):
         start: Commit-log offset of the oldest record that all have.
         end: Nothing behind this commit-log offset is compared.
         compared: Up to this one they were.
-        broker_ids: Whose logs.
+        broker_ids: Replicas of the logs.
         difference: A place that was just found.
     """
 

@@ -1,4 +1,4 @@
-"""Asks single members of consumer groups how they are, and hands them messages."""
+"""Members of consumer groups: their state, and messages handed to them."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ HAND_TO_TIMEOUT_MS: Final = 15_000
 
 
 class MemberClient(QueryClient, GroupAdmin):
-    """Asks members of consumer groups, one request at a time, in the caller's thread."""
+    """Client that asks members of consumer groups, a request at a time, in the caller's thread."""
 
     def running_info(self, group: str, client_id: str, *, with_stacks: bool = False) -> RunningInfo:
         """Return the state of a running consumer: settings, queues, messages at hand, and its work.

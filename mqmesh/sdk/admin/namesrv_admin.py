@@ -34,7 +34,7 @@ class NamesrvChange(msgspec.Struct, frozen=True):
 
     Attributes:
         namesrvs: Name servers that have it.
-        silent_namesrvs: Those that did not answer: repeat the call once they are back.
+        silent_namesrvs: Name servers that did not answer: repeat the call once they are back.
     """
 
     namesrvs: list[str]
@@ -55,7 +55,7 @@ class NamesrvConfigChange(NamesrvChange, frozen=True):
     """Result of a change of settings.
 
     Attributes:
-        changes: What has another value now, by name server.
+        changes: Settings with another value now, by name server.
     """
 
     changes: dict[str, list[ConfigChange]]

@@ -1,4 +1,4 @@
-"""Finds single messages: by id, by key, by where they stand."""
+"""Queries for single messages: by id, by key, by their place."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -67,7 +67,7 @@ class QueryResult(msgspec.Struct, frozen=True):
 
 
 class QueryClient(AdminClient):
-    """Looks messages up, one request at a time, in the caller's thread.
+    """Client that looks messages up, one request at a time, in the caller's thread.
 
     A message is found as soon as its sending was acknowledged. What a broker's index does not
     cover at the moment, because it is being made, is reported in ``QueryResult.notes``.

@@ -49,9 +49,9 @@ class TraceSpan(msgspec.Struct, frozen=True):
     """One thing that happened to a message.
 
     Attributes:
-        kind: What.
+        kind: Kind of event.
         time_ms: When it began, ms since 1970.
-        cost_ms: How long it took; None while a consumer has not ended, as far as its trace came,
+        cost_ms: Duration; None while a consumer has not ended, as far as its trace came,
             and where records do not say it: of transactions' ends and recalls.
         group: Producer or consumer group.
         client: Writer of the record, as ``host:pid``; as ``host`` where RocketMQ's client did.
@@ -63,7 +63,7 @@ class TraceSpan(msgspec.Struct, frozen=True):
         size: Bytes of its body; 0 of consumers.
         message_type: ``NORMAL``, ``HALF``, ``COMMIT``, ``DELAY`` or ``ORDER``; "" of consumers and
             recalls.
-        retry_times: How often it was sent back before.
+        retry_times: Number of times it was sent back before.
         from_check: The broker had asked how the transaction ended.
     """
 
@@ -100,14 +100,14 @@ class MessageSpans(msgspec.Struct, frozen=True):
 
 
 class TraceClient(TrackClient):
-    """Reads the message trace, in the caller's thread; see docs/tracing.md."""
+    """Client that reads the message trace, in the caller's thread; see docs/tracing.md."""
 
     def trace(self, message_id: str, *, trace_topic: str = TRACE_TOPIC) -> MessageSpans:
         """Return the trace of a message.
 
         Args:
             message_id: From ``SendResult`` or ``StoredMessage``; also RocketMQ's.
-            trace_topic: Where clients write their trace.
+            trace_topic: Topic of the clients' trace.
 
         Raises:
             InvalidArgument: That cannot be a message id, or a topic.
@@ -136,7 +136,7 @@ class TraceClient(TrackClient):
         Args:
             topic: Theirs.
             key: One of their keys.
-            trace_topic: Where clients write their trace.
+            trace_topic: Topic of the clients' trace.
             max_count: Messages, 1 to 1,024.
 
         Returns:

@@ -57,7 +57,7 @@ class Track(msgspec.Struct, frozen=True):
         group: Consumer group.
         state: State of the message.
         members: Connected members of the group.
-        reconsume_times: How often it was sent back.
+        reconsume_times: Number of times it was sent back.
         last_failure: Why, as the consumer said.
         due_ms: When it comes again, wall clock; 0 for at once or never.
         messages_before: Messages of its queue that the group has to do first.

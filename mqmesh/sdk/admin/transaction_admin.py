@@ -1,4 +1,4 @@
-"""Looks after half messages that wait for their decision."""
+"""Administration of half messages that wait for their decision."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ class HalfMessage(msgspec.Struct, frozen=True):
 
     Attributes:
         broker_name: Broker group that holds it.
-        info: What its broker says of it.
+        info: Its broker's record of it.
         message: Its contents, None where only a list was asked for.
     """
 
@@ -55,7 +55,7 @@ class HalfMessages(msgspec.Struct, frozen=True):
 
 
 class TransactionAdmin(AdminClient):
-    """Lists, shows and ends half messages, one request at a time, in the caller's thread."""
+    """Client that lists, shows and ends half messages, one at a time, in the caller's thread."""
 
     def half_messages(
         self,

@@ -142,7 +142,7 @@ class AccessClient(AdminClient):
 
 
 class QueryClient(AdminClient):
-    """Looks messages up from coroutines; as ``mqmesh.sdk.admin.queries.QueryClient``."""
+    """Message queries from coroutines; as ``mqmesh.sdk.admin.queries.QueryClient``."""
 
     _kind: ClassVar[type[BlockingAdminClient]] = BlockingQueryClient
 
@@ -189,7 +189,7 @@ class MemberClient(QueryClient, GroupAdmin):
 
 
 class TraceClient(TrackClient):
-    """Reads the message trace from coroutines; as ``mqmesh.TraceClient``."""
+    """Message trace for coroutines; as ``mqmesh.TraceClient``."""
 
     _kind = BlockingTraceClient
 
@@ -213,7 +213,7 @@ class DeadLetterClient(QueryClient):
 
 
 class DelayClient(AdminClient):
-    """Cancels delayed messages from coroutines; as ``mqmesh.sdk.admin.delays.DelayClient``."""
+    """Delayed messages from coroutines; as ``mqmesh.sdk.admin.delays.DelayClient``."""
 
     _kind = BlockingDelayClient
 

@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TopicPublisher(MessageMaker[T]):
-    """Sends values of one type to one topic; made by ``App.publisher``.
+    """Publisher of values of one type to one topic; made by ``App.publisher``.
 
     Args:
         topic: Topic.
@@ -41,7 +41,7 @@ class TopicPublisher(MessageMaker[T]):
 
 
 class App:
-    """Awaits coroutine functions with decoded bodies; else as ``mqmesh.App``::
+    """Application of coroutine functions that get decoded bodies; else as ``mqmesh.App``::
 
         app = App("shop")
 

@@ -1,4 +1,4 @@
-"""Hands outcomes from a client loop to an asyncio loop, many at one wake-up."""
+"""Transfer of outcomes from a client loop to an asyncio loop, many at one wake-up."""
 
 import asyncio
 from collections import deque
@@ -26,7 +26,7 @@ def check_loop(own: asyncio.AbstractEventLoop | None) -> None:
 
 
 class Completions:
-    """Sets asyncio futures from another thread.
+    """Setter of asyncio futures from another thread.
 
     Waking an event loop costs more than a message; outcomes that come together, as those
     of a batch do, share one wake-up.

@@ -43,7 +43,7 @@ class _InnerPullConsumer(BlockingPullConsumer):
 
 
 class PullConsumer:
-    """Gives messages to coroutines; names and meaning as in ``mqmesh.PullConsumer``.
+    """Pull consumer for coroutines; names and meaning as in ``mqmesh.PullConsumer``.
 
     Besides polling it can be iterated, and a message is done when the next one is asked for, unless
     ``auto_commit`` is off::
@@ -113,7 +113,7 @@ class PullConsumer:
         """Commits, if ``auto_commit`` is on, and leaves; from any event loop.
 
         Args:
-            unfinished: What the last poll returned, or the message at hand, was not worked on
+            unfinished: Messages of the last poll, or the message at hand, was not worked on
                 and shall come again.
         """
         await asyncio.to_thread(self._close, unfinished)
@@ -354,7 +354,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
 
 
 class PushConsumer:
-    """Awaits a listener with the messages of its topics; else as ``mqmesh.PushConsumer``.
+    """Push consumer with a coroutine function as listener; else as ``mqmesh.PushConsumer``.
 
     Up to ``consume_thread_count`` calls run side by side, as tasks of the asyncio loop that
     ``start`` was called in. A listener that computes for long holds up the whole loop.

@@ -19,7 +19,7 @@ from mqmesh.transport.interface import Transport
 
 
 class Producer:
-    """Sends messages from coroutines; names and meaning as in ``mqmesh.Producer``.
+    """Producer for coroutines; names and meaning as in ``mqmesh.Producer``.
 
     Sends that are awaited side by side share batches by themselves. Cancelling a send does
     not take its message back: it may be stored all the same. A producer belongs to the event

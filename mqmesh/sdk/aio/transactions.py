@@ -45,7 +45,7 @@ class TransactionListener(ABC):
 
 
 class _TransactionBridge(BlockingTransactionListener):
-    """Runs a coroutine listener in its event loop and waits for it in the producer's threads."""
+    """Bridge to a coroutine listener: it runs in its event loop, the producer's threads wait."""
 
     def __init__(self, listener: TransactionListener) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +97,7 @@ class Transaction:
 
 
 class TransactionProducer(Producer):
-    """Sends messages in transactions from coroutines; as ``mqmesh.TransactionProducer``.
+    """Transaction producer for coroutines; as ``mqmesh.TransactionProducer``.
 
     The listener's coroutines run in the event loop that ``start`` was awaited in. While that
     loop does something else for long, or has ended, check-backs have no answer, and the broker

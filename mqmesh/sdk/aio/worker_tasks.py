@@ -27,7 +27,7 @@ class WorkerTasks(Workers):
     """The worker tasks of one consumer; the twin of ``WorkerThreads``.
 
     Args:
-        service: Whose turns they take; its listeners are coroutine functions.
+        service: Service whose turns they take; its listeners are coroutine functions.
         most: Most calls side by side.
         finished: Set when all have ended.
         closer: The task that closes the consumer; it may be one of ours, and is not waited for.

@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TopicPublisher(MessageMaker[T]):
-    """Sends values of one type to one topic; made by ``App.publisher``.
+    """Publisher of values of one type to one topic; made by ``App.publisher``.
 
     Args:
         topic: Topic.

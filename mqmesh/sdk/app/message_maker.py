@@ -27,7 +27,7 @@ class MessageFields(OwnFields, total=False):
 
 
 class MessageMaker(Generic[T]):
-    """Makes messages of values.
+    """Maker of messages from values.
 
     Args:
         topic: Topic.

@@ -67,7 +67,7 @@ class TypedSubscription(msgspec.Struct, frozen=True):
     Attributes:
         topic: Topic.
         group: Consumer group.
-        expression: Which of its messages.
+        expression: Filter of its messages.
         listener: Calls the function.
         options: Of the group's consumer.
         batch: The function gets lists.

@@ -1,4 +1,4 @@
-"""Closes at the end of the program what nobody closed, so that nothing is lost without a word.
+"""Closing, at the program's end, of what nobody closed, so that nothing is lost silently.
 
 The interpreter waits for threads that are no daemons, then calls what ``atexit`` knows, and only
 then stops daemons such as a client loop. So whatever the program sent is in a buffer by then,

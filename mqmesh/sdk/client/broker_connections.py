@@ -33,7 +33,7 @@ class BrokerConnections:
 
     Args:
         transport: Of the client.
-        routes: Where brokers are.
+        routes: Addresses of brokers.
         use_ipc: Reach brokers of this machine by their Unix sockets.
         stand_ins: Where a master is gone, and nobody else is elected, a follower will do.
         closed: True when nothing may be connected to any more.
@@ -215,7 +215,7 @@ def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:
     """Return the endpoint to reach a broker by.
 
     Args:
-        address: What the broker announced.
+        address: Addresses that the broker announced.
         own_host_id: This machine, or None to avoid Unix sockets.
 
     Returns:

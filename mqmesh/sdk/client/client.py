@@ -60,7 +60,7 @@ class ClientEngine:
         transport: The world, with a loop that nobody else uses; ZeroMQ by default.
 
     Attributes:
-        routes: What is known of routes.
+        routes: Cache of routes.
         finder: Asks for them.
         brokers: The connections to them.
         replicas: The connections to followers that are read from.
@@ -203,12 +203,12 @@ class ClientEngine:
 
         Args:
             function: Gets a callback, which it must call once, now or later.
-            timeout_ms: How long to wait.
+            timeout_ms: Longest wait.
 
         Raises:
             RequestTimeout: The callback was not called in time.
             ClientClosed: The client was closed meanwhile.
-            MQMeshError: What the callback was called with.
+            MQMeshError: Error that the callback was called with.
         """
         assert not self.loop.in_loop_thread, "it would wait for itself"
         done = self.transport.flag()
@@ -235,7 +235,7 @@ class ClientEngine:
 
         Args:
             topic: Topic.
-            timeout_ms: How long to wait.
+            timeout_ms: Longest wait.
             fresh: Ask also if it is known.
 
         Raises:

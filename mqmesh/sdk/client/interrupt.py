@@ -10,7 +10,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Catches SIGINT and SIGTERM while it is entered; a second SIGINT kills at once."""
+    """Handler of SIGINT and SIGTERM while it is entered; a second SIGINT kills at once."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class NamesrvLink:
-    """Asks name servers, in the client loop.
+    """Link to the name servers, for the client loop.
 
     Args:
         transport: Of the client; its loop is the one whose thread this is for.

@@ -51,7 +51,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         heartbeat_broker_interval_ms: Between heartbeats to brokers in use.
         namesrv_timeout_ms: For one answer of one name server, before the next one is asked.
         use_ipc: Prefer a broker's Unix socket when it runs on this machine.
-        zone: Where the client stands, such as the name of a data centre. Its consumers read from
+        zone: Location of the client, such as the name of a data centre. Its consumers read from
             replicas of the same ``ha.zone``, where there are any.
         credentials: Path of the file with the client's keys, for clusters with security on (see
             docs/security.md); or ``Credentials`` themselves. "" takes the file that the
@@ -153,7 +153,7 @@ def client_transport(
     """Return the transport that a client was given, else ZeroMQ and a loop of its own.
 
     Args:
-        transport: That was given.
+        transport: Transport that was given.
         credentials: As of ``ClientOptions``; without a meaning where a transport was given.
         server_keys: Public keys of servers that name servers do not report, by address or endpoint.
 
@@ -175,9 +175,9 @@ def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:
     """Makes options of keyword arguments.
 
     Args:
-        kind: Which options.
+        kind: Class of the options.
         values: Fields by name.
-        what: What to call them in an error.
+        what: Name of them in errors.
 
     Raises:
         InvalidArgument: An unknown name, or a value out of bounds.

@@ -43,7 +43,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, eq=False):
         code: Its code.
         parts: Its body.
         header: Its header.
-        timeout_ms: How long its answer may take.
+        timeout_ms: Longest wait for its answer.
         on_answer: Judges the answer, or why there is none; called exactly once.
     """
 
@@ -135,7 +135,7 @@ class Turns:
 
 
 class RequestOutbox:
-    """Sends what waits as soon as that may be; every request is answered exactly once.
+    """Send queue: requests leave as soon as they may; each is answered exactly once.
 
     It holds no more than ``max_in_flight`` requests a broker; what waits is the mail's, with a
     limit of its own, and so are the deadlines. Methods are for the client loop, unless they say

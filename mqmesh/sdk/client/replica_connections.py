@@ -23,7 +23,7 @@ class ReplicaConnections:
 
     Args:
         transport: Of the client.
-        routes: Where brokers are.
+        routes: Addresses of brokers.
         use_ipc: Reach brokers of this machine by their Unix sockets.
 
     Attributes:

@@ -63,7 +63,7 @@ class RouteCache:
         """Note the master that a replica names in its refusal.
 
         Args:
-            refusal: What it said.
+            refusal: Its refusal.
             broker_name: Broker group.
 
         Returns:
@@ -120,7 +120,7 @@ class RouteCache:
 
         Args:
             broker_name: Broker group.
-            broker_id: Which of its replicas.
+            broker_id: Id of the replica.
             stand_in: While it is not there the follower with the lowest id will do, unless another
                 one takes the master's place: that one is waited for.
         """

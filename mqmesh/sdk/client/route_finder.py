@@ -1,4 +1,4 @@
-"""Asks name servers for the routes of a client's topics, and keeps them fresh."""
+"""Search for the routes of a client's topics at name servers, and their refresh."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -41,15 +41,15 @@ _log = logging.getLogger(__name__)
 
 
 class RouteFinder:
-    """Finds topic routes at the name servers; in the client loop.
+    """Finder of topic routes at the name servers; in the client loop.
 
     Args:
         transport: Of the client.
         addresses: ``host:port`` of each name server.
-        options: How often to ask.
-        routes: Where what was found is kept.
+        options: Intervals of requests.
+        routes: Cache of found routes.
         on_changed: Called with topics whose routes are others now, before the callers for them.
-        lost: Which brokers cannot be reached.
+        lost: Returns brokers that cannot be reached.
         closed: True when nobody is asked any more.
 
     Attributes:

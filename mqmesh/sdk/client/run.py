@@ -1,4 +1,4 @@
-"""Runs consumers until the process is asked to end."""
+"""Runner of consumers until the process is asked to end."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Sends batches whose ids the caller chooses, so that work that is done again adds nothing.
+"""Sender of batches whose ids the caller chooses, so that work that is done again adds nothing.
 
 A producer counts by itself, and its ids end with it. Here the caller says by which key and under
 which sequences messages go: when the same is sent again, by another process and much later, the
@@ -34,7 +34,7 @@ class NumberedBatch(msgspec.Struct, frozen=True):
     """Messages that go to one queue, and their ids.
 
     Attributes:
-        queue: Where.
+        queue: Queue they go to.
         messages: At least one; all with one delay level, all with points in time, or neither.
         first_sequence: Second half of the first message's id; the others follow by one.
     """
@@ -45,7 +45,7 @@ class NumberedBatch(msgspec.Struct, frozen=True):
 
 
 class NumberedSender(PatientClient):
-    """Stores batches under ids of the caller's choice, in the caller's thread.
+    """Sender of batches under ids of the caller's choice, in the caller's thread.
 
     Nobody may use the same key at the same time, and batches of one queue must be sent in the
     order of their sequences, each after the one before was stored.

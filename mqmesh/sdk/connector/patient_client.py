@@ -1,4 +1,4 @@
-"""Asks one broker, again while it is away: for work that would rather wait than fail."""
+"""Requests to one broker, repeated while it is away: for work that would rather wait than fail."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar

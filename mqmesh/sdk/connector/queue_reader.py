@@ -1,4 +1,4 @@
-"""Reads stretches of queues by their offsets, without a place in a group."""
+"""Reader of stretches of queues by their offsets, without a place in a group."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ class Stretch(msgspec.Struct, frozen=True):
     """Messages of a queue that are to be read.
 
     Attributes:
-        queue: Which.
+        queue: Queue to read.
         start: Queue offset of the first.
         end: Behind the last.
         epoch: Of the log when these offsets were right; 0 if that is not known.
@@ -67,7 +67,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class QueueReader(PatientClient):
-    """Looks at queues and reads stretches of them; in memory is one answer of a broker at a time.
+    """Reader of queues and of stretches of them; in memory is one answer of a broker at a time.
 
     Attributes:
         group: Consumer group named in pulls, which may be refused to it.
@@ -89,7 +89,7 @@ class QueueReader(PatientClient):
         """Return where a queue's messages differ from those of an epoch of its broker's log.
 
         Args:
-            queue: Which.
+            queue: Queue to look at.
             offset: Only messages lost before it are reported.
             epoch: From a look at the queue at that time; 0 for unknown.
 
@@ -117,8 +117,8 @@ class QueueReader(PatientClient):
         """Yield the messages of a stretch, batch by batch.
 
         Args:
-            stretch: What to read.
-            selector: Which messages are wanted; the broker leaves the others out.
+            stretch: Offsets to read.
+            selector: Filter of messages; the broker leaves the others out.
             max_bytes: Of one answer; at least one batch comes, whatever its size.
             on_loss: Called with what the broker does not have any more.
 

@@ -1,4 +1,4 @@
-"""A queue that a consumer was given, and what became of it there."""
+"""Queue that a consumer was given, and its state there."""
 
 from typing import Generic, TypeVar
 
@@ -13,9 +13,9 @@ class Assigned(Start, Generic[S], eq=False):
     """A queue that this consumer was given.
 
     Attributes:
-        sink: Where its messages go; None until it is known where to begin.
+        sink: Sink of its messages; None until it is known where to begin.
         loop: Its pulls.
-        committed_offset: What was committed last, -1 for nothing yet.
+        committed_offset: Offset committed last, -1 for nothing yet.
         committed_ms: When that was, monotonic.
     """
 

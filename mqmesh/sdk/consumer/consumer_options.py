@@ -22,17 +22,17 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         message_model: CLUSTERING: one member of the group gets each message. BROADCASTING:
             every member gets every message, and offsets stay in a file of its own.
-        consume_from_where: Where the group begins in queues without a committed offset.
+        consume_from_where: Start of the group in queues without a committed offset.
         consume_timestamp_ms: For ``TIMESTAMP``, ms since 1970.
         rebalance_interval_ms: Members and queues are looked at again after this, as the
             safety net below the brokers' notices.
         persist_consumer_offset_interval_ms: Between commits.
         pull_max_bytes: Of one answer, 1 to 16 MiB; at least one batch comes, whatever its size.
-        broker_suspend_max_time_ms: How long a pull that finds nothing waits at the broker.
-        pull_timeout_ms: How long its answer may take beyond that.
+        broker_suspend_max_time_ms: Longest wait of a pull that finds nothing at the broker.
+        pull_timeout_ms: Longest wait for its answer beyond that.
         pull_threshold_for_queue: Messages held of a queue before pulling pauses.
         pull_threshold_size_for_queue: The same in MiB.
-        start_timeout_ms: How long ``start`` waits for the first queues.
+        start_timeout_ms: Longest wait of ``start`` for the first queues.
         topic_wait_ms: How long a topic may be missing, 0 to 3,600,000 ms: ``start`` waits so long
             for it. After that the log says so, at once and each minute.
         topic_must_exist: A topic that is missing for longer than ``topic_wait_ms`` is an error:
@@ -78,11 +78,11 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         consume_timeout_ms: A message that is with the listener for longer is sent back for a
             later try, though the call goes on; BROADCASTING and ``consume_orderly`` only report
             it.
-        close_timeout_ms: How long ``close`` waits for listeners that run.
+        close_timeout_ms: Longest wait of ``close`` for listeners that run.
         consume_orderly: Each queue is consumed by one member and one call at a time, in order;
             a message that fails holds up its queue until it succeeds.
         suspend_current_queue_time_ms: So long, with ``consume_orderly``.
-        max_reconsume_times: What was tried again so often and fails once more goes to the dead
+        max_reconsume_times: A message retried so often that fails once more goes to the dead
             letters. -1 is 16 times, and with ``consume_orderly`` without limit. BROADCASTING does
             not try again.
         dead_letter_undecodable: With ``consume_orderly``, messages that nobody can decode go to the

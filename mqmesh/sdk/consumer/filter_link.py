@@ -289,7 +289,7 @@ class FilterLinks:
 
         Args:
             assigned: The queues that the consumer has.
-            timeout_s: How long to wait at most.
+            timeout_s: Longest wait.
 
         Raises:
             NoPermission: Filters in Python are not allowed.

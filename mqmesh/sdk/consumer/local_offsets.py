@@ -31,7 +31,7 @@ class LocalOffsets(OffsetStore):
     """Offsets in a JSON file, replaced as a whole, so that a crash leaves the old or the new one.
 
     Args:
-        folder: Where the file is; made if it is not there.
+        folder: Folder of the file; made if it is not there.
         group: Consumer group.
         instance_name: Distinguishes the members on one machine, across restarts.
     """

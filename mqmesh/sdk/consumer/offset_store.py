@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffsetStore(Protocol):
-    """Keeps the offsets of a group; used in the client loop."""
+    """Store of a group's offsets; used in the client loop."""
 
     claiming: bool
     epochs: dict[MessageQueue, int]
@@ -50,7 +50,7 @@ class OffsetStore(Protocol):
 
         Args:
             broker_name: Broker group that all the queues are on.
-            queues: What to look up.
+            queues: Queues to look up.
             on_done: Called with the offset of each queue, -1 where none was ever committed.
         """
 
@@ -86,7 +86,7 @@ class BrokerOffsets(OffsetStore):
         group: Consumer group.
         client_id: This member.
         network: The client's engine.
-        memberships: What brokers say of this member.
+        memberships: Standing of this member at brokers.
 
     Attributes:
         claiming: The queues are divided among members, so brokers learn each queue's owner, and

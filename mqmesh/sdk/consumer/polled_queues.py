@@ -84,9 +84,9 @@ class PolledQueues:
         """Waits for messages.
 
         Args:
-            most: How many at most.
-            timeout_ms: How long at most.
-            auto_commit: What earlier polls returned is done.
+            most: Most messages.
+            timeout_ms: Longest wait.
+            auto_commit: Messages of earlier polls are done.
 
         Raises:
             ClientClosed, UndecodableMessages, NoPermission, TopicNotFound: As for

@@ -1,4 +1,4 @@
-"""Consumes when the application asks for it."""
+"""Pull consumer: the application asks for messages."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -58,7 +58,7 @@ _OnDone = Callable[[_T | MQMeshError], None]
 
 
 class PullConsumer:
-    """Gives messages to the application when it polls.
+    """Consumer that gives messages to the application when it polls.
 
     Either ``subscribe`` to topics, whose queues are then shared with the other members of
     the group, or ``assign`` queues. One thread polls at a time; everything else may be called
@@ -213,7 +213,7 @@ class PullConsumer:
         """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
 
         Args:
-            unfinished: What the last poll returned was not worked on and shall come again.
+            unfinished: Messages of the last poll were not worked on and shall come again.
         """
         if self._state in ("closing", "closed"):
             return
@@ -343,8 +343,8 @@ class PullConsumer:
         """Waits for messages.
 
         Args:
-            timeout_ms: How long at most; 0 looks and does not wait.
-            max_messages: How many at most, in place of ``pull_batch_size``.
+            timeout_ms: Longest wait; 0 does not wait.
+            max_messages: Most messages, in place of ``pull_batch_size``.
 
         Returns:
             What has come, in order for each queue; nothing if none came in time.

@@ -1,4 +1,4 @@
-"""Consumes by calling a listener."""
+"""Push consumer: a listener is called with messages."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -147,7 +147,7 @@ class PushSink(QueueSink):
 
         Args:
             now_ms: Monotonic clock.
-            waiting: What no worker has begun.
+            waiting: Messages that no worker has begun.
 
         Returns:
             Queue offsets, each given once, and where the states are kept.
@@ -171,7 +171,7 @@ class PushSink(QueueSink):
 
 
 class PushConsumer:
-    """Calls a listener with the messages of its topics, on several threads.
+    """Consumer that calls a listener with the messages of its topics, on several threads.
 
     The members of a group share the queues of a topic. A message is done when the listener
     returns. If it raises, or returns ``ConsumeResult.RECONSUME_LATER``, the message comes again

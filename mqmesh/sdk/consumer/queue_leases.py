@@ -123,7 +123,7 @@ class QueueLeases:
 
         Args:
             broker_name: Broker group of all the queues.
-            queues: Which.
+            queues: Queues to lock.
             on_done: Called with those that were granted, and those to ask for again.
         """
 

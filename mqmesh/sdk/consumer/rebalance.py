@@ -16,7 +16,7 @@ VIRTUAL_NODES_DEFAULT: Final = 100
 
 
 class AllocateStrategy(Protocol):
-    """Divides the queues of a topic among the members of a group."""
+    """Strategy that divides the queues of a topic among the members of a group."""
 
     def allocate(
         self,

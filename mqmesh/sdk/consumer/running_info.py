@@ -40,7 +40,7 @@ class Introspection:
         service: Calls listeners; None where messages are polled.
 
     Attributes:
-        loop: Where coroutines run that the consumer has called; None without any.
+        loop: Event loop of coroutines that the consumer has called; None without any.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Start(msgspec.Struct, eq=False):
     """A queue that is to be begun.
 
     Attributes:
-        queue: Which.
+        queue: Queue to begin.
         tries: To find out where to begin.
     """
 
@@ -35,7 +35,7 @@ class QueueStarts:
     """The queues of one consumer that it was given and does not read yet.
 
     Args:
-        offsets: Where the group's offsets are kept.
+        offsets: Store of the group's offsets.
         positions: Knows where to begin.
         call_later: Calls once, not before so many ms.
         is_ours: True while a queue is given to the consumer.

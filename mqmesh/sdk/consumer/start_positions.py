@@ -46,10 +46,10 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class StartPositions:
-    """Finds out where to begin; in the client loop.
+    """Finder of start positions; in the client loop.
 
     Args:
-        offsets: Where the group's offsets are kept.
+        offsets: Store of the group's offsets.
         network: The client's engine.
         where: For queues without an offset.
         timestamp_ms: For ``TIMESTAMP``.

@@ -42,7 +42,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
     Attributes:
         topic: Without the routers' prefixes.
         group: Consumer group.
-        expression: Which messages.
+        expression: Filter of messages.
         dead_letter_on: Errors that make a dead letter at once.
         batch: Its function gets lists.
         options: Of the group's consumer.
@@ -86,7 +86,7 @@ class PublisherSettings(PublisherUsecaseConfig):
         topic: Without the routers' prefixes.
         batch: It sends lists, each as one batch.
         headers: Properties of all its messages.
-        fields: What else they have, unless a call says otherwise.
+        fields: Their other fields, unless a call says otherwise.
     """
 
     topic: str
@@ -107,7 +107,7 @@ def message_payloads(payloads: Payloads, *, batch: bool) -> Payloads:
     """Return the payloads of messages for AsyncAPI; functions with ``batch`` have lists of them.
 
     Args:
-        payloads: What each function takes or returns, and its name.
+        payloads: Types that each function takes or returns, and its name.
         batch: The functions have lists.
     """
     return [(_item_of(payload) if batch else payload, name) for payload, name in payloads]

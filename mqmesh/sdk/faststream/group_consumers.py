@@ -54,7 +54,7 @@ class Puller:
 
 
 class GroupConsumers:
-    """Consumes what subscribers want.
+    """Consumers of the groups that subscribers name.
 
     Subscribers join before ``start``, so that a group's consumer has all of its topics from the
     beginning: all members of a group must have the same. One that joins later, since a program

@@ -45,8 +45,8 @@ class Delivery:
         on_ack: Awaited when it is acknowledged: commits it.
 
     Attributes:
-        decision: What was decided; None for nothing.
-        error: What the handler raised.
+        decision: Decision of the handler; None for none.
+        error: Error of the handler.
     """
 
     __slots__ = ("decision", "error", "is_asked_for", "messages", "on_ack")
@@ -74,7 +74,7 @@ class Delivery:
         Raises:
             Reject: The message shall be a dead letter. A list comes again message by message, and
                 then it is known which of them is meant.
-            BaseException: What the handler raised; the message comes again.
+            BaseException: Error of the handler; the message comes again.
         """
         if self.decision is AckStatus.ACKED:
             return ConsumeResult.SUCCESS

@@ -24,7 +24,7 @@ from mqmesh.sdk.producer.send_result import SendResult
 
 
 class MQMeshPublisher(PublisherUsecase):
-    """Sends to a topic; made by ``MQMeshBroker.publisher``.
+    """Publisher to a topic; made by ``MQMeshBroker.publisher``.
 
     As a decorator of a handler it sends what the handler returns.
 

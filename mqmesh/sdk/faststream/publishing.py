@@ -35,7 +35,7 @@ class MQMeshPublishCommand(BatchPublishCommand):
     Args:
         body: First value.
         bodies: Further ones, of a batch.
-        fields: What the messages have beside their bodies and headers.
+        fields: Fields of the messages beside bodies and headers.
         timeout_ms: Until it is sent, or answered.
         request: Message that this is the reply to.
         options: ``destination`` is the topic; else as for FastStream's ``PublishCommand``.
@@ -89,7 +89,7 @@ class MQMeshResponse(Response):
     Args:
         body: The result.
         headers: Properties of the message.
-        correlation_id: That of the message at hand by default.
+        correlation_id: Correlation id, by default of the message at hand.
         fields: As for ``Message``.
     """
 
@@ -116,7 +116,7 @@ class MQMeshResponse(Response):
 
 
 class MessageEncoder:
-    """Makes messages of commands.
+    """Encoder of commands as messages.
 
     Args:
         serializer: Of values that are neither bytes nor text.
@@ -152,7 +152,7 @@ class MessageEncoder:
 
 
 class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
-    """Sends what FastStream publishes.
+    """Producer of what FastStream publishes.
 
     Args:
         make: Makes the producer, which belongs to the event loop that it is started in.

@@ -76,7 +76,7 @@ _ONLY_PULL = PullConsumerKeywords.__optional_keys__ - PushConsumerKeywords.__opt
 
 
 class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
-    """Has subscribers and publishers."""
+    """Registry of subscribers and publishers."""
 
     def subscriber(  # type: ignore[override]
         self,

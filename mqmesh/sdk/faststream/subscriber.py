@@ -40,7 +40,7 @@ class ResultPublisher(FakePublisher):
 
     Args:
         producer: The broker's.
-        topic: Where it is awaited.
+        topic: Topic where it is awaited.
         request: The message whose sender awaits it, if one does.
     """
 
@@ -57,7 +57,7 @@ class ResultPublisher(FakePublisher):
 
 
 class MQMeshSubscriber(SubscriberUsecase[Delivery]):
-    """Handles the messages of a topic for a group; made by ``MQMeshBroker.subscriber``.
+    """Handler of a topic's messages for a group; made by ``MQMeshBroker.subscriber``.
 
     Args:
         config: Of which topic, for which group.

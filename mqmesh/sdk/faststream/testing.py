@@ -65,7 +65,7 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
 
 
 class ProducerInMemory(MQMeshProducer):
-    """Gives messages to handlers.
+    """Producer that gives messages to handlers.
 
     Args:
         brokers: Whose.

@@ -45,7 +45,7 @@ class PlainAdmission:
 
     Attributes:
         batch_type: Class of the open batches.
-        bytes: What all messages without an outcome are taken to need.
+        bytes: Memory charged for all messages without an outcome.
         admitted_bytes: ``join`` lets messages in while ``bytes`` is below; -1 for none any more.
     """
 

@@ -1,4 +1,4 @@
-"""Numbers the messages of a producer and encodes its batches; reads what became of them."""
+"""Codec of a producer's batches: numbers messages, encodes batches, reads their outcomes."""
 
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BatchCodec:
-    """Numbers the messages of one producer instance and encodes its batches.
+    """Codec that numbers the messages of one producer instance and encodes its batches.
 
     Args:
         key: Of the instance, see ``producer_key``.

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class DirectLink:
-    """Sends one batch at a time, without the client loop; one thread at a time.
+    """Link that sends one batch at a time, without the client loop; one thread at a time.
 
     It is taken only to brokers that the engine is connected to, so a broker that is known to
     be away costs no waiting.
@@ -57,7 +57,7 @@ class DirectLink:
 
         Args:
             batch: Its lane is claimed.
-            endpoint: Where the broker of its queue is.
+            endpoint: Endpoint of the queue's broker.
             now_ms: By the engine's monotonic clock.
 
         Returns:
@@ -96,7 +96,7 @@ class DirectLink:
         """Closes the connections; from any thread.
 
         Args:
-            timeout_s: How long a send that is under way may go on.
+            timeout_s: Longest wait for a send under way.
         """
         entered = self._lock.acquire(timeout=timeout_s)
         self._closed = True
@@ -136,7 +136,7 @@ class DirectPath:
 
     Args:
         engine: The client's engine.
-        lanes: Those of the producer.
+        lanes: Lanes of the producer.
         sender: Takes the outcome.
         link: Asks brokers.
     """

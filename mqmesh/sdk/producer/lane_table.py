@@ -27,7 +27,7 @@ class LaneTable:
 
     Attributes:
         lock: Guards the lanes and everything in them.
-        waits: What the batches in them share; it has the lock, too.
+        waits: Shared state of the batches; it has the lock, too.
         topics: Lanes of the topics that were sent to before.
         closed: After ``close``.
     """
@@ -173,7 +173,7 @@ class LaneTable:
         """Puts a batch, of another queue perhaps, behind the closed ones of a lane.
 
         Args:
-            lane: Where to.
+            lane: Lane to add to.
             batch: The batch.
             left: The lane where it was in flight, if it was.
         """

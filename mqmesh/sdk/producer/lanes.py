@@ -16,13 +16,13 @@ class PlainOpenBatch:
 
     Args:
         pending: The batch that it is to be.
-        messages: Those of ``pending``.
+        messages: Messages of ``pending``.
         deadline_ms: Of its first message, monotonic.
         deadline_max_ms: Messages with later deadlines belong into another batch.
         usual: An asynchronous send without options of its own may join it.
 
     Attributes:
-        size: What its messages are taken to need, in bytes.
+        size: Memory charged for its messages, in bytes.
         deadline_ms: Of its youngest message.
         bound: It must go to its lane's queue and no other.
     """
@@ -117,7 +117,7 @@ class TopicLanes:
     Args:
         queues: At least one.
         lanes: Theirs.
-        index: Where the round robin begins.
+        index: Start of the round robin.
         avoid: Names of brokers to keep away from just now; called with the lock held.
 
     Attributes:

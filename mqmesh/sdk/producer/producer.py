@@ -1,4 +1,4 @@
-"""Sends messages."""
+"""Producer of messages."""
 
 import concurrent.futures
 import logging
@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class Producer:
-    """Sends messages to any topic. Thread-safe, but not for use in signal handlers.
+    """Producer of messages to any topic. Thread-safe, but not for use in signal handlers.
 
     A synchronous ``send`` goes straight from the calling thread to the broker. Concurrent
     and asynchronous sends share batches by themselves: while a request is in flight, what
@@ -268,7 +268,7 @@ class Producer:
         """Sends a message and waits until it is stored.
 
         Args:
-            message: What to send.
+            message: Message to send.
             queue: The queue to send to.
             selector: Chooses the queue; called with the queues, the message and ``arg``.
             arg: For the selector.
@@ -321,7 +321,7 @@ class Producer:
         """Sends a message without waiting for its outcome.
 
         Args:
-            message: What to send; must not be changed afterwards.
+            message: Message to send; must not be changed afterwards.
             on_done: Called with the future when it is done, in the producer's own thread.
             queue, selector, arg, timeout_ms: As for ``send``.
 
@@ -353,7 +353,7 @@ class Producer:
         """Sends a message and never reports its outcome; it is not retried.
 
         Args:
-            message: What to send.
+            message: Message to send.
             choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
 
         Raises:
@@ -426,7 +426,7 @@ class Producer:
         """Cancels a delayed message that was sent on its own and waits still.
 
         Args:
-            sent: What its send returned, here or at another producer of the cluster.
+            sent: Result of its send, here or at another producer of the cluster.
             timeout_ms: In place of ``send_msg_timeout_ms``.
 
         Raises:
@@ -466,7 +466,7 @@ class Producer:
         producer, through the broker, and is not stored.
 
         Args:
-            message: What is asked.
+            message: Request.
             timeout_ms: For request and reply together, ``send_msg_timeout_ms`` by default.
             choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
 

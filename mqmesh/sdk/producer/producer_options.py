@@ -30,7 +30,7 @@ class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
         batch_size_bytes: Asynchronous and concurrent sends share batches up to this size.
         batch_messages: And up to so many messages.
         max_requests_in_flight: Requests in flight a broker.
-        busy_poll_us: How long a synchronous send waits awake for its answer before it sleeps;
+        busy_poll_us: Wait of a synchronous send, awake, for its answer before it sleeps;
             only as long as answers do come within that time. 0 spares the processor, and a send
             takes about half as long again.
         max_pending_requests: Calls of ``request`` that may wait for their replies at a time; and

@@ -231,7 +231,7 @@ class Replies:
 
 
 class ReplySender:
-    """Sends replies, each again and again until somebody took it or its time is over.
+    """Sender of replies, each again and again until somebody took it or its time is over.
 
     Args:
         engine: The replying client's engine.

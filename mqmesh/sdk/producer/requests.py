@@ -85,8 +85,8 @@ class Requests:
         """Begins to wait for a reply; from any thread.
 
         Args:
-            message: What is asked.
-            timeout_ms: How long the reply may take.
+            message: Request.
+            timeout_ms: Longest wait for the reply.
 
         Returns:
             The message to send, the request's correlation id, and its reply to come.

@@ -41,8 +41,8 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 
     Args:
         error: Why it failed.
-        attempts: How often it was tried, the failed time included.
-        retries: How many further tries are allowed after the first.
+        attempts: Number of tries, the failed one included.
+        retries: Number of tries allowed after the first.
 
     Source: semantics, chapter 5: flow-control refusals are not retried.
     """

@@ -38,7 +38,7 @@ class SendBuffer:
         give_way: See ``SendPace.give_way``.
 
     Attributes:
-        lanes: Where it waits; its lock guards the room, too, and the batches' outcomes.
+        lanes: Table of waiting messages; its lock guards the room, too, and the batches' outcomes.
         join: See ``PlainAdmission.join``.
     """
 
@@ -81,13 +81,13 @@ class SendBuffer:
         """Adds a message to its lane's open batch, or to that of the topic's sticky lane.
 
         Args:
-            lane: Where to, or None for the sticky lane of ``topic``.
+            lane: Lane, or None for the sticky lane of ``topic``.
             topic: The topic's lanes; needed without a lane.
             message: Checked.
             size: Its ``message_size``.
             deadline_ms: Monotonic; also for waiting until there is room.
             on_done: Called with the future when it is done.
-            retries: How often its batch may be sent again.
+            retries: Times its batch may be sent again.
             bound: It may go to this lane's queue only.
             wait_store: It wants to be on disk and at the slave, as the broker's mode says.
 
@@ -146,7 +146,7 @@ class SendBuffer:
         """Adds an explicit batch, which stays one batch; errors as of ``append``.
 
         Args:
-            lane: Where it must go, or None for the next lane of ``topic``.
+            lane: Lane it must go to, or None for the next lane of ``topic``.
             topic: The topic's lanes.
             payload: The messages.
             deadline_ms, on_done, retries: As for ``append``.
@@ -221,7 +221,7 @@ class SendBuffer:
 
         Args:
             batch: In the account.
-            lane: Where it is in flight, if it is.
+            lane: Lane where it is in flight, if it is.
         """
         with self.lock:
             if lane is not None:

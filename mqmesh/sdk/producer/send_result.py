@@ -30,9 +30,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: ``SEND_OK``, or what is still missing.
-        message_queue: Where it went.
+        message_queue: Queue it went to.
         queue_offset: Of the message, or of the batch's first one.
-        commitlog_offset: Where its batch begins in the broker's log.
+        commitlog_offset: Start of its batch in the broker's log.
         store_timestamp: When the broker stored it, ms.
         producer_id: Instance id of the producer.
         sequence: Of the message, or of the batch's first one.
@@ -89,24 +89,24 @@ class PendingBatch(msgspec.Struct, eq=False):
 
     Attributes:
         waits: Its producer's.
-        queue: Where to.
-        deadline_ms: That of its youngest message; the latest possible while it is open.
+        queue: Queue it goes to.
+        deadline_ms: Deadline of its youngest message; the latest possible while it is open.
         bound: It must go to this queue and no other.
         explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
-        retries: How often it may be sent again.
+        retries: Times it may be sent again.
         wait_store: It wants to be on disk and at the slave, as the broker's mode says.
-        size: What its messages are taken to need, in bytes.
+        size: Memory charged for its messages, in bytes.
         payload: Its messages encoded, as soon as none is added any more.
         delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
         due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
-        attempts: How often it was sent, as far as that counts.
+        attempts: Number of sends that count.
         producer_id, first_sequence: Of its first message; -1 for none yet.
         born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
             that the same ids never stand for different bytes in one queue.
         encoded: All of it, as it goes to ``queue``.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
-        accepted: Where and how a broker has it, though not as safely as it should be.
+        accepted: Outcome of a broker that has it, though not as safely as it should be.
         holders: Brokers that may have stored it.
         stays_until_ms: Monotonic time before which it is repeated at its broker group only.
         outcome, error: What became of it; one of them when it is done.
@@ -264,7 +264,7 @@ def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None
 
     Args:
         hooks: The producer's.
-        context: What ``before_send`` made of the batch.
+        context: Context of ``before_send``.
         sent: Its first message's future.
     """
     batch = sent.batch

@@ -107,14 +107,14 @@ class Sends:
 
     Args:
         engine: The client's engine; asked, and never sent anything.
-        buffer: Where batches come from.
+        buffer: Source of batches.
         codec: Encodes them.
         routes: For retries at another broker; learns brokers' latencies and failures.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
-        patience_ms: How long a batch in doubt stays with a broker group that replaces its master.
+        patience_ms: Time that a batch in doubt stays with a broker group that replaces its master.
 
     Attributes:
-        counts: What became of batches here.
+        counts: Outcomes of batches here.
         lost: Messages of each topic that were given up because the client was closed.
     """
 
@@ -258,7 +258,7 @@ class Sends:
         answer: BatchOutcome | MQMeshError,
         effects: Effects,
     ) -> None:
-        """Decides what becomes of a batch in flight; all answers but plain success come here."""
+        """Decides the outcome of a batch in flight; all answers but plain success come here."""
         if isinstance(answer, MQMeshError):
             self._failed(lane, batch, answer, effects)
         elif answer.code != _OK:
@@ -383,11 +383,11 @@ class Sends:
 
 
 class Sender:
-    """Sends what the buffer has ready; a few requests in flight a broker.
+    """Sender of what the buffer has ready; a few requests in flight a broker.
 
     Args:
         engine: The client's engine.
-        buffer: Where batches come from.
+        buffer: Source of batches.
         codec: Encodes them.
         routes: For retries at another broker; learns brokers' latencies and failures.
         pace: Notes when it works, and when it is to.
@@ -462,8 +462,8 @@ class Sender:
         Args:
             lane: Claimed by the batch.
             batch: Sent once.
-            answer: What came of it.
-            latency_ms: How long that took.
+            answer: Outcome.
+            latency_ms: Duration.
 
         Raises:
             ClientClosed: The client is closed.

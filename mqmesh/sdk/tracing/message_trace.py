@@ -42,12 +42,12 @@ _Delivered = tuple[str, Sequence[str], int]
 
 
 class MessageTrace(Hooks):
-    """Writes the trace of a share of a client's messages.
+    """Message trace of a share of a client's messages.
 
     Args:
         group: The client's.
         dispatcher: Takes the records.
-        trace_topic: Where it sends them: what goes to this topic, or comes from it, is not traced.
+        trace_topic: Topic of trace messages; its own messages are not traced.
         sampler: Chooses messages.
         wall_ms: Wall clock.
         host_of: Returns a broker group's address; "" for unknown.
@@ -80,9 +80,9 @@ class MessageTrace(Hooks):
         """Return the positions of messages of a sent batch that are traced.
 
         Args:
-            topic: Where they go.
+            topic: Topic of the messages.
             first_id: Producer id and sequence of the first one.
-            count: How many there are.
+            count: Number of messages.
         """
         return () if topic == self._trace_topic else self._sampler.chosen(*first_id, count)
 
@@ -101,11 +101,11 @@ class MessageTrace(Hooks):
 
         Args:
             facts: Of the messages that ``chosen`` has named.
-            queue: Where they are.
+            queue: Queue of the messages.
             first_id: As for ``chosen``.
             message_type: Of all of them.
             began_ms: When the batch was encoded, ms since 1970.
-            commitlog_offset: Where it begins in the broker's log.
+            commitlog_offset: Start of the batch in the broker's log.
             success: It is as safe as it should be.
         """
         cost_ms = self._cost(began_ms)

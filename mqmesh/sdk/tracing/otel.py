@@ -42,7 +42,7 @@ class Sending(msgspec.Struct, frozen=True):
     """A send that is under way.
 
     Attributes:
-        messages: What is to be sent.
+        messages: Messages to be sent.
         end: To be called with its outcome.
     """
 

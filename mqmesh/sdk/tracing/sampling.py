@@ -19,7 +19,7 @@ MAX_PRODUCERS: Final = 65_536
 
 
 class Sampler:
-    """Chooses a share of all messages.
+    """Sampler that chooses a share of all messages.
 
     Args:
         rate: Above 0, at most 1.

@@ -1,4 +1,4 @@
-"""Has trace records sent: beside the client's own work, and never at its cost."""
+"""Dispatch of trace records: beside the client's own work, and never at its cost."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ class TraceProducer(Protocol):
 
 
 class TraceDispatcher:
-    """Sends records in the order in which they come, by a producer and a thread of its own.
+    """Dispatcher of records in the order in which they come, by a producer and a thread of its own.
 
     Args:
         topic: Trace topic.
@@ -100,7 +100,7 @@ class TraceDispatcher:
         """Takes what is to be traced, as far as there is room; returns at once, from any thread.
 
         Args:
-            told: What is known of each message.
+            told: Facts of each message.
             make: Makes their records, in the dispatcher's thread: where nobody waits for it, and
                 for many batches one after the other.
         """

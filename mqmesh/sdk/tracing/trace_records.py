@@ -89,12 +89,12 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
         keys: Its keys, separated by blanks.
         store_host: The broker, ``host:port``.
         size: Bytes of the body.
-        cost_ms: How long it took.
+        cost_ms: Duration.
         message_type: One of ``TraceMessageType``.
         offset_id: Offset message id.
         success: It went well.
         request_id: The same for a ``SubBefore`` and its ``SubAfter``.
-        retry_times: How often the message was sent back before.
+        retry_times: Number of times the message was sent back before.
         context_code: One of ``ContextCode``.
         transaction_id: Of the transaction.
         state: ``COMMIT_MESSAGE``, ``ROLLBACK_MESSAGE`` or ``UNKNOW``.

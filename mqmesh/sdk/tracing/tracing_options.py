@@ -15,7 +15,7 @@ class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         msg_trace: Share of the messages, 0 to 1, of which it writes RocketMQ's message trace; with
             the same share at all clients these are the same messages.
-        trace_topic: Where it writes that.
+        trace_topic: Topic of the trace.
         telemetry: ``otel`` for spans and metrics of OpenTelemetry.
         otel_create_spans: A span for each message of a batch, too.
         otel_parent: ``message``: what a listener does belongs to the trace of the message; else it

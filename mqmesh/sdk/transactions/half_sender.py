@@ -1,4 +1,4 @@
-"""Sends half messages: as plain ones are sent, but to the half topic of the same broker."""
+"""Sender of half messages: like plain ones, but to the half topic of the same broker."""
 
 from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import Payload
@@ -17,7 +17,7 @@ from mqmesh.sdk.producer.sender import Sender
 
 
 class HalfCodec(BatchCodec):
-    """Encodes batches of half messages of one producer group."""
+    """Codec of half messages of one producer group."""
 
     is_half = True
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class ListenerPool:
-    """Runs tasks in a few threads; more are started when those that there are hang.
+    """Pool that runs tasks in a few threads; more are started when those that there are hang.
 
     Threads are daemons: what hangs does not keep a program from ending.
 

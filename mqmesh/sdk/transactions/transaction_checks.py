@@ -1,4 +1,4 @@
-"""Answers brokers that ask how local transactions ended."""
+"""Answers to brokers that ask how local transactions ended."""
 
 import logging
 from collections.abc import Callable
@@ -34,18 +34,18 @@ _log = logging.getLogger(__name__)
 
 
 class CheckService:
-    """Has the listener asked, each message by itself: one that hangs holds up no other.
+    """Service that asks the listener, each message by itself: one that hangs holds up no other.
 
     Args:
         group: Producer group.
         check: The listener's method.
         ends: Takes the answers.
-        pool: Where the listener is called.
+        pool: Threads that call the listener.
         clock: For the answers' deadlines.
         hooks: The producer's.
 
     Attributes:
-        asked: How often the listener was asked.
+        asked: Number of questions to the listener.
         running: Local transactions that run in this process just now, or are about to; about
             these the listener is not asked, since it could only guess.
     """

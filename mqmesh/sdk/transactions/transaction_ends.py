@@ -49,7 +49,7 @@ class HalfPlace(msgspec.Struct, frozen=True, gc=False):
         base_queue_offset: Its queue offset in the half topic.
         producer_id: Its producer's instance id.
         first_sequence: Sequence of its first message.
-        proof: That this process may decide about it, see ``End``.
+        proof: Proof that this process may decide about it, see ``End``.
     """
 
     broker_name: str
@@ -76,7 +76,7 @@ _Run = tuple[End, list[_Item], HalfPlace]
 
 
 class Ends:
-    """Decisions on their way: makes the requests and judges what came of them.
+    """Decisions on their way: makes the requests and judges their outcomes.
 
     Args:
         group: Producer group.
@@ -220,7 +220,7 @@ class Ends:
 
 
 class EndSender:
-    """Sends decisions, again and again until their time is over.
+    """Sender of decisions, again and again until their time is over.
 
     Args:
         engine: The producer's.
@@ -244,7 +244,7 @@ class EndSender:
         Args:
             place: The half batch.
             ordinal: Position of the message in it.
-            decision: How its transaction ends.
+            decision: Decision of its transaction.
             deadline_ms: When to give up, monotonic.
             on_ended: Called once, never before this returns.
 
@@ -278,7 +278,7 @@ def hooked_end(
         hooks: The producer's.
         message: The message, with its id.
         decision: The decision.
-        clock: Says when that is.
+        clock: Source of time.
         from_check: The broker had asked.
     """
     if hooks is None:

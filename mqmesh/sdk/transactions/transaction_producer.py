@@ -1,4 +1,4 @@
-"""Sends messages that go out only if a local transaction succeeds."""
+"""Producer of messages that go out only if a local transaction succeeds."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionProducer(Producer):
-    """Sends messages that consumers see exactly if a local transaction succeeds.
+    """Producer of messages that consumers see exactly if a local transaction succeeds.
 
     First the message is stored where nobody sees it (a *half message*), then the local
     transaction runs, then the message is committed or rolled back. When the producer dies in
@@ -188,7 +188,7 @@ class TransactionProducer(Producer):
         """Stores a half message, runs the local transaction in this thread, and ends both.
 
         Args:
-            message: What to send; it cannot be delayed.
+            message: Message to send; it cannot be delayed.
             arg: For ``execute_local_transaction``.
             queue, selector, selector_arg: As ``queue``, ``selector`` and ``arg`` of ``send``.
             timeout_ms: For the half message, and again for the decision; in place of
@@ -271,7 +271,7 @@ class TransactionProducer(Producer):
         Half messages and decisions of transactions that are in flight together share requests.
 
         Args:
-            message: What to send; must not be changed afterwards.
+            message: Message to send; must not be changed afterwards.
             arg, queue, selector, selector_arg, timeout_ms: As for
                 ``send_message_in_transaction``.
             on_done: Called with the future when it is done; must not block.
@@ -312,7 +312,7 @@ class TransactionProducer(Producer):
         decision: Decision,
         timeout_ms: int,
     ) -> EndOutcome | MQMeshError:
-        """Sends a decision and waits for what becomes of it; for ``Transaction``."""
+        """Sends a decision and waits for its outcome; for ``Transaction``."""
         tell = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
         outcome = self._end_and_wait(place, ordinal, decision, timeout_ms)
         tell(outcome)

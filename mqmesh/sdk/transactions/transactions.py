@@ -52,7 +52,7 @@ class TransactionListener(ABC):
         Args:
             message: The message; ``message_id`` and ``keys`` identify it. Write one of
                 them with the local transaction, so that ``check_local_transaction`` finds it.
-            arg: What was given with the message.
+            arg: Argument given with the message.
 
         Returns:
             How it ended. Raising an exception means UNKNOWN.
@@ -77,7 +77,7 @@ class TransactionSendResult(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         send_result: Of the half message: its ``message_id`` is the message's for ever, its
             ``queue_offset`` is a position in the half topic.
-        local_transaction_state: How the local transaction ended.
+        local_transaction_state: State of the local transaction.
         is_ended: The broker has the decision. If not, it asks back later and learns it then.
     """
 

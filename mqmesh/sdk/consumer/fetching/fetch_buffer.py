@@ -117,8 +117,8 @@ class FetchBuffer(QueueSink):
         """Hands out messages; under the lock of ``changed``.
 
         Args:
-            most: How many at most.
-            found: Where they go.
+            most: Most messages.
+            found: List that they are added to.
 
         Raises:
             UndecodableMessages: The next one cannot be decoded, and none before it was found.

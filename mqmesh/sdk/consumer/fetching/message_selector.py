@@ -88,7 +88,7 @@ def check_not_subscribed(topic: str, subscribed: Collection[str]) -> None:
     """Check that a consumer does not take part in a topic yet, and may take part in one more.
 
     Args:
-        topic: That it is about to subscribe to.
+        topic: Topic to subscribe to.
         subscribed: Topics that it takes part in.
 
     Raises:

@@ -112,9 +112,9 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         max_bytes: Of one answer; at least one batch comes, whatever its size.
-        suspend_ms: How long a pull that finds nothing waits at the broker.
-        timeout_ms: How long an answer may take beyond that.
-        zone: Where the consumer stands.
+        suspend_ms: Longest wait of a pull that finds nothing at the broker.
+        timeout_ms: Longest wait for an answer beyond that.
+        zone: Location of the consumer.
     """
 
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = MIB
@@ -148,7 +148,7 @@ class PullMeter(msgspec.Struct):
 
     Attributes:
         now_ms: Monotonic clock.
-        messages: That came.
+        messages: Messages that came.
         pulls: Answers that brought some.
         waited_ms: From these pulls to their answers, all together.
     """
@@ -177,17 +177,17 @@ class PullLoop:
     At most one pull is under way. An answer is taken whole; room is looked at before the next.
 
     Args:
-        queue: What to pull.
+        queue: Queue to pull.
         group: Consumer group.
-        sink: Where messages go.
+        sink: Sink of messages.
         network: The client's engine.
         settings: Sizes and times.
         counters: Shared by a consumer's loops.
-        selector: Which messages are wanted.
+        selector: Filter of messages.
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
         epochs: Of each queue, the epoch in which its place is right; kept up to date.
-        replicas: Where the master may send it; None to ask him only.
+        replicas: Followers that the master may name; None to ask him only.
         on_epoch: Called with the epoch of the broker's log when it is a later one than before.
         on_stale: Called when the queue was given to another member; the loop has ended then.
         on_reset: Called when an administrator moved the group or made the topic anew, or the broker

@@ -36,9 +36,9 @@ class PulledBatch:
     """A batch as it was received; it passed ``check_stored``.
 
     Args:
-        source: Where it comes from.
+        source: Its source.
         body: The answer that it is part of.
-        position: Where it begins there.
+        position: Byte position in the answer.
         header: Its header.
         first: Queue offset of the first message wanted; what stands before is left out.
 
@@ -46,7 +46,7 @@ class PulledBatch:
         first: As above.
         end: Queue offset behind its last message.
         offsets: Queue offsets of the messages from ``first`` on; None if none is left out.
-        count: How many there are.
+        count: Number of messages.
 
     Raises:
         CorruptBatch: A cut batch does not say which messages it has.

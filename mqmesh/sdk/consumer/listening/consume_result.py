@@ -36,7 +36,7 @@ class Ended(NamedTuple):
     """The answer for a call that ended its worker: the worker asks for no further call.
 
     Attributes:
-        error: What ended it.
+        error: Error that ended it.
     """
 
     error: BaseException
@@ -46,7 +46,7 @@ def why_again(answer: object) -> Cause | None:
     """Return why messages come again after a call of their listener; None when they are done.
 
     Args:
-        answer: What the listener returned, or raised, or ``Ended``.
+        answer: Result or error of the listener, or ``Ended``.
 
     Returns:
         An exception, or ``RECONSUME_LATER``. Whatever else was returned means success, but for a
@@ -78,8 +78,8 @@ def log_failure(
         level: Of the line.
         what: The messages and where they stand.
         cause: Why they come again.
-        then: What comes next.
-        attempt: How often they have failed before. A traceback follows the first failure only, for
+        then: Next step.
+        attempt: Number of failures before. A traceback follows the first failure only, for
             the same one may repeat for hours. A ``Reject``, or an error of ``dead_letter_on``, is
             an outcome that was chosen: its traceback is logged at DEBUG.
     """

@@ -61,10 +61,10 @@ class Tally(msgspec.Struct):
     """Counters of a topic's listener calls.
 
     Attributes:
-        calls: That were begun.
-        messages: That were in these.
+        calls: Calls that were begun.
+        messages: Messages in these.
         failed: Of them, those whose call failed.
-        busy_ns: How long workers were with the listener, all together.
+        busy_ns: Time of workers in the listener, all together.
     """
 
     calls: int = 0
@@ -83,7 +83,7 @@ class Workers(Protocol):
         """Waits for calls that run, after the service was closed; also from within a listener.
 
         Args:
-            timeout_s: How long to wait.
+            timeout_s: Longest wait.
 
         Returns:
             False when listeners still run.
@@ -101,7 +101,7 @@ class ConsumeService(ABC):
         changed: The condition given.
         closed: Nothing more is handed out.
         failures: Calls that failed.
-        busy_ns: How long workers were with listeners, all together, in turns that have ended.
+        busy_ns: Time of workers in listeners, all together, in turns that have ended.
     """
 
     def __init__(self, changed: Condition, now_ns: Callable[[], int]) -> None:
@@ -130,7 +130,7 @@ class ConsumeService(ABC):
         Args:
             work: The queue they belong to.
             batches: In order, at least one.
-            span: Where the messages' states are kept; all are ``OPEN``.
+            span: States of the messages; all are ``OPEN``.
         """
 
     @abstractmethod
@@ -240,8 +240,8 @@ class ConcurrentService(ConsumeService):
         Args:
             work: The queue they belong to.
             messages: In order, at least one.
-            span: Where their states are kept; all are ``OPEN``.
-            attempt: How often they have failed.
+            span: States of the messages; all are ``OPEN``.
+            attempt: Number of failures.
         """
         self._add(work, [Portion(work, messages, span, attempt)])
 

@@ -33,7 +33,7 @@ class QueueWork:
 
     Args:
         listener: Listener to call with the messages.
-        batch_size: How many a call gets at most.
+        batch_size: Most messages of a call.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
         in_order: What stands behind such a batch must not be called either.
@@ -83,13 +83,13 @@ class Portion:
     Args:
         work: The queue they belong to.
         source: Batches, or messages that failed before, in order.
-        span: Where their states are kept.
-        attempt: How often they have failed.
+        span: States of the messages.
+        attempt: Number of failures.
 
     Attributes:
-        calls: What is still to be begun: messages, or lists of them when a call gets several;
+        calls: Calls still to be begun: messages, or lists of them when a call gets several;
             taking the next one needs no lock.
-        call_count: How many there are in all; before ``open`` about so many.
+        call_count: Number of calls in all; before ``open`` about so many.
     """
 
     __slots__ = ("_items", "_messages", "_source", "attempt", "call_count", "calls", "span", "work")
@@ -220,7 +220,7 @@ def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
     """Return the offsets that were not begun, of each queue that has something left.
 
     Args:
-        portions: Those that workers will take from.
+        portions: Portions that workers will take from.
     """
     found: dict[QueueWork, Waiting] = {}
     for portion in portions:
@@ -256,7 +256,7 @@ class OnFailed(Protocol):
         """Sees to it that they come again.
 
         Args:
-            portion: Which they were part of; their states are ``PARKED``.
-            messages: What the failed call was given.
-            cause: What the listener raised, or ``RECONSUME_LATER``.
+            portion: Portion of the messages; their states are ``PARKED``.
+            messages: Messages of the failed call.
+            cause: Error of the listener, or ``RECONSUME_LATER``.
         """

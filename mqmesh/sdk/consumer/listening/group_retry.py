@@ -37,20 +37,20 @@ class Retry(Protocol):
         """Takes over messages that cannot even be read; called by a worker.
 
         Args:
-            queue: Where they stand.
+            queue: Queue of the messages.
             first: Queue offset of the first.
             end: Queue offset behind the last.
-            span: Where their states are kept.
-            error: What is wrong with them.
+            span: States of the messages.
+            error: Error of decoding them.
         """
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
         """Handle a message that is with a listener for too long; in the client loop.
 
         Args:
-            queue: Where it stands.
+            queue: Queue of the message.
             offset: Its queue offset.
-            span: Where its state is kept.
+            span: State of the message.
             late_ms: For how long.
         """
 
@@ -59,7 +59,7 @@ class Retry(Protocol):
 
         Args:
             now_ms: Monotonic clock.
-            commit_offsets: How far each queue of this consumer is done.
+            commit_offsets: Offset before which all is done, by queue.
         """
 
     def wait(self, timeout_s: float) -> bool:
@@ -67,7 +67,7 @@ class Retry(Protocol):
 
 
 class GroupRetry:
-    """Sends failed messages back.
+    """Retry that sends failed messages back.
 
     Args:
         group: Consumer group.

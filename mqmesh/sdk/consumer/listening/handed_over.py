@@ -39,7 +39,7 @@ class HandOver:
     """Delivery of one message to a listener; the result comes within 10 s, in the client loop.
 
     Args:
-        service: Whose workers call it.
+        service: Service with the workers that call it.
         loop: The client loop.
         on_result: Called once.
     """

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalRetry:
-    """Tries failed messages again after a growing delay, without limit.
+    """Retry of failed messages after a growing delay, without limit.
 
     Args:
         call_later: Calls in the client loop after so many milliseconds; from any thread.
@@ -111,10 +111,10 @@ def report_failure(
     """Logs that a listener failed.
 
     Args:
-        messages: What its call was given.
-        attempt: How often they have failed here before.
-        cause: What it raised, or ``RECONSUME_LATER``.
-        then: What comes next.
+        messages: Messages of the call.
+        attempt: Number of failures here before.
+        cause: Error of the listener, or ``RECONSUME_LATER``.
+        then: Next step.
         wanted: A listener that asks for a later try gets one, so that is not reported.
     """
     what = where_failed(messages)

@@ -88,7 +88,7 @@ class OrderlyQueue(QueueWork):
 
     Args:
         listener: Listener to call with the messages.
-        batch_size: How many a call gets at most.
+        batch_size: Most messages of a call.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; nothing behind it is called.
         lease: Asked before each call.
@@ -98,7 +98,7 @@ class OrderlyQueue(QueueWork):
 
     Attributes:
         state: See ``QueueState``; under the service's lock.
-        portions: What is to be consumed, in order.
+        portions: Messages to be consumed, in order.
         on_idle: Called when the worker that has the queue has done with it.
         current: Messages being called, or failed and to be called again.
         attempt: Number of failures.

@@ -33,7 +33,7 @@ class Unreadable(msgspec.Struct):
     Attributes:
         first: Queue offset of the first.
         end: Queue offset behind the last.
-        error: What is wrong with them.
+        error: Error of decoding them.
         told_ms: Time of the last log line, monotonic; -1 for never.
         is_leaving: They are on their way to the dead letters.
     """
@@ -46,7 +46,7 @@ class Unreadable(msgspec.Struct):
 
 
 class OrderlyRetry(Retry):
-    """Looks after queues that wait; failed calls are the service's own affair.
+    """Retry for queues that wait; failed calls are the service's own affair.
 
     Args:
         sender: Sends dead letters.

@@ -1,4 +1,4 @@
-"""Hands messages to listeners in the order of their queues, several queues side by side.
+"""Delivery to listeners in the order of each queue, several queues side by side.
 
 A worker takes a queue, calls the listener message by message, and puts the queue back. No
 other worker can have the queue meanwhile: its state says so, and changes only under one lock.
@@ -44,7 +44,7 @@ class ToDeadLetters(Protocol):
 
         Args:
             messages: Of one queue, in order.
-            cause: What the listener raised, or ``RECONSUME_LATER``.
+            cause: Error of the listener, or ``RECONSUME_LATER``.
             on_done: Called with True when they are stored as dead letters.
         """
 
@@ -54,7 +54,7 @@ class OrderlyService(ConsumeService):
 
     Args:
         changed, now_ns: As for ``ConsumeService``.
-        suspend_ms: How long a queue waits after a failure.
+        suspend_ms: Wait of a queue after a failure.
         call_later: Calls in the client loop after so many ms; from any thread.
         to_dead_letters: Takes messages that failed too often.
     """

@@ -1,4 +1,4 @@
-"""Sends failed messages back to the brokers they came from; many travel together."""
+"""Return of failed messages to the brokers they came from; many travel together."""
 
 from collections import deque
 from collections.abc import Callable
@@ -48,10 +48,10 @@ class SentBack(msgspec.Struct, frozen=True, gc=False):
     """Messages of a queue that stand behind one another and are to be sent back.
 
     Attributes:
-        queue: Where they were pulled from.
+        queue: Queue they were pulled from.
         first: Queue offset of the first.
-        count: How many.
-        reason: What went wrong.
+        count: Number of messages.
+        reason: Reason of the failure.
         on_done: Called with their outcome.
         delay_level: 0 for the level that is due; ``TO_DEAD_LETTERS`` to give them up.
         reconsume_times: Tries that were made here.
@@ -72,11 +72,11 @@ class SentBack(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendBacks:
-    """Messages on their way back: makes the requests and judges what came of them.
+    """Messages on their way back: makes the requests and judges their outcomes.
 
     Args:
         group: Consumer group.
-        max_reconsume_times: What was sent back as often becomes a dead letter.
+        max_reconsume_times: Times sent back after which a message becomes a dead letter.
         may_come: False for a broker that is not worth waiting for.
         changed: Condition of ``wait``; guards what waits.
     """
@@ -204,7 +204,7 @@ class SendBacks:
 
 
 class SendBackQueue:
-    """Sends messages back, one request at a time to each broker.
+    """Queue of messages sent back, one request at a time to each broker.
 
     What is to go to a broker that there is no connection to is not waited for.
 
@@ -212,7 +212,7 @@ class SendBackQueue:
         group: Consumer group.
         network: The client's engine.
         may_come: False for a broker that is not worth waiting for.
-        max_reconsume_times: What was sent back as often becomes a dead letter.
+        max_reconsume_times: Times sent back after which a message becomes a dead letter.
         changed: Condition of ``wait``.
     """
 
@@ -236,7 +236,7 @@ class SendBackQueue:
         """Waits until the outcome of all that was sent back is known; not in the client loop.
 
         Args:
-            timeout_s: How long at most.
+            timeout_s: Longest wait.
         """
         return self._backs.wait(timeout_s)
 

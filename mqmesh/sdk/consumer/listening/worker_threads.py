@@ -23,7 +23,7 @@ class WorkerThreads(Workers):
     """The worker threads of one consumer.
 
     Args:
-        service: Whose turns they take.
+        service: Service whose turns they take.
         name: For the threads' names.
         most: Most threads.
         clock: Of the client.
