@@ -65,7 +65,7 @@ from mqmesh.transport.endpoints import endpoint_of, learn_keys, usable_brokers
 from mqmesh.transport.interface import Channel, Transport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
-"""For one name server, when there is another one to ask."""
+"""Longest wait for one name server, when there is another one to ask."""
 MASTER_ID: Final = 0
 ANNOUNCE_TIMEOUT_MS: Final = 2_000
 SNAPSHOT_TIMEOUT_MS: Final = 600_000

@@ -48,7 +48,7 @@ READ_BYTES: Final = 1 * MIB
 TIMEOUT_MS: Final = 10_000
 """A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
 LETTERS_PER_REQUEST: Final = 64
-"""Each costs the broker the decoding of a batch."""
+"""Most dead letters of a request: each costs the broker the decoding of a batch."""
 
 OnProgress = Callable[[int, int], None]
 """Callback of a scan: how many dead letters were looked at, and how many there are."""
@@ -272,7 +272,7 @@ class DeadLetterClient(QueryClient):
             dry_run: Only report what would be done.
 
         Returns:
-            What became of each.
+            Dead letters with their outcomes.
 
         Raises:
             TransportError, BrokerError: A broker does not answer, or refuses all.

@@ -107,7 +107,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
         differing: Members that subscribe differently from the group.
         waiting_retries: Messages that failed and wait for their retry.
         waiting_retries_ms: Time since the oldest of them failed last.
-        failures: Calls of its members in the last ten minutes.
+        failures: Deliveries and failures of its members in the last ten minutes.
     """
 
     group: str

@@ -15,7 +15,7 @@ from mqmesh.transport.interface import Flag
 CALLS_BETWEEN_PAUSES: Final = 64
 """A task whose listener never really waits lets others run after so many calls."""
 GO_ON_S: Final = 1.0
-"""After this another task takes the place of one that was cancelled. An event loop that is about to
+"""Time after which another task replaces one that was cancelled. An event loop that is about to
 be closed cancels all tasks, and must not get new ones."""
 
 AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult | None]]

@@ -20,7 +20,7 @@ from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import TRY_AGAIN_MS, Connection, OnDone, Subscriber, Transport
 
 HURRY_MS: Final = 100
-"""For an answer of a name server that is unreachable, while there are others to ask."""
+"""Longest wait for an unreachable name server, while there are others to ask."""
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from mqmesh.transport.interface import Transport
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
-"""Where ``mqmesh up`` puts its name servers."""
+"""Addresses of the name servers that ``mqmesh up`` starts."""
 
 MAX_PORT: Final = 65_535
 

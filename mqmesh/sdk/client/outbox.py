@@ -13,7 +13,7 @@ from mqmesh.protocol.command import Command
 from mqmesh.transport.interface import Loop, OnDone
 
 WATCH_MS: Final = 100
-"""Between looks at what waits for brokers without a connection."""
+"""Interval of looks at what waits for brokers without a connection."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Final
 FIRST_MS: Final = 10
 """Delay of the second repetition; it doubles with each further one."""
 FORGET_FACTOR: Final = 10
-"""After a pause of so many times the longest delay, counting begins anew."""
+"""Pause, in longest delays, after which counting begins anew."""
 
 
 class Repeats:

@@ -9,7 +9,7 @@ import msgspec
 from mqmesh.errors import MQMeshError, NoPermission, TopicNotFound
 
 REPORT_MS: Final = 60_000
-"""Between two lines of the log about what lasts."""
+"""Interval of log lines about what lasts."""
 
 _log = logging.getLogger(__name__)
 

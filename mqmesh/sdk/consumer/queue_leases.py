@@ -32,7 +32,7 @@ TICK_MS: Final = 250
 TRUST_MS: Final = 1_000
 """Time for which a confirmed lock is trusted: within it a message may begin."""
 ASK_AGAIN_MS: Final = 200
-"""Between two questions about a lock that cannot be relied on."""
+"""Interval of questions about a lock that cannot be relied on."""
 
 _log = logging.getLogger(__name__)
 

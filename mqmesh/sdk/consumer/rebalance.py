@@ -170,7 +170,7 @@ ALLOCATE_STRATEGIES: Final[dict[str, Callable[[], AllocateStrategy]]] = {
     "consistent_hash": ConsistentHash,
     "machine_room": MachineRoom,
 }
-"""By the names that clients may give."""
+"""Strategies by the names that clients may give."""
 
 
 def allocate_strategy(strategy: AllocateStrategy | str) -> AllocateStrategy:

@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.clock import Clock
 
 REJOIN_MS: Final = 1_500
-"""After a broker came back, its other clients have so long to come back too."""
+"""Time for a broker's other clients to come back, after it came back."""
 MOST_QUIET_MS: Final = 5_000
 """Queues are divided again after this however often brokers come and go."""
 

@@ -14,7 +14,7 @@ less, requests get smaller than they need to be."""
 GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
 """The same of batches that senders make, which come to the client loop encoded."""
 GIVE_WAY_MESSAGES: Final = 512
-"""After so many single messages of a batch it is seen whether that is due; a power of two."""
+"""Single messages of a batch after which it is seen whether that is due; a power of two."""
 GIVE_WAY_S: Final = 0.001
 
 

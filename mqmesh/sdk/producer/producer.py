@@ -64,7 +64,7 @@ _WHY_NOT: Final = {
     "dead": "the producer's thread died; the log says why",
     "forked": "the producer belongs to the process that started it; start one after the fork",
 }
-"""Why a producer in some state does not send."""
+"""Reasons why a producer in some state does not send."""
 _log = logging.getLogger(__name__)
 
 

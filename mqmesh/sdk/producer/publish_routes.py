@@ -22,7 +22,7 @@ from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.producer.queue_selector import QueueSelector, queue_index
 
 POLL_MS = 50
-"""Between looks for a route that is not there yet."""
+"""Interval of looks for a route that is not there yet."""
 
 LATENCY_MS: Final = (50, 100, 550, 1_000, 2_000, 3_000, 15_000)
 NOT_AVAILABLE_MS: Final = (0, 0, 30_000, 60_000, 120_000, 180_000, 600_000)

@@ -34,7 +34,7 @@ from mqmesh.transport.requests import no_connection
 TRY_MS: Final = 3_000
 """Time for one try to hand a reply to a broker, which waits for up to 2 s for the client."""
 PAUSE_MS: Final = 50
-"""Between tries to deliver a reply, while the client that asked is away."""
+"""Pause between tries to deliver a reply, while the requester is away."""
 IN_FLIGHT: Final = 256
 """Replies at a broker; each for a client that is away stays there for 2 s."""
 

@@ -20,7 +20,7 @@ from mqmesh.errors import (
 )
 
 BACKOFF_MS: Final = 100
-"""Before the same broker is asked again after it refused."""
+"""Pause before the same broker is asked again after it refused."""
 
 
 class SendFailure(enum.Enum):

@@ -25,7 +25,7 @@ from mqmesh.transport.interface import Transport
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
 AT_TIMES: Final = -1
-"""In place of a delay level: each message says when it is due."""
+"""Value in place of a delay level: each message says when it is due."""
 
 
 class SendBuffer:

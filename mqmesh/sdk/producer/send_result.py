@@ -109,7 +109,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         accepted: Outcome of a broker that has it, though not as safely as it should be.
         holders: Brokers that may have stored it.
         stays_until_ms: Monotonic time before which it is repeated at its broker group only.
-        outcome, error: What became of it; one of them when it is done.
+        outcome, error: Result of the batch; one of them when it is done.
         event: Set when it is done, if somebody waits.
         callbacks: To be called then, each with its future.
     """

@@ -17,14 +17,14 @@ MAX_WAITING: Final = 4_096
 MESSAGE_RECORDS: Final = 100
 """Records of a trace message, at most; a message has no more than 64 keys, either."""
 WAKE_RECORDS: Final = 512
-"""So many records are written without waiting for others: to wake a thread, and to ask a broker,
+"""Records that are written without waiting for others: to wake a thread, and to ask a broker,
 costs as much as many records."""
 MESSAGE_BYTES: Final = 128_000
 """And its size, as in RocketMQ."""
 LINGER_S: Final = 0.5
-"""So long a record may wait for others."""
+"""Longest time that a record waits for others."""
 FLUSH_S: Final = 2.0
-"""So long ``close`` waits until what waits is sent; mostly some milliseconds are enough."""
+"""Longest wait of ``close`` until all is sent; mostly some milliseconds are enough."""
 STORE_S: Final = 0.5
 """And so long again until it is stored."""
 

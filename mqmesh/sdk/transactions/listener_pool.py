@@ -10,7 +10,7 @@ from mqmesh.failure_text import error_to_log
 from mqmesh.transport.interface import Loop
 
 GROW_MS: Final = 20
-"""When nothing was begun for so long although something waits, another thread is started."""
+"""Time without a beginning, although something waits, after which a thread is started."""
 
 _log = logging.getLogger(__name__)
 

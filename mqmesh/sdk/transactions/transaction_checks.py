@@ -24,7 +24,7 @@ from mqmesh.sdk.transactions.transaction_ends import (
 from mqmesh.sdk.transactions.transactions import DECISION_OF, LocalTransactionState
 
 MAX_CHECKS_WAITING: Final = 100_000
-"""Beyond it questions are dropped: brokers ask again."""
+"""Most questions that wait; others are dropped: brokers ask again."""
 ANSWER_TIMEOUT_MS: Final = 10_000
 
 Check = Callable[[StoredMessage], LocalTransactionState]

@@ -36,7 +36,7 @@ from mqmesh.units import MIB
 BACKOFF_MS: Final = 100
 BACKOFF_MAX_MS: Final = 1_000
 REPORT_MS: Final = 60_000
-"""Between two lines of the log about a queue that cannot be pulled."""
+"""Interval of log lines about a queue that cannot be pulled."""
 CORRUPT_TRIES: Final = 5
 """Most pulls of damaged bytes before the queue is stopped."""
 STOPPED_RETRY_MS: Final = 30_000

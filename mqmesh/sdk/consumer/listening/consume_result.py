@@ -29,7 +29,7 @@ Listener = Callable[[list[StoredMessage]], ConsumeResult | None]
 _SUCCESS: Final = ConsumeResult.SUCCESS
 
 Cause = BaseException | ConsumeResult
-"""Why messages come again: what the listener raised, or ``RECONSUME_LATER``."""
+"""Cause why messages come again: the listener's error, or ``RECONSUME_LATER``."""
 
 
 class Ended(NamedTuple):

@@ -19,7 +19,7 @@ from mqmesh.sdk.consumer.listening.consume_result import (
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 
 RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
-"""Before each further try; the last one repeats."""
+"""Delays before each further try; the last one repeats."""
 
 _log = logging.getLogger(__name__)
 
