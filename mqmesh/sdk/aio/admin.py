@@ -44,7 +44,7 @@ def awaited(
 def stepped(
     method: Callable[Concatenate[Any, _P], Iterator[_T]],
 ) -> Callable[Concatenate[Any, _P], AsyncIterator[_T]]:
-    """Return an asynchronous iterator over a blocking method's items, in its client's thread."""
+    """Return an asynchronous iterator over what a blocking method yields, in its own thread."""
 
     @functools.wraps(method)
     async def walk(

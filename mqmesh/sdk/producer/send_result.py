@@ -159,7 +159,7 @@ class PendingBatch(msgspec.Struct, eq=False):
             self.tell()
 
     def conclude(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> bool:
-        """Sets the outcome if there is none yet, with the lock held; if so, ``tell`` afterwards."""
+        """Sets the outcome if there is none yet, with the lock held; if so, call ``tell`` then."""
         assert (outcome is None) is not (error is None)
         if self.done:
             return False
