@@ -1,1 +1,1 @@
-"""Who leads a broker group: the interface to a coordination engine, and its implementations."""
+"""Leadership of broker groups: the interface to a coordination engine, and its implementations."""

@@ -53,7 +53,8 @@ from mqmesh.protocol.coordination import (
 from mqmesh.transport.interface import Transport
 
 WATCH_AGAIN_MS: Final = 10_000
-"""So often watches are asked for again: then all is told once more, whatever went astray."""
+"""Interval at which watches are asked for again; each time all is sent once more, so lost
+notifications do no lasting harm."""
 
 _SETTINGS: Final = "settings"
 _REFUSED: Final = frozenset(
@@ -67,7 +68,7 @@ _H = TypeVar("_H", bound=msgspec.Struct)
 
 
 class EmbeddedCoordinator:
-    """See ``mqmesh.coordination.interface.Coordinator``.
+    """Client of the embedded coordinator, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
         transport: Whose loop calls back.
@@ -312,11 +313,11 @@ class EmbeddedWatch:
 
     Args:
         keys: Of their records, and the groups.
-        on_change: Told what changed.
-        on_close: Told when it is closed.
+        on_change: Called with the view of a group that changed.
+        on_close: Called when it is closed.
 
     Attributes:
-        closed: Nothing more is told.
+        closed: ``on_change`` is called no more.
     """
 
     def __init__(
@@ -331,7 +332,7 @@ class EmbeddedWatch:
         self._on_close = on_close
 
     def close(self) -> None:
-        """Nothing more is told; calling twice does no harm."""
+        """End the watch: ``on_change`` is called no more. Calling twice does no harm."""
         if not self.closed:
             self.closed = True
             self._on_close(self)

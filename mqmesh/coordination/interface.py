@@ -1,4 +1,4 @@
-"""What mqmesh asks of a coordination engine: sessions, one record a group, compare-and-swap.
+"""The interface to a coordination engine: sessions, one record a group, compare-and-swap.
 
 Messages never pass through it, and nothing that is promised about messages rests on its clock: a
 session that ends makes somebody stand for election, and no more. What decides is ``change``, which
@@ -22,7 +22,7 @@ from mqmesh.host import ProcessMark
 from mqmesh.units import KIB, MAX_OFFSET
 
 MOST_REPLICAS: Final = 64
-"""Of one group."""
+"""Most replicas of one group."""
 MAX_STATE_BYTES: Final = 16 * KIB
 """Longest encoded ``GroupState``."""
 MAX_PRESENCE_BYTES: Final = 4 * KIB
@@ -43,11 +43,11 @@ SettingValue = bool | int | str
 
 _T = TypeVar("_T")
 OnDone = Callable[[_T | MQMeshError], None]
-"""Told the outcome of a call, once."""
+"""Callback for the outcome of a call; called once."""
 
 
 class AckReplicas(enum.StrEnum):
-    """How many replicas have a message before it is acknowledged."""
+    """Number of replicas that have a message before it is acknowledged."""
 
     NONE = "none"
     ONE = "one"
@@ -68,7 +68,7 @@ class MemberIncarnation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is decided of one broker group; JSON in every engine.
+    """State of one broker group, as it was decided; JSON in every engine.
 
     Attributes:
         log_id: Of the log that all replicas have.
@@ -101,7 +101,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     preferred_ms: _Number = 0
 
     def is_voter(self, replica_id: int) -> bool:
-        """Whether a replica belongs to the group."""
+        """Return True if a replica belongs to the group."""
         return not self.voters or replica_id in self.voters
 
 
@@ -120,7 +120,7 @@ class StateRecord(msgspec.Struct, frozen=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself while its session lives; JSON in every engine.
+    """Presence of a replica while its session lives: what it says of itself. JSON in every engine.
 
     Attributes:
         group: Broker group.
@@ -174,7 +174,7 @@ class LiveReplica(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """What a watch tells: all that is known of a group at one moment.
+    """View of a group at one moment, as a watch reports it.
 
     Attributes:
         group: Broker group.
@@ -206,7 +206,7 @@ class CoordinatorUnavailable(MQMeshError):
 
 
 class SessionLost(MQMeshError):
-    """Raised when a session has ended, whoever ended it; begin another one."""
+    """Raised when a session has ended, for whatever reason; begin another one."""
 
 
 class OutcomeUnknown(MQMeshError):
@@ -233,7 +233,7 @@ class GroupWatch(Protocol):
     """Groups that are watched."""
 
     def close(self) -> None:
-        """Nothing more is told; calling twice does no harm."""
+        """End the watch: its callback is called no more. Calling twice does no harm."""
 
 
 class Coordinator(Protocol):
@@ -246,7 +246,8 @@ class Coordinator(Protocol):
             ttl_ms: It ends so long after the last renewal, ``MIN_TTL_MS`` to ``MAX_TTL_MS``.
                 Engines may take a little longer, never much less.
             presence: Can be read while it lives.
-            on_done: Told the session, or ``CoordinatorUnavailable``: then one may have begun,
+            on_done: Called with the session, or ``CoordinatorUnavailable``: then one may have
+                begun,
                 which nobody renews.
 
         Raises:
@@ -259,9 +260,11 @@ class Coordinator(Protocol):
         Args:
             session: To be renewed.
             presence: Of the same replica.
-            on_done: Told the deadline, in ms of ``Clock.boot_ms``: until then nobody else is told
-                that the session ended by itself. It counts from when the request was sent. Or
-                ``SessionLost``, ``CoordinatorUnavailable``.
+            on_done: Called with the deadline, in ms of ``Clock.boot_ms``: until then the engine
+                reports to
+                nobody that the session ended by itself. It counts from when the request was sent.
+                Or
+                called with ``SessionLost``, ``CoordinatorUnavailable``.
 
         Raises:
             InvalidArgument: An argument is out of bounds.
@@ -270,11 +273,11 @@ class Coordinator(Protocol):
     def end_session(self, session: SessionId, on_done: OnDone[None] | None = None) -> None:
         """Ends a session at once; one that has ended does no harm.
 
-        Whoever knows that a process is dead ends its session: a certificate of death.
+        A process that knows another one to be dead ends its session: a certificate of death.
 
         Args:
             session: Anybody's.
-            on_done: Told None, or ``CoordinatorUnavailable``.
+            on_done: Called with None, or ``CoordinatorUnavailable``.
         """
 
     def read(self, group: str, on_done: OnDone[StateRecord]) -> None:
@@ -282,7 +285,7 @@ class Coordinator(Protocol):
 
         Args:
             group: Broker group.
-            on_done: Told the record, or ``CoordinatorUnavailable``.
+            on_done: Called with the record, or ``CoordinatorUnavailable``.
         """
 
     def change(
@@ -300,7 +303,7 @@ class Coordinator(Protocol):
             version: That was read; 0 where there was none.
             state: The new one.
             session: Of who asks.
-            on_done: Told the new version, or ``Conflict``, ``SessionLost``,
+            on_done: Called with the new version, or ``Conflict``, ``SessionLost``,
                 ``CoordinatorUnavailable`` when it was not made for sure, ``OutcomeUnknown`` when
                 it may have been.
 
@@ -313,7 +316,7 @@ class Coordinator(Protocol):
 
         Args:
             group: Broker group.
-            on_done: Told the members, by replica id, or ``CoordinatorUnavailable``.
+            on_done: Called with the members, by replica id, or ``CoordinatorUnavailable``.
         """
 
     def watch(self, groups: Collection[str], on_change: Callable[[GroupView], None]) -> GroupWatch:
@@ -321,8 +324,8 @@ class Coordinator(Protocol):
 
         Args:
             groups: Broker groups.
-            on_change: Told each group once soon, then when its state, a presence or a session
-                changed. It may be told the same twice, and may skip to the newest; after every
+            on_change: Called for each group once soon, then when its state, a presence or a session
+                changed. It may get the same view twice, and may skip to the newest; after every
                 new connection all groups are read again.
 
         Raises:
@@ -337,7 +340,7 @@ class Coordinator(Protocol):
         Args:
             version: That was read; 0 where there was none.
             settings: The new ones.
-            on_done: Told the new version, or ``Conflict``, ``CoordinatorUnavailable``,
+            on_done: Called with the new version, or ``Conflict``, ``CoordinatorUnavailable``,
                 ``OutcomeUnknown``.
 
         Raises:
@@ -348,7 +351,7 @@ class Coordinator(Protocol):
         """Reads the settings of the cluster.
 
         Args:
-            on_done: Told the record, or ``CoordinatorUnavailable``.
+            on_done: Called with the record, or ``CoordinatorUnavailable``.
         """
 
     def close(self) -> None:
@@ -400,7 +403,7 @@ def encode_settings(settings: dict[str, SettingValue]) -> bytes:
 
 
 def decode(kind: type[_T], data: bytes) -> _T:
-    """What an engine has, as a value; a newer program's fields are left out.
+    """Decode a value of an engine; a newer program's fields are left out.
 
     Raises:
         RemoteProtocolError: It is no such value.

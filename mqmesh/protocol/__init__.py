@@ -1,1 +1,1 @@
-"""What is said on the wire: codes, commands and their bytes. No sockets."""
+"""The wire protocol: codes, commands and their bytes. No sockets."""

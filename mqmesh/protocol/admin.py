@@ -235,7 +235,7 @@ class ConfigChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfigChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What has changed; what was so before is left out."""
+    """Answer to UPDATE_BROKER_CONFIG: settings that changed; equal ones are left out."""
 
     changes: list[ConfigChange]
 
@@ -297,7 +297,7 @@ class CleanRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """DELETE_EXPIRED_COMMITLOG: one pass of retention now, answered with ``CleanResult``.
 
     Attributes:
-        dry_run: Only tell what would go.
+        dry_run: Only report what would be removed.
     """
 
     dry_run: bool = False
@@ -311,7 +311,7 @@ class CleanedSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What consumers of a topic lose with the segments.
+    """Loss of a topic's consumers when segments are removed.
 
     Attributes:
         topic: Physical topic.
@@ -329,7 +329,7 @@ class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CleanResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a pass of retention did, or would do.
+    """Result of a pass of retention, or of its dry run.
 
     Attributes:
         segments: That went, oldest first.

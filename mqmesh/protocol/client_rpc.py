@@ -91,7 +91,7 @@ class InFlightMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a running consumer is, as it says itself.
+    """State of a running consumer, by its own account.
 
     Attributes:
         client_id: Member.
@@ -135,7 +135,7 @@ class HandToRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HandedResult(enum.StrEnum):
-    """What became of a message that was handed to a member."""
+    """Outcomes of a message that was handed to a member."""
 
     SUCCESS = "SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
@@ -146,7 +146,7 @@ class HandedResult(enum.StrEnum):
 
 
 class HandedOver(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of a message that was handed to a member.
+    """Result of a message that was handed to a member.
 
     Attributes:
         result: ``HandedResult``.

@@ -12,7 +12,7 @@ from mqmesh.protocol.command import Command, ErrorHeader, decode_header
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for."""
+    """Codes of requests."""
 
     # Broker: messages and offsets.
     SEND_MESSAGE = 10
@@ -169,7 +169,7 @@ class RequestCode(enum.IntEnum):
 
 
 class ResponseCode(enum.IntEnum):
-    """What became of a request."""
+    """Codes of responses."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -250,7 +250,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
 
 
 def code_of(error: BaseException) -> ResponseCode:
-    """The response code that tells a peer of an error; ``SYSTEM_ERROR`` for unexpected ones."""
+    """Return the response code of an error; ``SYSTEM_ERROR`` for unexpected ones."""
     for kind, code in _CODE_OF_CLASS:
         if isinstance(error, kind):
             return code
@@ -258,7 +258,7 @@ def code_of(error: BaseException) -> ResponseCode:
 
 
 def error_of(code: int, remark: str, retry_after_ms: int = 0) -> errors.BrokerError:
-    """The error that a response code stands for.
+    """Return the error that a response code stands for.
 
     Args:
         code: Any response code but ``SUCCESS``; unknown ones are allowed.
@@ -270,7 +270,7 @@ def error_of(code: int, remark: str, retry_after_ms: int = 0) -> errors.BrokerEr
 
 
 def error_header(error: Exception, remark: str) -> ErrorHeader:
-    """The header that tells a peer of an error.
+    """Return the header that reports an error to a peer.
 
     Args:
         error: What went wrong.
@@ -283,7 +283,7 @@ def error_header(error: Exception, remark: str) -> ErrorHeader:
 
 
 def response_error(command: Command) -> errors.MQMeshError:
-    """The error that an unsuccessful response tells of."""
+    """Return the error that an unsuccessful response reports."""
     try:
         header = decode_header(ErrorHeader, command.header)
     except errors.RemoteProtocolError as error:

@@ -35,7 +35,7 @@ PREFIX_SIZE: Final = 16
 MAX_FRAME_BYTES: Final = 32 * MIB
 """No frame is longer; also ``ZMQ_MAXMSGSIZE`` of every socket."""
 MAX_FURTHER_FRAMES: Final = 128
-"""Of one response, behind the first."""
+"""Most frames of one response behind the first."""
 MAX_HEADER_BYTES: Final = 16 * MIB
 """Room for 100,000 topics with the longest names."""
 MAX_REMARK_CHARACTERS: Final = 1 * KIB
@@ -81,7 +81,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Who a request is of, as far as its connection proves it.
+    """User that a request is from, as far as its connection proves it.
 
     Attributes:
         name: Of the user.
@@ -93,7 +93,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
 
 ANYBODY: Final = Principal("anybody")
-"""Who connects without a proof."""
+"""Principal of a connection without a proof."""
 
 
 class Request(msgspec.Struct, gc=False):
@@ -119,13 +119,13 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """What a handler answers at once; handlers that answer later return None instead.
+    """Response that a handler returns at once; handlers that answer later return None instead.
 
     Attributes:
         header: Encoded header.
         body: What follows it, in pieces.
         code: Response code.
-        apart: Whoever asked takes large pieces in frames of their own.
+        apart: The client takes large pieces in frames of their own.
     """
 
     header: bytes = b""

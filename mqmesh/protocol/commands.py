@@ -40,7 +40,7 @@ LOOKED_UP: Final = "looked-up"
 
 
 class ServedBy(enum.StrEnum):
-    """Who serves a command."""
+    """Roles that serve a command."""
 
     ALL = "every role"
     BROKER = "broker"
@@ -53,7 +53,7 @@ class ServedBy(enum.StrEnum):
 
 
 class Right(enum.StrEnum):
-    """What a principal must be permitted, to have a command served."""
+    """Rights that a principal needs for a command."""
 
     NONE = "none"
     """Everybody who is connected."""
@@ -83,7 +83,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
         code: Its number and name.
         servers: Who serves it.
         right: What it needs.
-        request: Type of its header; None where there is none, ``fixed`` tells how it is read.
+        request: Type of its header; None where there is none, ``fixed`` says how it is read.
         reply: Type of the answer's header; None for an empty one, and for none.
         topics: Where topics stand in the header, as paths: ``config.topic``, ``queues[].topic``;
             or ``IN_BODY``, ``LOOKED_UP``.
@@ -111,7 +111,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
     broker: str = ""
 
     def decoder(self) -> Callable[[memoryview], Any]:
-        """What turns the bytes of a request's header into a value.
+        """Return the function that decodes the bytes of a request's header.
 
         It raises ``RemoteProtocolError`` for bytes that are no such header. A header that has no
         fields may be left out.
@@ -136,7 +136,8 @@ def _decode_empty(
 
 
 def _reader(paths: tuple[str, ...]) -> Callable[[Any], list[str]]:
-    """What reads the names at these places: for each request, so the usual is quick."""
+    """Return a reader of the names at these paths: it runs for each request, so the usual is
+    quick."""
     places = [path for path in paths if path not in (IN_BODY, LOOKED_UP)]
     if len(places) == 1 and places[0].isidentifier():
         get = attrgetter(places[0])

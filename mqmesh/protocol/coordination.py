@@ -17,7 +17,7 @@ MAX_KEY_CHARACTERS = 480
 MAX_VALUE_BYTES = 64 * KIB
 MAX_PRESENCE_BYTES = 4 * KIB
 MAX_WATCHED_KEYS = 1_024
-"""Of one connection."""
+"""Most keys that one connection watches."""
 
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_CHARACTERS)]
 _Session = Annotated[str, msgspec.Meta(max_length=64)]
@@ -27,7 +27,7 @@ _Presence = Annotated[bytes, msgspec.Meta(max_length=MAX_PRESENCE_BYTES)]
 
 
 class ChangeStatus(enum.IntEnum):
-    """What became of a change. On the wire."""
+    """Outcomes of a change. On the wire."""
 
     CHANGED = 0
     CONFLICT = 1
@@ -77,7 +77,7 @@ class KeepSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class KeepSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Whether it does.
+    """Answer to KEEP_SESSION.
 
     Attributes:
         alive: False when it has ended.
@@ -123,7 +123,7 @@ class LiveSession(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RecordView(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record, and whose sessions live: the answer to READ_RECORD, and what a watch tells.
+    """A record, and its live sessions: the answer to READ_RECORD, and what NOTIFY_RECORD carries.
 
     Attributes:
         key: Of the record.
@@ -155,7 +155,7 @@ class ChangeRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class ChangeRecordResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of it.
+    """Answer to CHANGE_RECORD.
 
     Attributes:
         status: See ``ChangeStatus``.
@@ -169,7 +169,7 @@ class ChangeRecordResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class WatchRecordsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """From now on this connection is told of these records, and of no others.
+    """WATCH_RECORDS: the connection is notified of these records from now on, and of no others.
 
     Attributes:
         keys: Of the records.

@@ -19,7 +19,7 @@ MAX_CLIENTS_PER_ANSWER: Final = 100
 """Queues in one answer about a group's progress: each may cost a read from the log."""
 
 LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
-"""How groups begin that only look on (`mqmesh consume`): brokers keep nothing of them."""
+"""Name prefix of groups that only look on (`mqmesh consume`): brokers keep nothing of them."""
 TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
 """Groups of clients that ask for single messages: brokers keep nothing of them, either."""
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
@@ -36,7 +36,7 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         retry_max_times: A message that was sent back as often becomes a dead letter, whatever
             the consumer says; -1 leaves it to the consumer. Ordered consumers do not send back,
             and go by their own ``max_reconsume_times``.
-        notify_consumer_ids_changed_enable: Members are told at once when others come and go.
+        notify_consumer_ids_changed_enable: Members are notified at once when others come and go.
     """
 
     group: Name
@@ -73,7 +73,7 @@ class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GroupFailures(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the members of a group did in the last ten minutes, as of their last heartbeats.
+    """Failures of a group's members in the last ten minutes, as of their last heartbeats.
 
     Attributes:
         deliveries: Messages that came to listeners, each time.
@@ -276,7 +276,7 @@ class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How far a group is in a queue.
+    """Progress of a group in a queue.
 
     Attributes:
         topic: Physical topic.
@@ -334,7 +334,7 @@ class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
 
 
 class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How far a group is in a topic: all of its queues on one broker together.
+    """Progress of a group in a topic: all of its queues on one broker together.
 
     Attributes:
         topic: Physical topic.
@@ -432,7 +432,7 @@ class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         queue_id: Only this queue; -1 for all.
         timestamp_ms: For ``TIMESTAMP``.
         queue_offset: For ``OFFSET``, which needs a ``queue_id``.
-        dry_run: Only tell what would change.
+        dry_run: Only report what would change.
         after_queue_id: Go on behind this queue: the last one of the former answer.
     """
 
@@ -453,7 +453,7 @@ class CloneOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         source: Group to copy from.
         target: Group to copy to.
         topic: Only this one; empty for all but the source's own retries and dead letters.
-        dry_run: Only tell what would change.
+        dry_run: Only report what would change.
     """
 
     source: Name
@@ -463,7 +463,7 @@ class CloneOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class OffsetChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a reset does in a queue.
+    """Effect of a reset on a queue.
 
     Attributes:
         topic: Physical topic.
@@ -483,11 +483,11 @@ class OffsetChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class OffsetChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a reset does.
+    """Effects of a reset.
 
     Attributes:
         queues: All that it concerns, also those whose offset stays.
-        members_told: Connected members that were told.
+        members_told: Connected members that were notified.
         more: Ask again behind the last queue: the rest of the topic has not changed yet.
     """
 

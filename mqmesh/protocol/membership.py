@@ -17,7 +17,7 @@ LOCK_PENDING: Final = -1
 
 
 class MessageModel(enum.StrEnum):
-    """How a consumer group shares messages."""
+    """Ways in which a consumer group shares messages."""
 
     CLUSTERING = "CLUSTERING"
     """One member of the group gets each message."""
@@ -34,7 +34,7 @@ class ConsumeFromWhere(enum.StrEnum):
 
 
 class Subscription(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a consumer wants of a topic."""
+    """Subscription of a consumer to a topic."""
 
     topic: Name
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
@@ -51,7 +51,7 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a consumer did with the messages of a topic; rates are of the last half minute.
+    """Metrics of a consumer in a topic; rates are of the last half minute.
 
     Attributes:
         group: Consumer group.
@@ -105,7 +105,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a broker sees a client's part in a consumer group.
+    """Membership of a client in a consumer group, as a broker sees it.
 
     Attributes:
         group: Consumer group.

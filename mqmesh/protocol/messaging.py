@@ -35,7 +35,7 @@ _status = operator.itemgetter(1)
 
 
 class SendStatus(enum.IntEnum):
-    """What an accepted message may still be missing; RocketMQ's names. On the wire."""
+    """Durability that an accepted message may still lack; RocketMQ's names. On the wire."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -51,7 +51,7 @@ _LAST_STATUS: Final = int(max(SendStatus))
 
 
 class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of one batch.
+    """Result of one batch.
 
     Attributes:
         code: Response code; only with SUCCESS do the offsets mean anything.

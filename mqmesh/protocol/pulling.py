@@ -26,7 +26,7 @@ class ExpressionType(enum.StrEnum):
 
 
 class PullStatus(enum.IntEnum):
-    """What a pull found; RocketMQ's names. On the wire."""
+    """Results of a pull; RocketMQ's names. On the wire."""
 
     FOUND = 0
     NO_NEW_MSG = 1
@@ -87,7 +87,7 @@ class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
         max_queue_offset: Behind the last one that consumers may see.
         suggest_broker_id: Of a master: 0, or the slave that the consumer is to read this queue
             from.
-        epoch: Of the log now; the next pull carries it. 0 if the store cannot tell.
+        epoch: Of the log now; the next pull carries it. 0 if the store does not know.
     """
 
     status: int

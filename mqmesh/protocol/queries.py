@@ -98,7 +98,7 @@ class AdvanceIndexRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How far an index process is.
+    """Progress of an index process.
 
     Attributes:
         indexed_through: Commit-log offset to which the newest messages are indexed.

@@ -24,31 +24,31 @@ OLDEST_REPLICATION_VERSION: Final = 1
 MAX_REPLICA_ID: Final = 64
 MAX_HOLD_MS: Final = 600_000
 MAX_CHUNK_BYTES: Final = 1024 * 1024
-"""Of several records; one record alone is sent whatever its size."""
+"""Most bytes of a chunk of several records; one record alone is sent whatever its size."""
 
 MOST_HELD_COMMITS: Final = 10_000
-"""Handed over by one request."""
+"""Most commits handed over by one request."""
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 
 
 class ReplicationMode(enum.IntEnum):
-    """How a follower goes on."""
+    """Ways in which a follower goes on."""
 
     STREAM = 0
     """Its log is the beginning of the leader's: chunks will come."""
     TRUNCATE = 1
-    """It has records that the leader has not: it cuts its log, and opens again."""
+    """The follower has records that the leader has not: it cuts its log, and opens again."""
     COPY = 2
-    """It has nothing in common with the leader, or ends before the leader's log begins: it makes
-    its store an empty copy, and opens again."""
+    """The follower has nothing in common with the leader, or ends before the leader's log begins:
+    it makes its store an empty copy, and opens again."""
     RENEW = 3
-    """It lacks what it had acknowledged to this leader: it draws another incarnation, so that
-    nobody counts on what it was, and opens again."""
+    """The follower lacks what it had acknowledged to this leader: it draws another incarnation, so
+    that nobody counts on what it was, and opens again."""
 
 
 def agreed_version(theirs: int) -> int:
-    """What two replicas speak: the smaller of the newest versions of both.
+    """Return the version that two replicas speak: the smaller of the newest versions of both.
 
     Args:
         theirs: The newest of the other one.
@@ -80,7 +80,7 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
             elects.
         promised_epoch: It follows nobody of an earlier one.
         zone: Where it stands.
-        serves_reads: Consumers may be told to read from it.
+        serves_reads: Consumers may be directed to read from it.
     """
 
     broker_name: Name
@@ -295,7 +295,7 @@ class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """STAND_FOR_ELECTION: a candidate tells the replica with the best position to stand.
+    """STAND_FOR_ELECTION: a candidate asks the replica with the best position to stand.
 
     Attributes:
         broker_name: Broker group.
@@ -349,7 +349,7 @@ class SwitchOverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """SWITCH_OVER: an administrator has the master hand the lead over. Answered by the next struct.
 
     Attributes:
-        replica_id: Who is to lead; 0 for whoever has most of the log.
+        replica_id: Who is to lead; 0 for the replica that has most of the log.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
     """
 

@@ -1,9 +1,9 @@
-"""Words about replies to requests, from whoever replies through a broker to whoever asked.
+"""Structs of replies to requests, from a replier through a broker to the client that asked.
 
 A request is an ordinary message with properties that say who waits for a reply. A reply is not
-stored: the broker hands it to the connection of the client that asked, and tells the replier
-whether that client took it. The body of a reply is one message, as in a record batch: a msgpack
-array of its fields.
+stored: the broker hands it to the connection of the client that asked, and reports to the
+replier whether that client took it. The body of a reply is one message, as in a record batch: a
+msgpack array of its fields.
 """
 
 from typing import Annotated

@@ -59,7 +59,7 @@ class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SendBackResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of an entry.
+    """Result of an entry.
 
     Attributes:
         code: Response code; unless it is SUCCESS, the entry must be sent back again.
@@ -92,13 +92,13 @@ class ResendTarget(enum.StrEnum):
 
 
 class ResendStatus(enum.IntEnum):
-    """What became of a dead letter. On the wire."""
+    """Outcomes of a dead letter that is resent. On the wire."""
 
     RESENT = 0
-    """It was sent; with ``dry_run``, it would have been."""
+    """The dead letter was sent; with ``dry_run``, it would have been."""
     ALREADY_RESENT = 1
     GONE = 2
-    """There is no such message any more."""
+    """The queue has no such message any more."""
     REFUSED = 3
 
 
@@ -110,7 +110,7 @@ class ResendRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_offsets: Which ones, in queue 0 of ``%DLQ%<group>``.
         target: ``ResendTarget``.
         force: Also those that were resent before.
-        dry_run: Only tell what would be done.
+        dry_run: Only report what would be done.
     """
 
     group: Name
@@ -121,7 +121,7 @@ class ResendRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ResendResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of one dead letter.
+    """Result of one dead letter.
 
     Attributes:
         status: ``ResendStatus``.

@@ -30,7 +30,7 @@ class Perm(enum.IntFlag):
 
 
 class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a broker knows of a topic.
+    """Configuration of a topic on a broker.
 
     Attributes:
         topic: Name.
@@ -54,7 +54,7 @@ class DataVersion(msgspec.Struct, array_like=True, frozen=True, order=True, gc=F
     """Version of a broker's topic table: grows with every change.
 
     Attributes:
-        timestamp_ms: When the table changed last; tells two lives of a broker apart.
+        timestamp_ms: When the table changed last; distinguishes two lives of a broker.
         counter: Number of changes.
     """
 
@@ -177,7 +177,7 @@ class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         cluster_name: Cluster.
         broker_name: Broker group.
         addresses: By broker id; 0 is the master.
-        epoch: The highest of its masters so far. What is told with a lower one is older.
+        epoch: The highest of its masters so far. Data with a lower one is older.
         is_elected: Its replicas elect another master when this one is gone.
     """
 
@@ -257,7 +257,7 @@ class TopicRoutes(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a name server publishes when routes change: ask again if concerned.
+    """Hint that a name server publishes when routes change: ask again if concerned.
 
     A hint may be lost; the 30 s poll of clients is the safety net.
 
@@ -305,7 +305,7 @@ class WipeWritePermRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class WipeWritePermResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How many topics the broker carries."""
+    """Answer to WIPE_WRITE_PERM_OF_BROKER: number of topics that the broker carries."""
 
     topic_count: int
 
@@ -325,7 +325,7 @@ class KvRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class KvResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What was found.
+    """Answer to requests of the key/value configuration.
 
     Attributes:
         pairs: By key.

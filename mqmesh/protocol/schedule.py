@@ -2,7 +2,7 @@
 
 The service opens a session; what an earlier session still had on its way is refused from
 then on. It pulls the index entries of ``SCHEDULE_TOPIC_XXXX``, keeps the timetable, and
-tells the broker which messages are due. Bodies never leave the broker.
+reports to the broker which messages are due. Bodies never leave the broker.
 """
 
 from typing import Annotated, Final
@@ -34,12 +34,12 @@ class OpenScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a service must know to begin.
+    """Answer to OPEN_SCHEDULE: what a service needs to begin.
 
     Attributes:
         session: To be repeated in its requests.
         store_id: Of the store; a timetable belongs to one store.
-        epoch: Of the log now; a new timetable begins with it. 0 if the store cannot tell.
+        epoch: Of the log now; a new timetable begins with it. 0 if the store does not know.
         now_ms: The broker's wall clock.
     """
 
@@ -113,7 +113,7 @@ class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What was found.
+    """Answer to PULL_SCHEDULE.
 
     Attributes:
         now_ms: The broker's wall clock.
@@ -124,7 +124,7 @@ class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
         more: Pull again at once.
         start_offset: Commit-log offset before which nothing is left.
         roll_before: Retention wants to remove the log before this; 0 for no wish.
-        epoch: Of the log now; the next pull carries it. 0 if the store cannot tell.
+        epoch: Of the log now; the next pull carries it. 0 if the store does not know.
     """
 
     now_ms: _Time
@@ -138,11 +138,11 @@ class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class DueStatus:
-    """What became of a run; one byte each in the answer. On the wire."""
+    """Outcomes of a run; one byte each in the answer. On the wire."""
 
     DONE: Final = 0
     GONE: Final = 1
-    """It cannot be read any more, and never will be."""
+    """The run cannot be read any more, and never will be."""
     NOT_DUE: Final = 2
     """By the broker's clock."""
 
@@ -164,7 +164,7 @@ class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DeliverDueResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of them.
+    """Answer to DELIVER_DUE.
 
     Attributes:
         now_ms: The broker's wall clock.
@@ -211,7 +211,7 @@ class CancelVerdict:
     OVER: Final = 2
     """Delivered or cancelled before."""
     LEAVING: Final = 3
-    """It is being delivered just now."""
+    """The message is being delivered just now."""
 
 
 class RefuseCancelRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

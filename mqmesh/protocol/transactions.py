@@ -24,19 +24,19 @@ _ENTRY = struct.Struct("<qQQIIB7x16s")
 
 
 class Decision(enum.IntEnum):
-    """How a transaction ends. On the wire and on disk."""
+    """Decisions that end a transaction. On the wire and on disk."""
 
     COMMIT = 1
     ROLLBACK = 2
 
 
 class EndOutcome(enum.IntEnum):
-    """What became of an end. On the wire."""
+    """Outcomes of an end. On the wire."""
 
     ENDED = 0
-    """It is so now."""
+    """All messages have ended as decided, by this request."""
     ENDED_BEFORE = 1
-    """It was so already."""
+    """All messages had ended so before."""
     DECIDED_OTHERWISE = 2
     """Some messages had ended the other way before."""
     NOT_PENDING = 3

@@ -1,1 +1,1 @@
-"""Who may connect and who may do what: keys, the access list, and what follows from it."""
+"""Security: keys, the access list, and the checks of connections and requests."""

@@ -15,13 +15,13 @@ from mqmesh.security.keys import Key
 
 MAX_USERS: Final = 10_000
 MAX_KEYS: Final = 4
-"""Of one user: a new one is added before the old one is taken away."""
+"""Most keys of one user: a new one is added before the old one is taken away."""
 MAX_RULES: Final = 1_000
-"""Of one user, those that allow and those that deny each."""
+"""Most rules of one user, those that allow and those that deny each."""
 MAX_NAMES: Final = 1_000
 """Topics, and groups, of one rule."""
 MAX_RATE: Final = 1_000_000_000_000
-"""Of a quota, a second."""
+"""Highest rate of a quota, a second."""
 MAX_VERSION: Final = (1 << 53) - 1
 EVERYTHING: Final = "*"
 
@@ -30,7 +30,7 @@ Patterns = Annotated[list[Pattern], msgspec.Meta(max_length=MAX_NAMES)]
 
 
 class UserRole(enum.StrEnum):
-    """What a user may do beside what its rules say."""
+    """Rights of a user beside those that its rules give."""
 
     NONE = "none"
     VIEW = "view"
@@ -44,7 +44,7 @@ class UserRole(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What a rule is about."""
+    """Actions that a rule allows or denies."""
 
     PUB = "PUB"
     """Send to topics."""
@@ -78,7 +78,7 @@ Rate = Annotated[int, msgspec.Meta(ge=1, le=MAX_RATE)]
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much a user may use of one server; what is not said is not limited.
+    """Quota of a user at one server; a limit that is left out does not exist.
 
     Attributes:
         send_messages_per_s: Sent to one broker, over time.
@@ -101,7 +101,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: As a consumer group may be named.
-        keys: Public keys, 1 to 4. Whoever has the secret half of one is this user.
+        keys: Public keys, 1 to 4. A client that has the secret half of one is this user.
         role: What it may do beside its rules.
         enabled: Without it, nobody is this user.
         expires: The first day, by UTC, on which nobody is it any more.
@@ -127,7 +127,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may do what in a cluster.
+    """Access list of a cluster: users and their rights.
 
     Attributes:
         version: Grows by one with each change.

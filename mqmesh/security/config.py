@@ -6,7 +6,7 @@ from mqmesh.errors import ConfigError
 
 
 class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may connect to a role, and who may do what there.
+    """Security settings of a role: its keys, and the access list.
 
     Attributes:
         enable: Encrypt every tcp connection, let in only who is in the access list, and serve only

@@ -1,4 +1,4 @@
-"""Who may connect to a server, and whose requests are served: the access list in force."""
+"""The guard of a server: admits connections and requests by the access list in force."""
 
 import datetime
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Guard:
 
     Args:
         access_list: In force at first.
-        today: The day by UTC; whoever has expired is nobody.
+        today: The day by UTC; a user that has expired is nobody.
         path: File that the list is kept in; None for none.
         audited: Whether to write down, beside that file, who changes what and who is refused.
 
@@ -70,12 +70,12 @@ class Guard:
 
     @property
     def access_list(self) -> AccessList:
-        """In force."""
+        """Access list in force."""
         return self._permissions.access_list
 
     @property
     def permissions(self) -> Permissions:
-        """What it comes to."""
+        """Permissions of the access list in force."""
         return self._permissions
 
     def put(self, access_list: AccessList) -> None:
@@ -92,7 +92,7 @@ class Guard:
         return True
 
     def principal(self, user_id: str) -> Principal | None:
-        """Who a connection is of.
+        """Return the principal of a connection.
 
         Args:
             user_id: The public key that its handshake proved.
@@ -104,7 +104,7 @@ class Guard:
         return None if user is None else Principal(user.name, user_id)
 
     def is_broker(self, key: str, broker_name: str) -> bool:
-        """Whether who has this public key may be a replica of a broker group."""
+        """Return True if the owner of this public key may be a replica of a broker group."""
         user = self._permissions.user_of(key)
         return (
             user is not None
@@ -132,7 +132,7 @@ class Guard:
                     self.check_topic(principal, spec, topic)
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
-        """The same of a topic that the header does not tell."""
+        """Looks up the same right to a topic that the header does not name."""
         asked = (principal.name, spec.word, topic, False)
         if asked in self._passed:
             return
@@ -150,7 +150,7 @@ class Guard:
         self._pass(asked)
 
     def check_creation(self, principal: Principal, topic: str) -> None:
-        """Whether a topic may be made because somebody sends to it.
+        """Checks the right to have a topic made by sending to it.
 
         Raises:
             NoPermission: Not by this principal.
@@ -227,4 +227,4 @@ METRICS: Final[tuple[Measured[Guard], ...]] = (
         lambda guard: guard.refused_connections,
     ),
 )
-"""Of a server with security on."""
+"""Metrics of a server with security on."""

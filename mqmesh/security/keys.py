@@ -15,7 +15,7 @@ from mqmesh.private_files import open_private
 KEY_CHARACTERS: Final = 40
 """A key has 32 bytes; five characters of Z85 stand for four of them (ZeroMQ RFC 32)."""
 MAX_SERVER_KEYS: Final = 2
-"""Of the name servers: a new one is told to all before the old one is taken away."""
+"""Most keys of the name servers: all get a new one before the old one is taken away."""
 MAX_KNOWN_SERVERS: Final = 10_000
 """Endpoints whose key is remembered; then the one learnt first is forgotten."""
 
@@ -28,12 +28,12 @@ TwoKeys = Annotated[list[Key], msgspec.Meta(min_length=1, max_length=MAX_SERVER_
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who a client or a role is, and how it proves that; a file holds them, see ``load``.
+    """Keys of a client or a role, with its name; a file holds them, see ``load``.
 
     Attributes:
         user: Its name in the access list. Servers go by the key: this is for error messages.
         public_key: What the access list names, 40 characters of Z85.
-        secret_key: Proves that the public key is one's own. Told to nobody.
+        secret_key: Proves that the public key is one's own. Given to nobody.
         namesrv_server_key: Public key of the name servers and of embedded coordinators, which
             share one; a server that has not its secret half is not talked to. Two while it is
             replaced by another one: either will do.
@@ -126,16 +126,16 @@ class KeyRing:
         return endpoint in self._private
 
     def learn(self, endpoint: str, *server_keys: str) -> None:
-        """A trusted source told which key a server has, or may have; "" tells nothing."""
+        """Notes which key a server has, or may have, from a trusted source; "" is ignored."""
         if any(server_keys):
             _remember(self._learnt, endpoint, server_keys)
 
     def knows(self, endpoint: str) -> bool:
-        """Somebody told which key the server at this endpoint has."""
+        """Return True if a trusted source named the key of the server at this endpoint."""
         return endpoint in self._learnt
 
     def server_key(self, endpoint: str) -> str:
-        """The key that a server at this endpoint must prove to have."""
+        """Return the key that a server at this endpoint must prove to have."""
         return self._keys(endpoint)[0]
 
     def try_another(self, endpoint: str, refused: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the access list permits whom, and by which rule. Pure."""
+"""Permissions of users by the access list, with the rule that decides. Pure."""
 
 import datetime
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MAX_REMEMBERED: Final = 100_000
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Whether something is permitted.
+    """Verdict on an action.
 
     Attributes:
         allowed: It is.
@@ -29,7 +29,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class Permissions:
-    """What an access list comes to on one day.
+    """Permissions by an access list on one day.
 
     Args:
         access_list: That was checked.
@@ -46,15 +46,15 @@ class Permissions:
         self._groups: dict[tuple[str, Action, str], Judgement] = {}
 
     def user_of(self, key: str) -> User | None:
-        """Whose a public key is; None if it is nobody's, or the user may not connect."""
+        """Return the user of a public key; None if there is none, or the user may not connect."""
         return self._by_key.get(key)
 
     def user(self, name: str) -> User | None:
-        """The user of this name; None if there is none that may connect."""
+        """Return the user of this name; None if there is none that may connect."""
         return self._by_name.get(name)
 
     def topic(self, name: str, action: Action, topic: str) -> Judgement:
-        """Whether a user may do something to a topic."""
+        """Judge an action of a user on a topic."""
         asked = (name, action, topic)
         verdict = self._topics.get(asked)
         if verdict is None:
@@ -63,7 +63,7 @@ class Permissions:
         return verdict
 
     def group(self, name: str, action: Action, group: str) -> Judgement:
-        """Whether a user may do something as a consumer group."""
+        """Judge an action of a user as a consumer group."""
         asked = (name, action, group)
         verdict = self._groups.get(asked)
         if verdict is None:
@@ -72,7 +72,7 @@ class Permissions:
         return verdict
 
     def any_of_topic(self, name: str, topic: str) -> bool:
-        """Whether a user may do anything to a topic, so may know that it is there."""
+        """Return True if a user may do anything to a topic, so may know that it is there."""
         return any(
             self.topic(name, action, topic).allowed
             for action in (Action.PUB, Action.SUB, Action.CREATE)
@@ -124,5 +124,5 @@ def _remember(
     one: Judgement,
 ) -> None:
     if len(verdicts) >= MAX_REMEMBERED:
-        verdicts.clear()  # whoever asks for ever new names fills no memory
+        verdicts.clear()  # a client that asks for ever new names fills no memory
     verdicts[asked] = one

@@ -1,7 +1,7 @@
 """Quotas: how much users may send, read and connect at one server. Pure.
 
-By token buckets: a request is taken while anything is left, whatever its size, and whoever sends
-the next one waits. So a large batch is never refused for ever.
+Token buckets hold them: a request is taken while anything is left, whatever its size, and the
+next one waits. So a large batch is never refused for ever.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ from mqmesh.security.access_list import User
 from mqmesh.token_bucket import TokenBucket
 
 MAX_WAIT_MS: Final = 60_000
-"""Nobody is told to wait for longer; asked again, the rest is told."""
+"""Longest wait that a client is asked for; when it asks again, it gets the rest."""
 
 Rates = tuple[int | None, int | None]
 """Messages, and bytes, a second; None for as many as one likes."""
 
 
 class Flow:
-    """What one user sends to this server, or reads from it.
+    """Flow of one user's messages to this server, or from it.
 
     Args:
         user: Name.
@@ -31,7 +31,7 @@ class Flow:
         rates: As given.
         messages: That went this way since the user has these rates.
         size: Their bytes.
-        refused: Requests that were told to wait.
+        refused: Requests that had to wait.
     """
 
     def __init__(self, user: str, word: str, rates: Rates) -> None:
@@ -74,7 +74,7 @@ class Flow:
 
 
 class Quotas:
-    """What all users with quotas use at this server.
+    """Usage of this server by all users with quotas.
 
     Attributes:
         sending: By user, those alone whose quota says how much they may send.
@@ -178,4 +178,4 @@ METRICS: Final[tuple[Measured[Quotas], ...]] = (
         labels=("user",),
     ),
 )
-"""Of a server's users that have quotas."""
+"""Metrics of a server's users that have quotas."""

@@ -62,7 +62,7 @@ def open_etcd(
 
 
 class EtcdCoordinator:
-    """See ``mqmesh.coordination.interface.Coordinator``.
+    """Coordinator whose engine is etcd, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
         transport: Whose loop calls back.
@@ -229,11 +229,11 @@ class EtcdWatch:
 
     Args:
         groups: Broker groups.
-        on_change: Told what changed.
-        on_close: Told when it is closed.
+        on_change: Called with the view of a group that changed.
+        on_close: Called when it is closed.
 
     Attributes:
-        closed: Nothing more is told.
+        closed: ``on_change`` is called no more.
     """
 
     def __init__(
@@ -248,11 +248,11 @@ class EtcdWatch:
         self._on_close = on_close
 
     def close(self) -> None:
-        """Nothing more is told; calling twice does no harm."""
+        """End the watch: ``on_change`` is called no more. Calling twice does no harm."""
         if not self.closed:
             self.closed = True
             self._on_close(self)
 
 
 def _nothing(outcome: object) -> None:
-    """Nobody wants to know."""
+    """Ignore the outcome."""

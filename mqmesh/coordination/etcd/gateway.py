@@ -42,7 +42,7 @@ class EtcdRefusal(MQMeshError):
 
 
 class Line(Protocol):
-    """See ``mqmesh.coordination.etcd.http_line.HttpLine``."""
+    """Interface of ``mqmesh.coordination.etcd.http_line.HttpLine``."""
 
     def post(self, path: str, body: bytes, timeout_ms: int) -> HttpAnswer:
         """Sends a request and waits for its answer."""
@@ -131,11 +131,11 @@ class Gateway:
         raise CoordinatorUnavailable(f"etcd cannot be asked: {why or 'it is too late to begin'}")
 
     def watch(self, requests: list[dict[str, Any]], silence_ms: int) -> Iterator[WatchResult]:
-        """Tells what becomes of some ranges, as its member knows it.
+        """Yield the changes of some ranges, as its member knows them.
 
         Args:
             requests: See ``watch_of``.
-            silence_ms: A member that tells nothing for so long has failed.
+            silence_ms: A member that sends nothing for so long has failed.
 
         Raises:
             TransportError, RemoteProtocolError: It ended; ``leave`` this member.

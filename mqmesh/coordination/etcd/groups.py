@@ -1,4 +1,4 @@
-"""What etcd has of broker groups, as the coordinator's interface says it."""
+"""Broker groups as etcd has them, in the types of the coordinator's interface."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -19,7 +19,7 @@ from mqmesh.coordination.interface import (
 )
 
 MAX_GROUPS: Final = 1_024
-"""Of which it is known how old their presences are; those asked for first are forgotten."""
+"""Most groups whose ages of presences are kept; those asked for first are forgotten."""
 
 
 class SeenPresence(msgspec.Struct, frozen=True):
@@ -37,9 +37,11 @@ class SeenPresence(msgspec.Struct, frozen=True):
 
 
 class Ages:
-    """How old presences are, by the clock of who reads them; etcd tells whole seconds only.
+    """Ages of presences, by the clock of the process that reads them; etcd reports whole seconds
+    only.
 
-    A renewal puts its key anew. Who reads the same revision twice, each time with all changes that
+    A renewal puts its key anew. A process that reads the same revision twice, each time with all
+    changes that
     were answered before, knows that nothing was renewed in between. A watch does not prove that:
     its member may be behind.
     """
@@ -75,7 +77,7 @@ class Ages:
         return {replica_id: one.age_ms for replica_id, one in seen.items()}
 
     def on_watch(self, group: str, revisions: dict[int, int], now_ms: int) -> dict[int, int]:
-        """Takes note of what a watch told; see ``on_read``."""
+        """Takes note of a watch's events; see ``on_read``."""
         seen = self._groups.setdefault(group, {})
         for replica_id, revision in revisions.items():
             one = seen.get(replica_id)
@@ -85,7 +87,7 @@ class Ages:
 
 
 class WatchedKeys:
-    """The keys of one watched group: what was read, and what a watch told since.
+    """The keys of one watched group: those read, and those that a watch has brought since.
 
     Args:
         keys: Of the cluster.
@@ -98,7 +100,7 @@ class WatchedKeys:
         self._found: dict[bytes, KeyValue] = {}
 
     def replace(self, kvs: Iterable[KeyValue]) -> None:
-        """Everything was read anew."""
+        """Replaces all keys: everything was read anew."""
         self._found = {one.key: one for one in kvs}
 
     def apply(self, events: Iterable[KeyEvent]) -> None:
@@ -110,11 +112,11 @@ class WatchedKeys:
                 self._found[event.kv.key] = event.kv
 
     def revisions(self) -> dict[int, int]:
-        """Of the sessions, by replica id."""
+        """Return the revisions of the sessions, by replica id."""
         return revisions_of(self._keys, self._group, self._found.values())
 
     def view(self, ages: dict[int, int]) -> GroupView:
-        """All of it.
+        """Return the view of the group.
 
         Raises:
             RemoteProtocolError: Somebody else has written there.
@@ -147,7 +149,7 @@ def settings_of(found: KeyValue | None) -> SettingsRecord:
 
 
 def revisions_of(keys: EtcdKeys, group: str, kvs: Iterable[KeyValue]) -> dict[int, int]:
-    """Of the sessions among some keys, by replica id."""
+    """Return the revisions of the sessions among some keys, by replica id."""
     found = ((keys.replica_of(group, one.key), one.mod_revision) for one in kvs)
     return {replica_id: revision for replica_id, revision in found if replica_id is not None}
 
@@ -155,7 +157,7 @@ def revisions_of(keys: EtcdKeys, group: str, kvs: Iterable[KeyValue]) -> dict[in
 def members_of(
     keys: EtcdKeys, group: str, kvs: Iterable[KeyValue], ages: dict[int, int]
 ) -> tuple[LiveReplica, ...]:
-    """The sessions among some keys, by replica id.
+    """Return the sessions among some keys, by replica id.
 
     Raises:
         RemoteProtocolError: A presence is none.

@@ -1,4 +1,4 @@
-"""The helper thread that asks etcd, and the loop that is told what came of it."""
+"""The helper thread that asks etcd, and hands the outcomes to the loop."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from mqmesh.errors import MQMeshError
 from mqmesh.transport.interface import Timer, Transport
 
 MAX_CALLS: Final = 256
-"""That wait, or are made."""
+"""Most calls that wait or are made."""
 MAX_SLACK_MS: Final = 100
 """So much earlier the thread gives up by itself, so that its own words say why."""
 
@@ -21,7 +21,7 @@ class Helper:
     """Makes calls one behind the other in a thread; each has an outcome in time, whatever it does.
 
     Args:
-        transport: Whose loop is told, and who has threads.
+        transport: Its loop runs the callbacks; it has threads.
         timeout_ms: Of each call, from when it was asked for.
         interrupt: Ends what the thread waits for.
         end: Done last, in the thread.
@@ -54,8 +54,8 @@ class Helper:
         """Has something asked.
 
         Args:
-            job: Told its deadline, monotonic clock; raises ``MQMeshError``.
-            on_done: Told the outcome in the loop, never before this returns.
+            job: Called with its deadline, monotonic clock; raises ``MQMeshError``.
+            on_done: Called with the outcome in the loop, never before this returns.
             changes: Its outcome is unknown when its time is over and it had begun.
             outlives: It is done after ``close``, too, if there is time.
         """
@@ -74,7 +74,7 @@ class Helper:
         future.add_done_callback(lambda future: self._pass_on(done))
 
     def close(self) -> None:
-        """Nobody is told anything any more; calls that do not outlive this are not begun."""
+        """Ends all callbacks; calls that do not outlive this are not begun."""
         if self._closed:
             return
         self._closed = True

@@ -22,7 +22,7 @@ _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "ident
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
-    """What came back.
+    """Answer to an HTTP request.
 
     Attributes:
         status: Of HTTP.

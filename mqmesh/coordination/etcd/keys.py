@@ -32,7 +32,7 @@ class EtcdKeys:
         self.settings = f"{self._root}settings".encode()
 
     def group(self, group: str) -> bytes:
-        """What all keys of a group begin with; ends with a slash.
+        """Return the prefix of all keys of a group; it ends with a slash.
 
         Raises:
             InvalidArgument: The name cannot be part of a key.
@@ -48,7 +48,7 @@ class EtcdKeys:
         return self.group(group) + b"session/%d" % replica_id
 
     def replica_of(self, group: str, key: bytes) -> int | None:
-        """Whose session a key is; None for any other key."""
+        """Return the replica id of a session's key; None for any other key."""
         begin = self.group(group) + b"session/"
         number = key.removeprefix(begin)
         if not key.startswith(begin) or not number.isdigit() or len(number) > 2:
@@ -62,12 +62,12 @@ def range_end(prefix: bytes) -> bytes:
 
 
 def session_id(replica_id: int, lease: int) -> SessionId:
-    """What a session is called: whose it is, and its lease."""
+    """Return the id of a session: its replica, and its lease."""
     return SessionId(f"{replica_id}/{lease}")
 
 
 def replica_and_lease(session: SessionId) -> tuple[int, int]:
-    """What ``session_id`` put together.
+    """Split an id that ``session_id`` made.
 
     Raises:
         InvalidArgument: It is no session of etcd.

@@ -31,7 +31,7 @@ class Members:
         self._raft_term = 0
 
     def after(self, address: str) -> str:
-        """Who is tried when a member failed; the first again behind the last."""
+        """Return the member to try when this one failed; the first again behind the last."""
         return self.addresses[(self.addresses.index(address) + 1) % len(self.addresses)]
 
     def check(self, address: str, header: Header) -> None:

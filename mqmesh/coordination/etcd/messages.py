@@ -66,7 +66,7 @@ class KeyValue(msgspec.Struct, frozen=True):
 
 
 class RangeAnswer(EtcdAnswer, frozen=True):
-    """What a range has.
+    """Answer to a range request.
 
     Attributes:
         kvs: By key.
@@ -76,13 +76,13 @@ class RangeAnswer(EtcdAnswer, frozen=True):
 
 
 class TxnPart(msgspec.Struct, frozen=True):
-    """What one operation of a transaction gave."""
+    """Result of one operation of a transaction."""
 
     response_range: RangeAnswer | None = None
 
 
 class TxnAnswer(EtcdAnswer, frozen=True):
-    """What became of a transaction.
+    """Answer to a transaction.
 
     Attributes:
         succeeded: All comparisons held.
@@ -93,7 +93,7 @@ class TxnAnswer(EtcdAnswer, frozen=True):
     responses: list[TxnPart] = []
 
     def found(self, number: int) -> KeyValue | None:
-        """The key that an operation read; None when there is none."""
+        """Return the key that an operation read; None when there is none."""
         part = self.responses[number].response_range if number < len(self.responses) else None
         return part.kvs[0] if part is not None and part.kvs else None
 
@@ -127,7 +127,7 @@ class KeepAliveAnswer(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> Header:
-        """It stands within."""
+        """Header of ``result``."""
         return self.result.header
 
 
@@ -144,10 +144,10 @@ class KeyEvent(msgspec.Struct, frozen=True):
 
 
 class WatchResult(EtcdAnswer, frozen=True):
-    """What a watch tells.
+    """Message of a watch.
 
     Attributes:
-        canceled: It tells no more.
+        canceled: The watch has ended.
         cancel_reason: Why.
         compact_revision: What is older than this is gone, if that is why.
         events: In their order.

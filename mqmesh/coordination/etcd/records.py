@@ -1,6 +1,6 @@
 """Sessions and records in etcd: which requests they take, and what the answers mean.
 
-Each call is told until when it has time, by the monotonic clock, and runs in the helper thread.
+Each call gets a deadline, by the monotonic clock, and runs in the helper thread.
 """
 
 import logging
@@ -43,7 +43,7 @@ _Answer = TypeVar("_Answer", bound=HasHeader)
 
 
 class Ask(Protocol):
-    """See ``mqmesh.coordination.etcd.gateway.Gateway.ask``."""
+    """Function with the contract of ``mqmesh.coordination.etcd.gateway.Gateway.ask``."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Ask(Protocol):
 
 
 class EtcdRecords:
-    """What a cluster has in etcd.
+    """Records and sessions of a cluster in etcd.
 
     Args:
         ask: Asks etcd, and waits.

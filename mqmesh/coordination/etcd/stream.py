@@ -21,8 +21,8 @@ from mqmesh.errors import RemoteProtocolError, TransportError
 from mqmesh.transport.interface import Transport
 
 SILENCE_MS: Final = 3_000
-"""A stream that tells nothing for so long is begun anew at the next member: its own may be cut off.
-Where sessions are renewed that does not come to pass."""
+"""Silence after which a stream is begun anew at the next member: its own may be cut off. Where
+sessions are renewed that does not come to pass."""
 AGAIN_MS: Final = 300
 """After a stream that ended."""
 
@@ -33,12 +33,13 @@ class GroupStream:
     """One stream of all watched groups.
 
     Args:
-        transport: Whose loop is told, and who has threads.
+        transport: Its loop runs the callbacks; it has threads.
         gateway: For this thread alone.
         keys: Of the cluster.
         timeout_ms: Of the read of a group.
-        on_read: Told a group that was read, its keys, and when it was asked for (monotonic clock).
-        on_events: Told a group, and what changed.
+        on_read: Called with a group that was read, its keys, and when it was asked for (monotonic
+            clock).
+        on_events: Called with a group, and what changed.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class GroupStream:
             self._thread.submit(self._run)
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Ends the stream: no callback is called any more."""
         self._closed = True
         self._wake()
         self._thread.shutdown(wait=False)
