@@ -15,8 +15,8 @@ from mqmesh.units import MAX_OFFSET
 MAX_GROUPS_PER_ANSWER: Final = 256
 MAX_QUEUES_PER_RESET: Final = 256
 MAX_QUEUES_PER_STATS: Final = 128
-MAX_CLIENTS_PER_ANSWER: Final = 100
 """Queues in one answer about a group's progress: each may cost a read from the log."""
+MAX_CLIENTS_PER_ANSWER: Final = 100
 
 LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
 """Name prefix of groups that only look on (`mqmesh consume`): brokers keep nothing of them."""
@@ -73,7 +73,8 @@ class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GroupFailures(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Failures of a group's members in the last ten minutes, as of their last heartbeats.
+    """Deliveries and failures of a group's members in the last ten minutes, as of their last
+    heartbeats.
 
     Attributes:
         deliveries: Messages that came to listeners, each time.

@@ -34,7 +34,7 @@ class EndOutcome(enum.IntEnum):
     """Outcomes of an end. On the wire."""
 
     ENDED = 0
-    """All messages have ended as decided, by this request."""
+    """All messages have ended as decided."""
     ENDED_BEFORE = 1
     """All messages had ended so before."""
     DECIDED_OTHERWISE = 2

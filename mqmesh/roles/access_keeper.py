@@ -1,4 +1,4 @@
-"""What a role keeps for security: its keys, and the access list on disk and in force."""
+"""Security of a role: its keys, and the access list on disk and in force."""
 
 import datetime
 import logging
@@ -26,7 +26,7 @@ from mqmesh.storage.files.atomic_file import storage_error, sync_directory
 from mqmesh.transport.endpoints import endpoint_of
 
 LOOK_MS: Final = 1_000
-"""The access list's file is looked at so often: whoever is taken from it is out that soon."""
+"""Interval at which the file of the access list is read: a removed user is out that soon."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def open_ring(config: SecurityConfig, common: Iterable[str] = ()) -> KeyRing | N
 
     Args:
         config: Settings.
-        common: Addresses of name servers and coordinators, which share one key. Who else it
-            connects to has the role's own key, or one that a name server tells.
+        common: Addresses of name servers and coordinators, which share one key. Any other
+            server has the role's own key, or one that a name server names.
 
     Raises:
         ConfigError: The key file cannot be used.
@@ -95,7 +95,7 @@ class AccessKeeper:
 
     @property
     def version(self) -> int:
-        """Of the list in force."""
+        """Version of the list in force."""
         return self._guard.access_list.version
 
     def catch_up(self, text: str) -> None:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class AuditLine(msgspec.Struct, omit_defaults=True):
-    """What stands in a line.
+    """Fields of a line.
 
     Attributes:
         time: By UTC, to the millisecond.
@@ -48,7 +48,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
         topics: That it is about, 8 at most.
         groups: The same of consumer groups.
         result: ``SUCCESS`` when it was done or begun, else the name of the error.
-        remark: What the client was told.
+        remark: Error message that the client got.
         left_out: Refusals of this user before this one that were too many to be written.
         what: What was changed, with old and new values.
     """
@@ -73,7 +73,7 @@ class AuditLog:
         path: Of the file.
         server: Role and name of this process.
         clock: Source of time.
-        address_of: Tells where a peer's connection comes from.
+        address_of: Returns where a peer's connection comes from.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -138,7 +138,8 @@ class AuditLog:
             _log.error("the audit log lacks its last lines: %s", error.strerror or error)
 
     def _left_out(self, user: str) -> int | None:
-        """How many refusals before this one were not written; None if this one is not, either."""
+        """Return the count of earlier refusals that were not written; None if this one is not,
+        either."""
         second = self._clock.monotonic_ms() // 1_000
         known = self._refusals.get(user)
         if known is None:
@@ -173,7 +174,7 @@ class _Second:
 
 
 class _SharedFile(WatchedFileHandler):
-    """A file that several processes append to; whoever finds it full renames it."""
+    """A file that several processes append to; the process that finds it full renames it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")

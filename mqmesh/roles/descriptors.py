@@ -1,4 +1,4 @@
-"""How many descriptors a role may have, and how many of them connections may take."""
+"""Limits of open descriptors: those of a role, and the part that connections may take."""
 
 import logging
 import resource

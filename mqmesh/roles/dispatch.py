@@ -29,23 +29,23 @@ from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
 Handler = Callable[[Request, Any], Answer | None]
 Serve = Callable[[Request], Reply | None]
 Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None, str], None]
-"""Told of what administrators do and who is refused: request, command, topics, groups, error, and
-what the handler says of it."""
+"""Function called for each action of an administrator and each refusal: request, command, topics,
+groups, error, and the handler's description."""
 
 _NS_PER_MS: Final = 1_000_000
 _LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
-"""They may wait for something to answer with, which says nothing of the server."""
+"""Commands that may wait for something to answer with, which says nothing of the server."""
 
 
 class Authorizer(Protocol):
-    """Who may do what."""
+    """Check of rights before a command is served."""
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Looks up the right that a command needs.
 
         Args:
             principal: Who asks.
-            spec: The command; it tells where topics and groups stand in the header.
+            spec: The command; it names the fields of the header that hold topics and groups.
             header: The decoded header.
 
         Raises:
@@ -53,7 +53,7 @@ class Authorizer(Protocol):
         """
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
-        """The same of a topic that the header does not tell: see ``IN_BODY``, ``LOOKED_UP``.
+        """Looks up the right for a topic that is not in the header: see ``IN_BODY``, ``LOOKED_UP``.
 
         Args:
             principal: Who asks.
@@ -90,7 +90,7 @@ class AllowAll:
 
 
 class CommandLatencies:
-    """How long one command took, by the response code that it was answered with."""
+    """Latencies of one command, by the response code that it was answered with."""
 
     __slots__ = ("_by_code",)
 
@@ -105,14 +105,14 @@ class CommandLatencies:
         meter.observe(took_ns / _NS_PER_MS)
 
     def read(self) -> dict[str, Distribution]:
-        """What was observed so far, by the code's name."""
+        """Return the latencies so far, by the code's name."""
         return {
             ResponseCode(code).name.lower(): meter.read() for code, meter in self._by_code.items()
         }
 
 
 class CommandCount(msgspec.Struct):
-    """What came of one command.
+    """Counters of one command.
 
     Attributes:
         requests: Taken, those that failed among them.
@@ -177,7 +177,7 @@ class Dispatch:
         """Refuses everything that is not kept from now on, whatever it says; not counted here.
 
         Args:
-            reason: What clients are told.
+            reason: Error message that clients get.
             kind: Makes the error that they get.
         """
 
@@ -194,7 +194,7 @@ class Dispatch:
             topic: That it is about.
 
         Raises:
-            NoPermission: Whoever asks lacks it.
+            NoPermission: The client lacks it.
         """
         spec = self._specs[RequestCode(request.command.code)]
         try:
@@ -211,7 +211,7 @@ class Dispatch:
             topic: That is to be made.
 
         Raises:
-            NoPermission: Whoever asks lacks it.
+            NoPermission: The client lacks it.
         """
         try:
             self._authorizer.check_creation(request.principal, topic)
@@ -226,7 +226,7 @@ class Dispatch:
             self.audit(request, RequestCode(request.command.code), [topic], [], error, "")
 
     def describe(self, what: str) -> None:
-        """The command that is being served does this: for whoever reads the audit log later."""
+        """Describes the command that is being served, for readers of the audit log."""
         self._described = what
 
     def answered(self, request: Request, code: int) -> None:
@@ -354,4 +354,4 @@ METRICS: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         labels=("request_code",),
     ),
 )
-"""Of ``Dispatch.counts``; commands that nobody asked for are left out."""
+"""Metrics of ``Dispatch.counts``; commands that nobody asked for are left out."""

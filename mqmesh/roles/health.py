@@ -18,7 +18,7 @@ PATH: Final = b"/healthz"
 MOST_CONNECTIONS: Final = 16
 """At a time; one more closes the oldest."""
 MOST_REQUEST_BYTES: Final = 4_096
-"""Of a request with its headers; a longer one is closed."""
+"""Longest request with its headers; a longer one is closed."""
 PAUSE_MS: Final = 1_000
 """Without a descriptor for a connection the next one is looked for after this time."""
 MAX_PORT: Final = 65_535
@@ -107,7 +107,7 @@ class HealthPage:
         self._listen()
 
     def close(self) -> None:
-        """Closes the page and all connections: whoever asks next is refused."""
+        """Closes the page and all connections: later connections are refused."""
         for connection in list(self._connections):
             self._end(connection)
         if self._is_listening:

@@ -13,7 +13,7 @@ from typing import Final
 from mqmesh.roles.supervisor.supervisor import python_argv
 
 STOP_TIMEOUT_S: Final = 0.5
-"""A helper that has not ended so long after it was told is killed."""
+"""Time that a helper has to end; then it is killed."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class HelperProcess:
         return code
 
     def ask_to_stop(self) -> None:
-        """Tells it to end, and does not wait."""
+        """Signals it to end, and does not wait."""
         self._process.terminate()
 
     def kill(self) -> None:
@@ -58,7 +58,7 @@ class HelperProcess:
         self._process.kill()
 
     def stop(self) -> None:
-        """Tells it to end and waits for that, a short time."""
+        """Signals it to end and waits for that, ``STOP_TIMEOUT_S`` at most; then kills it."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Metrics of an index: those that its process tells, and its broker by what that said last."""
+"""Metrics of an index: as its process reports them, and its broker by the last report."""
 
 from typing import Final
 

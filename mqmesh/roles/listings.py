@@ -1,4 +1,4 @@
-"""What pages are made of, kept from one page to the next."""
+"""Contents of listings, kept from one page to the next."""
 
 from typing import Final, Generic, TypeVar
 
@@ -9,7 +9,7 @@ LISTINGS: Final = 16
 
 
 class Listings(Generic[_T]):
-    """Things that are told in pages, by number; the one that was used least lately goes."""
+    """Listings that are sent in pages, by number; the one that was used least lately goes."""
 
     def __init__(self) -> None:
         self._kept: dict[int, _T] = {}

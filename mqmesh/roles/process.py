@@ -27,14 +27,14 @@ from mqmesh.logs import one_line
 from mqmesh.roles.health import HealthLoop, HealthPage
 
 PARENT_PIPE: Final = 0
-"""Descriptor whose end of file says that whoever started this process is gone: standard input."""
+"""Descriptor whose end of file says that the parent of this process is gone: standard input."""
 
 COLLECT_AT_START: Final = 100_000
 """Objects that a start makes from one collection of garbage to the next."""
 
 _PLAIN: Final = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-"""What a ready line shows as it is, beside letters and digits; a ``%`` and what would split the
-line, such as a space in a path, is percent-encoded."""
+"""Characters that a ready line shows as they are, beside letters and digits; a ``%`` and what would
+split the line, such as a space in a path, is percent-encoded."""
 
 _READY = re.compile(r"READY role=(\S+) name=(\S+) endpoint=(\S+) pid=(\d+)\Z")
 _WRONG_SETTING: Final = frozenset(
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExitCode(enum.IntEnum):
-    """How a process of mqmesh ends."""
+    """Exit codes of mqmesh's processes."""
 
     OK = 0
     FAILED = 1
@@ -74,7 +74,7 @@ class ExitCode(enum.IntEnum):
 
 
 class ProcessLoop(HealthLoop, Protocol):
-    """What a process needs of its event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
+    """Event loop of a process; ``mqmesh.transport.zmq.loop.EventLoop`` is one."""
 
     def stop(self) -> None:
         """Makes ``run`` return; safe in signal handlers."""
@@ -84,7 +84,7 @@ class ProcessLoop(HealthLoop, Protocol):
 
 
 class Role(Protocol):
-    """What a process needs of the role it runs."""
+    """Role that a process runs."""
 
     def start(self) -> str:
         """Opens everything and listens; returns the endpoint."""
@@ -94,11 +94,11 @@ class Role(Protocol):
 
 
 class StoppedEarly(MQMeshError):
-    """Raised by a role's ``start`` when the loop was told to stop meanwhile: no failure."""
+    """Raised by a role's ``start`` when the loop was stopped meanwhile: no failure."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What a role says on standard output when it serves.
+    """Line that a role writes on standard output when it serves.
 
     Attributes:
         role: ``namesrv``, ``broker``, …
@@ -136,7 +136,7 @@ def run_role(
     supervised: bool = False,
     health: tuple[str, int] | None = None,
 ) -> int:
-    """Runs a role until it is told to stop; call it in the main thread.
+    """Runs a role until it is stopped; call it in the main thread.
 
     Args:
         role: ``namesrv``, ``broker``, …
@@ -147,7 +147,7 @@ def run_role(
         health: Host and port of ``GET /healthz``, from readiness to the stop; None for none.
 
     Returns:
-        An ``ExitCode``. Where it is not OK, standard error has told why.
+        An ``ExitCode``. Where it is not OK, standard error says why.
     """
     faulthandler.enable(2)
     _stop_on_signals(loop)
@@ -216,14 +216,14 @@ def tell_failure(name: str, error: Exception) -> int:
 def _is_wrong_setting(error: Exception) -> bool:
     if isinstance(error, ConfigError | StoreLocked):
         return True
-    # A store tells in its own words of a folder that may not be written.
+    # A store reports in its own words a folder that may not be written.
     system = error.__cause__ if isinstance(error, StorageError) else error
     return isinstance(system, OSError) and system.errno in _WRONG_SETTING
 
 
 def _stop_on_signals(loop: ProcessLoop) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
-        # Whoever presses Ctrl-C again does not want to wait.
+        # A user who presses Ctrl-C again does not want to wait.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         loop.stop()
 

@@ -1,4 +1,4 @@
-"""Serves the settings of a process: tells them, and takes changes."""
+"""Serves the settings of a process: reports them, and takes changes."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mqmesh.roles.shell import RoleShell
 
 OnKept = Callable[[MQMeshError | None], None]
 Keep = Callable[[dict[str, str], OnKept], None]
-"""Puts overrides on disk; tells what came of it, at once or later."""
+"""Function that puts overrides on disk; it calls back with the outcome, at once or later."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class SettingsService:
     Args:
         settings: Of the process.
         keep: Puts changes on disk.
-        on_change: Told when other settings are in force.
+        on_change: Called when other settings are in force.
         shell: Answers.
     """
 

@@ -1,4 +1,4 @@
-"""What every role's server has: its command server with PING, its timers, metrics, and an end."""
+"""The shell of every role's server: its command server with PING, timers, metrics, and an end."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +48,7 @@ class _Reading:
 
 
 HOLD_UP_MS: Final = 30_000
-"""So long the longest turn of the event loop is told, at least."""
+"""Least time for which the longest turn of the event loop is reported."""
 _NS_PER_MS: Final = 1e6
 
 
@@ -61,7 +61,7 @@ class RoleShell:
         name: Of the instance.
         transport: Of the process.
         clock: Source of time, the transport's by default.
-        max_label_sets: Sets of labels that one metric tells apart.
+        max_label_sets: Sets of labels of one metric; further ones are added up in one.
 
     Attributes:
         state: ``starting``, ``recovering``, ``running``, ``stopping``.
@@ -114,7 +114,7 @@ class RoleShell:
         return 0 if self._started_ms is None else self._clock.monotonic_ms() - self._started_ms
 
     def look_at_turns(self) -> float:
-        """How long the longest turn of the event loop took, ms.
+        """Return the longest turn of the event loop, ms.
 
         It is of the last 30 to 60 s, or since somebody has looked if that is longer ago: so two who
         look do not hide it from each other.
@@ -141,7 +141,7 @@ class RoleShell:
 
         Args:
             handlers: Of the role's commands; what has none is refused.
-            on_disconnect: Told the routing id of a peer whose connection broke.
+            on_disconnect: Called with the routing id of a peer whose connection broke.
             limits: What peers may take.
         """
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
@@ -157,7 +157,7 @@ class RoleShell:
         return self.server
 
     def tell(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
-        """Tells these metrics too, to whoever asks.
+        """Adds metrics to those that the role reports.
 
         Args:
             declared: Metrics.

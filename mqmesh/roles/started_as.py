@@ -1,4 +1,4 @@
-"""How a role was started in its data folder before, so that a later start cannot forget it.
+"""Start mode of a role in its data folder before, so that a later start cannot forget it.
 
 The document ``started-as.json`` is a JSON object of the fields of ``StartedAs`` (also in
 ``docs/storage-format.md``). Version 1. A folder without it has never had anything to remember.
@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class StartedAs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered. The names of its fields are on disk and never change.
+    """Start mode that is remembered. The names of its fields are on disk and never change.
 
     Attributes:
         secured: The role ran with security on.

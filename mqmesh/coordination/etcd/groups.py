@@ -37,13 +37,11 @@ class SeenPresence(msgspec.Struct, frozen=True):
 
 
 class Ages:
-    """Ages of presences, by the clock of the process that reads them; etcd reports whole seconds
-    only.
+    """Ages of presences, by the clock of their reader; etcd reports whole seconds only.
 
     A renewal puts its key anew. A process that reads the same revision twice, each time with all
-    changes that
-    were answered before, knows that nothing was renewed in between. A watch does not prove that:
-    its member may be behind.
+    changes that were answered before, knows that nothing was renewed in between. A watch does not
+    prove that: its member may be behind.
     """
 
     def __init__(self) -> None:

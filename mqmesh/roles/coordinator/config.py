@@ -20,8 +20,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
         security: Keys and access list; see docs/security.md.
-        data_dir: Directory of its file. Who loses it loses no message, but must tell the
-            coordinator of every group again; see docs/high-availability.md.
+        data_dir: Directory of its file. Losing it loses no message, but every group must be
+            entered again (`mqmesh ha init`); see docs/high-availability.md.
 
         max_connections: Connections at a time, 1 to 1,000,000; more are refused with SYSTEM_BUSY.
         max_total_pending_bytes: Bytes that may wait for all connections together, or of them, 32
@@ -52,7 +52,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             ConfigError: Names the field and what to write instead.
         """
         check_names(self, "name")
-        # Nobody is told where it is: whoever uses it has its address in the configuration.
+        # Nothing publishes its address: each client has it in its configuration.
         check_listen(
             "coordinator",
             self.listen_host,

@@ -1,8 +1,8 @@
 """Records, sessions, and who watches them. Pure: events and the time go in, changes come out.
 
-A change is *decided* first, then written to disk by whoever carries it out, then *applied*: what
-is not on disk is never told to anybody. Renewals of sessions are in memory only; after a restart
-every session has its whole time again.
+A change is *decided* first, then written to disk by the caller, then *applied*: what is not on
+disk is never sent to anybody. Renewals of sessions are in memory only; after a restart every
+session has its whole time again.
 
 A coordinator that stood still would take everybody for dead when it goes on, before it has read
 what they sent meanwhile. So a look that comes late gives all sessions as much time as it was late,
@@ -205,7 +205,7 @@ class Registry:
         return self._next_look_ms
 
     def left_by(self, peer: bytes) -> dict[str, ProcessMark]:
-        """Sessions whose connection this was, and whose processes have told who they are."""
+        """Return the sessions of this connection whose processes have named themselves."""
         return {
             name: one.kept.process
             for name, one in self._sessions.items()
@@ -242,7 +242,7 @@ class Registry:
 
 
 class Watches:
-    """Which connections are told of which keys.
+    """Watches of connections on keys.
 
     Args:
         most: Pairs of connection and key; more are refused.
@@ -256,10 +256,10 @@ class Watches:
         self.count = 0
 
     def watch(self, peer: bytes, keys: Iterable[str]) -> None:
-        """A connection is told of these keys from now on, each once at first, and of no others.
+        """Watches these keys for a connection, and no others; each is reported once at first.
 
         Raises:
-            SystemBusy: There would be too many; it is told what it was told before.
+            SystemBusy: There would be too many; the former watches stay.
         """
         wanted = frozenset(keys)
         count = self.count - len(self._keys.get(peer, ())) + len(wanted)
@@ -275,7 +275,7 @@ class Watches:
             self._peers.setdefault(key, {})[peer] = None
 
     def forget(self, peer: bytes) -> None:
-        """A connection is gone, or wants to be told of nothing."""
+        """Drops all watches of a connection."""
         keys = self._keys.pop(peer, frozenset())
         self.count -= len(keys)
         self._touched.pop(peer, None)
@@ -292,11 +292,11 @@ class Watches:
 
     @property
     def has_news(self) -> bool:
-        """Somebody is to be told something."""
+        """True if a connection has a change to be sent."""
         return bool(self._touched)
 
     def take_news(self) -> dict[bytes, list[str]]:
-        """The keys that each connection is to be told of, once."""
+        """Return the changed keys of each connection, once."""
         touched, self._touched = self._touched, {}
         return {peer: list(keys) for peer, keys in touched.items()}
 

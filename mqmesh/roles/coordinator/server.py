@@ -263,7 +263,7 @@ class CoordinatorServer:
         self._tell_soon()
 
     def _tell_soon(self) -> None:
-        # After this turn of the loop: of many changes only the newest is told.
+        # After this turn of the loop: of many changes only the newest is sent.
         if self._registry.watches.has_news and not self._tells:
             self._tells = True
             self._loop.call_later(0, self._tell)

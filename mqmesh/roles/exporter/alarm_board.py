@@ -1,4 +1,4 @@
-"""Alarms that are on: when each began, and when somebody is to be told of it. Pure."""
+"""Alarms that are on: when each began, and when it is to be reported. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
@@ -19,7 +19,7 @@ from mqmesh.roles.exporter.names import Node
 
 Status = Literal["firing", "resolved"]
 MOST_ALARMS: Final = 10_000
-"""On at a time; a cluster with more is told of by these."""
+"""Most alarms that are on at a time; further ones are left out."""
 
 
 class Alarm(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class RaisedAlarm(msgspec.Struct):
 
     Attributes:
         alarm: As it was found last.
-        told_ms: When somebody was told of it last, ms since 1970; 0 for never.
+        told_ms: When it was reported last, ms since 1970; 0 for never.
     """
 
     alarm: Alarm
@@ -59,7 +59,7 @@ class RaisedAlarm(msgspec.Struct):
 
 
 class AlarmState(msgspec.Struct):
-    """What a monitor remembers; a file can hold it.
+    """State of a monitor; a file can hold it.
 
     Attributes:
         history: Totals of before.
@@ -78,7 +78,7 @@ class AlarmBoard:
 
     Args:
         changes: How rules differ from their defaults.
-        repeat_s: An alarm that lasts is told again after so long; 0 for never.
+        repeat_s: An alarm that lasts is reported again after so long; 0 for never.
         state: What is remembered of before.
     """
 
@@ -98,7 +98,7 @@ class AlarmBoard:
             at_once: Do not wait until something was so for long enough.
 
         Returns:
-            Alarms to tell of: those that began, are over, or last for long.
+            Alarms to report: those that began, are over, or last for long.
         """
         look = ClusterObservation(families, self.state.history, now_ms)
         seen = dict(self._find(look))
@@ -123,7 +123,7 @@ class AlarmBoard:
         return told
 
     def firing(self) -> list[Alarm]:
-        """Alarms that are on, of which somebody was told."""
+        """Return the alarms that are on and were reported."""
         return [known.alarm for known in self.state.known.values() if known.told_ms]
 
     def _find(self, look: ClusterObservation) -> Iterator[tuple[str, tuple[Alarm, int]]]:
@@ -152,7 +152,7 @@ _Plans = dict[tuple[str, str], _Plan]
 
 
 def _plans(rule: AlarmRule, changes: Sequence[RuleChange]) -> _Plans:
-    """How a rule is judged; one of topics only where a topic is named."""
+    """Return the plans of a rule; one of topics is judged only where a topic is named."""
     is_of_topics = rule in TOPIC_RULES
     plans = {("", ""): _Plan(rule.threshold, rule.for_s * 1_000, enabled=not is_of_topics)}
     # Those of a group begin with what holds for all, wherever it stands.

@@ -1,4 +1,4 @@
-"""Tells of alarms: in the log, to a program, to a web service."""
+"""Notifications of alarms: in the log, to a program, to a web service."""
 
 import logging
 import subprocess
@@ -14,9 +14,9 @@ from mqmesh.roles.exporter.alarm_board import Alarm
 from mqmesh.roles.exporter.monitor_config import NotifyConfig
 
 NO_END: Final = "0001-01-01T00:00:00Z"
-"""What Alertmanager writes for an alarm that lasts."""
+"""End of an alarm that lasts, as Alertmanager writes it."""
 MOST_TOLD: Final = 1_000
-"""Of one look, in one document."""
+"""Most alarms of one look, in one document."""
 ANSWER_BYTES: Final = 4_096
 
 _log = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
-    """Tells of alarms that began or ended; who cannot be told is named in the log.
+    """Notifies of alarms that began or ended; the log names a receiver that cannot be reached.
 
     Args:
-        config: Who is told.
+        config: Receivers.
         alarms: Alarms.
         now_ms: Wall clock.
     """

@@ -1,4 +1,4 @@
-"""What is an alarm: conditions on the metrics of a cluster. Pure.
+"""Rules of alarms: conditions on the metrics of a cluster. Pure.
 
 The same conditions stand in ``boards/mqmesh.rules.yml`` for those who have Prometheus.
 """
@@ -32,7 +32,7 @@ UP: Final = "mqmesh_up"
 
 
 class History(msgspec.Struct):
-    """What totals were, so that it is known how much they grew; it can be kept in a file.
+    """Past totals, for the growth of counters; a file can hold them.
 
     Attributes:
         totals: By exported and labels, joined by a tab: pairs of wall-clock ms and total, oldest
@@ -47,7 +47,7 @@ class History(msgspec.Struct):
     def growth(
         self, name: str, sums: Mapping[Labels, float], now_ms: int, window_ms: int
     ) -> dict[Labels, float | None]:
-        """How much totals grew, and notes what they are.
+        """Return how much totals grew, and note what they are.
 
         Args:
             name: Of the exported.
@@ -57,7 +57,7 @@ class History(msgspec.Struct):
 
         Returns:
             Growth by labels; None where nothing is known of so long ago. A total that is smaller
-            than before began anew with its process; one that a process did not tell before was 0.
+            than before began anew with its process; one that a process did not report before was 0.
         """
         found: dict[Labels, float | None] = {}
         for labels, total in sums.items():
@@ -88,7 +88,7 @@ class History(msgspec.Struct):
 
 
 class ClusterObservation(msgspec.Struct, frozen=True):
-    """What rules look at.
+    """Metrics that rules look at.
 
     Attributes:
         families: Metrics of now.
@@ -103,7 +103,7 @@ class ClusterObservation(msgspec.Struct, frozen=True):
     def grown(
         self, name: str, by: Labels, window_ms: int, **where: str
     ) -> dict[Labels, float | None]:
-        """How much the sums of a counter grew within so long; see ``History.growth``."""
+        """Return how much the sums of a counter grew within so long; see ``History.growth``."""
         # Counters of different labels are different totals, and so are those of two processes: who
         # does not answer any more takes nothing back.
         told = "".join(f"{{{label}={value}}}" for label, value in where.items()) + f"[{window_ms}]"
@@ -141,7 +141,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
     summary: str
 
     def sentence(self, labels: Labels, value: float, threshold: float) -> str:
-        """What is wrong, in words."""
+        """Return the alarm as a sentence."""
         told = dict(zip(self.by, labels, strict=True))
         return self.summary.format(value=value, threshold=threshold, **told)
 

@@ -1,6 +1,6 @@
 """Asks the processes of a cluster for their metrics, each with a deadline, and makes a page of it.
 
-Processes are asked at the same time, over ZeroMQ. One that does not answer is told as
+Processes are asked at the same time, over ZeroMQ. One that does not answer is reported as
 ``mqmesh_up`` 0 and holds nobody else up for longer than ``timeout_ms``.
 """
 
@@ -31,7 +31,7 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import client_transport, find_credentials
 
 NO_CLUSTER: Final = "DefaultCluster"
-"""What processes that know no name of their cluster are said to belong to."""
+"""Cluster of processes that know no name of theirs."""
 UNKNOWN: Final = "process"
 """Type of one that has never said what it is."""
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What a process said; no readings from one that did not answer."""
+    """Answer of a process; no readings from one that did not answer."""
 
     node: Node
     readings: Readings | None
@@ -89,7 +89,7 @@ class Collector:
         self._brokers: list[BrokerData] = []
         self._known = {} if known is None else known
         self._silent: set[str] = set()
-        # Who does not answer has the names that it told before.
+        # A process that does not answer has the names that it gave before.
         self._told: dict[str, Node] = {}
         self._keys = dict(config.server_keys)
         self._others = others
@@ -164,7 +164,7 @@ class Collector:
         return _Asked(node, readings, series, left_out)
 
     def _groups(self, client: GroupAdmin, node: Node) -> tuple[list[Series], int]:
-        """What is told of consumer groups, and how many are left out."""
+        """Return the series of consumer groups, and how many groups are left out."""
         series: list[Series] = []
         left_out = 0
         for progress in client.all_progress().values():
@@ -178,7 +178,7 @@ class Collector:
         return series, left_out
 
     def _nodes_beside(self, cluster: str, listed: set[str]) -> Iterator[Node]:
-        """Who is asked beside name servers and the brokers that they list."""
+        """Yield the nodes that are asked beside name servers and the brokers that they list."""
         found = {one: Node(cluster, "", one, one) for one in self._config.other_addr}
         for entry in self._others():
             endpoint = entry.endpoint.removeprefix("tcp://")  # as name servers write it
@@ -197,7 +197,7 @@ class Collector:
                 yield _Asked(node, None, [])
 
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
-        # A broker may be asked before name servers tell its group: then of itself alone.
+        # A broker may be asked before name servers know its group: then of itself alone.
         client = self._clients.get((endpoint, broker_name))
         if client is None:
             client = self._clients[endpoint, broker_name] = self._connect(endpoint, broker_name)

@@ -20,8 +20,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         name: Name of the instance, shown in logs and to administrators.
         listen_host: Address to listen at for HTTP. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
-        allow_insecure_bind: Listen beyond this machine. Whoever reaches it reads all metrics, and
-            nothing else.
+        allow_insecure_bind: Listen beyond this machine. A client that reaches it reads all metrics,
+            and nothing else.
         tls_cert_file: Certificate of the page, PEM, followed by those that vouch for it: the page
             is served by https then, beyond this machine, too. "" for http. Read at the start.
         tls_key_file: Its private key, PEM, without a passphrase.
@@ -37,15 +37,15 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             the key of the name servers.
         timeout_ms: For each answer of a process, 100 to 60,000 ms; keep it below the
             ``scrape_timeout`` of Prometheus.
-        min_interval_ms: Whoever asks again within so long gets the same page, 0 to 600,000 ms.
-        forget_ms: A broker that name servers know no more is told as down for so long, 0 to
+        min_interval_ms: Requests within so long get the same page, 0 to 600,000 ms.
+        forget_ms: A broker that name servers know no more is reported as down for so long, 0 to
             86,400,000 ms; then it counts as taken away.
-        max_groups: Consumer groups of each broker whose progress is told, 0 to 100,000;
+        max_groups: Consumer groups of each broker whose progress is reported, 0 to 100,000;
             ``mqmesh_exporter_groups_left_out`` says how many are not.
-        topic_regex: Tell these topics only, up to 255 characters: a glob in spite of its name,
+        topic_regex: Report these topics only, up to 255 characters: a glob in spite of its name,
             where ``*`` stands for any characters, all others for themselves. "" for all.
         group_regex: The same of consumer groups, and with each its retry topic and dead letters.
-        rocketmq4_names: Tell the names of RocketMQ 4's exporter, too: its boards show them.
+        rocketmq4_names: Report the names of RocketMQ 4's exporter, too: its boards show them.
     """
 
     enable: bool = False

@@ -8,7 +8,7 @@ from mqmesh.metrics import Distribution, MetricKind
 
 
 class ExportedMetric(msgspec.Struct, frozen=True):
-    """What all series of a family have in common.
+    """Description that all series of a family have in common.
 
     Attributes:
         name: As it is exposed; of a histogram without ``_bucket``, ``_sum`` and ``_count``.
@@ -67,7 +67,7 @@ class Families:
 
         Args:
             name: Of the exported.
-            by: Labels whose values tell the sums apart; one that the exported has not is "".
+            by: Labels by whose values it sums; one that the exported has not is "".
             where: Only series with these values of labels.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Which topics and consumer groups are told, by globs: ``*`` stands for any characters. Pure."""
+"""Choice of topics and consumer groups by globs: ``*`` stands for any characters. Pure."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -50,7 +50,7 @@ class Globs:
     """Keeps the series of some topics and groups.
 
     What has neither a topic nor a consumer group is kept, and so are sums of those that a broker
-    does not tell apart.
+    reports as one.
 
     Args:
         topic_glob: Of topics. Those that mqmesh itself uses are kept whatever it says, but for
@@ -63,7 +63,7 @@ class Globs:
         self._group_glob = group_glob
 
     def takes_topic(self, topic: str) -> bool:
-        """True if a topic is told."""
+        """Return True if a topic is exported."""
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
             if topic.startswith(prefix):
                 return self.takes_group(topic.removeprefix(prefix))
@@ -71,11 +71,11 @@ class Globs:
         return is_own or matches(self._topic_glob, topic)
 
     def takes_group(self, group: str) -> bool:
-        """True if a consumer group is told."""
+        """Return True if a consumer group is exported."""
         return group == OTHER or matches(self._group_glob, group)
 
     def kept(self, series: Iterable[Series]) -> Iterable[Series]:
-        """Those of the topics and groups that are told."""
+        """Return the series of the topics and groups that are exported."""
         return self._kept(series) if self._topic_glob or self._group_glob else series
 
     def _kept(self, series: Iterable[Series]) -> Iterator[Series]:

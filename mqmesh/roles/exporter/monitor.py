@@ -1,4 +1,4 @@
-"""The monitor: looks at a cluster now and then, and tells of alarms."""
+"""The monitor: looks at a cluster now and then, and reports alarms."""
 
 import logging
 import threading
@@ -63,7 +63,7 @@ class Monitor:
         self._collector = collector or Collector(asked, clock, others, self._pool.map, known=known)
 
     def look(self, *, at_once: bool = False) -> list[Alarm]:
-        """Looks once, and tells of what has changed.
+        """Looks once, and reports what has changed.
 
         Args:
             at_once: Do not wait until something was so for long enough.

@@ -17,7 +17,7 @@ _Threshold = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
 class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an alarm differs from its default.
+    """Difference of an alarm from its default.
 
     Attributes:
         alarm: Its name.
@@ -55,7 +55,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is told.
+    """Receivers of alarms.
 
     Attributes:
         log: Write a line for each alarm that begins or ends.
@@ -64,7 +64,7 @@ class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         webhook_url: Where the same JSON is posted, ``http://`` or ``https://``; "" for nowhere.
             It has the form of Alertmanager's webhook.
         timeout_s: For the command and the webhook, 1 to 60 s.
-        repeat_s: An alarm that lasts is told again after so long, 0 for never.
+        repeat_s: An alarm that lasts is reported again after so long, 0 for never.
     """
 
     log: bool = True
@@ -106,7 +106,7 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         state_file: What was seen is kept there, so that a restart forgets no alarm, and
             ``--once`` knows what has grown. "" for nowhere.
         rule: Alarms that differ from their defaults; one of a group goes before one of all.
-        notify: Who is told.
+        notify: Receivers of alarms.
     """
 
     enable: bool = False

@@ -116,7 +116,7 @@ def _scaled(value: MetricValue, scale: float) -> float | Distribution:
 
 
 def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Series]:
-    """What RocketMQ 5 tells of a broker beside single metrics.
+    """Yield the series that RocketMQ 5 has of a broker beside single metrics.
 
     Args:
         node: A master.
@@ -161,7 +161,7 @@ def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], fl
 
 
 def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series]:
-    """What is told of a consumer group on one broker: what RocketMQ 5 tells, and who differs.
+    """Yield the series of a consumer group on one broker: RocketMQ 5's, and differing members.
 
     Args:
         node: The broker.
@@ -215,7 +215,7 @@ def topics_of(group: GroupTopics) -> list[TopicProgress]:
 
 
 def waits_ms(timestamp: float, now_ms: int) -> float:
-    """How long something has been waiting; 0 where nothing waits."""
+    """Return how long something has been waiting, ms; 0 where nothing waits."""
     return max(now_ms - timestamp, 0) if timestamp else 0
 
 

@@ -42,7 +42,7 @@ class Page:
 
 
 def text_of(families: Families) -> bytes:
-    """What Prometheus reads, its text format 0.0.4; 1.5 µs a line."""
+    """Return the page for Prometheus, in its text format 0.0.4; 1.5 µs a line."""
     parts: list[str] = []
     for exported, series in families:
         name = exported.name

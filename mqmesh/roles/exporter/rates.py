@@ -1,4 +1,4 @@
-"""How quickly totals grow, and what they were at midnight. Pure."""
+"""Rates of totals, and totals at midnight. Pure."""
 
 from collections.abc import Hashable
 from typing import Final
@@ -32,7 +32,7 @@ class Rates:
         return len(self._seen)
 
     def rate(self, key: Hashable, total: float, now_ms: int) -> float:
-        """How much a total grows a second; 0 when it is seen for the first time.
+        """Return the growth of a total a second; 0 when it is seen for the first time.
 
         Args:
             key: Which total.
@@ -56,7 +56,7 @@ class Rates:
 
 
 class DayTotals:
-    """What totals were when a day began, as far as somebody looked.
+    """Totals at the beginning of a day, as far as somebody looked.
 
     Before the first midnight, the day began when the total was seen for the first time.
     """

@@ -34,7 +34,7 @@ _PUT_TIMES: Final = (
     ("5to10s", 10_000.0),
     ("10stomore", float("inf")),
 )
-"""What follows ``rocketmq_brokeruntime_pmdt_``, and up to how many ms it counts."""
+"""Suffixes of ``rocketmq_brokeruntime_pmdt_``, and up to how many ms each counts."""
 _ABSENT: Final = (
     "pull_threadpoolqueue_headwait_timemills",
     "query_threadpoolqueue_headwait_timemills",
@@ -48,7 +48,7 @@ _ABSENT: Final = (
 
 
 class RocketMQ4Names:
-    """Tells metrics of brokers and groups under the names of RocketMQ 4's exporter.
+    """Makes series of brokers and groups under the names of RocketMQ 4's exporter.
 
     Args:
         rates: Of totals.
@@ -60,7 +60,7 @@ class RocketMQ4Names:
         self._days = days
 
     def broker(self, node: Node, readings: Readings, now_ms: int, wall_ms: int) -> Iterator[Series]:
-        """What is told of a master.
+        """Yield the series of a master.
 
         Args:
             node: It.
@@ -155,7 +155,7 @@ class RocketMQ4Names:
         return self._days.mornings((node.endpoint, what), total, wall_ms)
 
     def group(self, node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series]:
-        """What is told of a consumer group on one master.
+        """Yield the series of a consumer group on one master.
 
         Args:
             node: The master.
@@ -196,7 +196,7 @@ class RocketMQ4Names:
 
 
 def _of_member(group: str, member: ConsumerConnection) -> Iterator[Series]:
-    """What a member's last heartbeat said; each broker is told the same."""
+    """Yield the series of a member's last heartbeat; each broker gets the same one."""
     for one in member.stats:
         client = {"clientAddr": member.client_id, "clientId": member.client_id}
         labels = client | {"group": group, "topic": one.topic}
@@ -212,7 +212,7 @@ def _of_member(group: str, member: ConsumerConnection) -> Iterator[Series]:
 
 
 def put_times(readings: Readings) -> Iterator[tuple[str, int]]:
-    """How many sends took how long, by what RocketMQ 4 calls it; mqmesh tells fewer steps."""
+    """Yield the counts of sends by RocketMQ 4's steps of time; mqmesh has fewer steps."""
     counts = dict.fromkeys((name for name, _ in _PUT_TIMES), 0)
     for reading in readings:
         if reading.metric.name != "command_latency_ms":

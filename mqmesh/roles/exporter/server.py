@@ -34,11 +34,11 @@ AT_ONCE: Final = 8
 MOST_CONNECTIONS: Final = 16
 """At a time; more are closed at once."""
 CONNECTION_S: Final = 10
-"""Who says nothing for so long is closed."""
+"""Time after which a silent connection is closed."""
 LATELY_MS: Final = 5_000
 """A name server that answered so long ago counts as one that answers."""
 HEALTH_WAIT_MS: Final = 500
-"""That a question for health waits for name servers: `mqmesh status` waits for a second."""
+"""Time that a question for health waits for name servers: `mqmesh status` waits for a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class ExporterServer:
         self._admin.cluster()
 
     def _health(self) -> tuple[HTTPStatus, bytes]:
-        """Without a name server there is nothing to tell; but the process itself runs."""
+        """Return 503 without a name server: there are no metrics then, but the process itself
+        runs."""
         answers = self._names.answers()
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         info = RoleInfo("exporter", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
@@ -138,7 +139,7 @@ class ExporterServer:
 
 
 class NamesrvHealth:
-    """Whether a name server answers; threads may ask at the same time.
+    """Health check of the name servers: one must answer; threads may ask at the same time.
 
     Args:
         ask: Asks them; raises MQMeshError if none answers. Called by one thread at a time.
@@ -198,21 +199,22 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """See ``ThreadingMixIn``; who is too many is closed."""
+        """Implement ``ThreadingMixIn``; a connection beyond the limit is closed."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """See ``ThreadingMixIn``; the handshake is made here, where it holds up nobody else."""
+        """Implement ``ThreadingMixIn``; the handshake is made here, where it holds up nobody."""
         try:
             if self._tls is not None:
                 request.settimeout(CONNECTION_S)
                 request = self._tls.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except OSError as error:
-            # It is closed already. Whoever does not speak TLS, or not ours, is no news.
+            # The socket is closed already. A client that does not speak TLS, or not ours, is
+            # normal.
             _log.debug("no TLS with %s: %s", client_address, error)
         finally:
             self._free.release()
@@ -252,7 +254,7 @@ class _Answering(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_HEAD(self) -> None:
-        """As GET, without the body."""
+        """Answers like GET, without the body."""
         self.do_GET()
 
     def do_POST(self) -> None:
@@ -278,7 +280,7 @@ class _Answering(BaseHTTPRequestHandler):
 
 
 def _tls_of(config: ExporterConfig) -> ssl.SSLContext | None:
-    """What encrypts; None without a certificate."""
+    """Return the TLS context; None without a certificate."""
     if not config.tls_cert_file:
         return None
     for name in ("tls_cert_file", "tls_key_file"):

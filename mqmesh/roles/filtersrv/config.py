@@ -24,8 +24,8 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         broker_name: Broker group that it filters for.
         broker_addr: That broker as ``host:port``; it pulls and registers there.
         listen_host: Address to listen at. The default serves this machine only.
-        listen_port: TCP port, 0 to 65,535; 0 takes a free one, since consumers are told which.
-        advertised_host: Host that consumers are told to connect to; empty for ``listen_host``.
+        listen_port: TCP port, 0 to 65,535; 0 takes a free one, since consumers learn it.
+        advertised_host: Host that consumers connect to; empty for ``listen_host``.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
         security: Keys and access list; see docs/security.md.

@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 class FilterState(enum.Enum):
-    """How a filter is."""
+    """States of a filter."""
 
     STOPPED = "stopped"
-    """It has no process, and gets one with the next messages."""
+    """The filter has no process, and gets one with the next messages."""
     LOADING = "loading"
     READY = "ready"
     WAITING = "waiting"
@@ -45,11 +45,11 @@ class FilterState(enum.Enum):
     PARKED = "parked"
     """Its process died again and again."""
     REFUSED = "refused"
-    """It cannot be loaded, ever."""
+    """The filter cannot be loaded, ever."""
 
 
 class Worker(Protocol):
-    """What is needed of a process; ``WorkerProcess`` has it."""
+    """Process of a filter; ``WorkerProcess`` is one."""
 
     pid: int
 
@@ -57,11 +57,11 @@ class Worker(Protocol):
         """Asks about batches."""
 
     def close(self) -> None:
-        """Ends it; nothing more is told."""
+        """Ends it; its callbacks are called no more."""
 
 
 StartWorker = Callable[[str, Callable[[Answer], None], Callable[[str], None]], Worker]
-"""Starts a process for a source; told of its answers, and of its death."""
+"""Function that starts a process for a source; it calls back with answers, and with its death."""
 
 
 class _Job(msgspec.Struct):
@@ -134,7 +134,7 @@ class FilterRunner:
 
     @property
     def state(self) -> FilterState:
-        """How it is; waiting ends by itself."""
+        """State now; waiting ends by itself."""
         resting = self._state in (FilterState.WAITING, FilterState.PARKED)
         if resting and self._clock.monotonic_ms() >= self._resume_ms:
             self._state = FilterState.STOPPED
@@ -169,7 +169,7 @@ class FilterRunner:
         )
 
     def idle_ms(self) -> int:
-        """How long nobody has wanted anything of it."""
+        """Return for how long nobody has wanted anything of it."""
         if self.pulls or self._jobs or self._current or self._loading:
             return 0
         return self._clock.monotonic_ms() - self._used_ms
@@ -212,7 +212,7 @@ class FilterRunner:
         self._used_ms = self._clock.monotonic_ms()
 
     def load(self, on_loaded: OnLoaded) -> None:
-        """Has it loaded; told the rungs that confine it, or why it cannot be used.
+        """Has it loaded; calls back with the rungs that confine it, or why it cannot be used.
 
         Raises:
             FilterFailed, SystemBusy: As ``check_usable``.
@@ -230,7 +230,7 @@ class FilterRunner:
         Args:
             parts: Whole batches, checked.
             messages: How many they hold, from 1.
-            on_done: Told one byte a message (1 match, 0 none), or why there is no answer.
+            on_done: Called with one byte a message (1 match, 0 none), or why there is no answer.
         """
         size = sum(map(len, parts))
         try:
@@ -243,7 +243,7 @@ class FilterRunner:
         self._go_on()
 
     def close(self) -> None:
-        """Ends its process; whoever waits is told to try again."""
+        """Ends its process; waiting requests fail, and their clients try again."""
         self._end_worker()
         self._state = FilterState.STOPPED
         self._fail_all(BrokerNotAvailable(f"{self.name} was stopped"))
@@ -307,7 +307,7 @@ class FilterRunner:
             _log.info("%s gets a new process: half of its processor time is used up", self.name)
             self._end_worker()
             self._state = FilterState.STOPPED
-        # Being told, the asker may ask again at once; so that comes last.
+        # The callback may ask again at once; so it comes last.
         if answer.status is Status.MATCHED:
             self._failures = 0
             hits = answer.body.count(1)

@@ -20,13 +20,13 @@ EVICT_IDLE_MS: Final = 10_000
 """When all places are taken, a filter idle for so long gives its own up."""
 RETRY_AFTER_MS: Final = 1_000
 SHARE: Final = 2
-"""Of what is left by others, a user's messages may take this part."""
+"""Divisor of the bytes that others leave: a user's messages may take such a part of them."""
 
 _log = logging.getLogger(__name__)
 
 
 class FilterStatus(msgspec.Struct, frozen=True):
-    """How the filters are at one moment.
+    """Status of all filters at one moment.
 
     Attributes:
         filters: How many, by state.
@@ -63,7 +63,7 @@ class FilterTable:
         return len(self._runners)
 
     def status(self) -> FilterStatus:
-        """How they are now."""
+        """Return the status at this moment."""
         runners = self._runners.values()
         gone = self._gone
         return FilterStatus(
@@ -85,7 +85,7 @@ class FilterTable:
             group: Consumer group, checked.
             wanted_id: What the consumer calls it.
             data: Source, UTF-8.
-            on_loaded: Told how it went.
+            on_loaded: Called with the outcome.
 
         Raises:
             MessageIllegal: Too long, no text, or not what its id says.

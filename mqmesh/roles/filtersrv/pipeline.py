@@ -15,7 +15,7 @@ QUESTION_MESSAGES: Final = 16_384
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a filter is asked at once.
+    """Messages that a filter is asked about at once.
 
     Attributes:
         parts: Whole batches.
@@ -45,7 +45,7 @@ class FilterPass:
         self._found = bytearray()
 
     def questions(self) -> list[Question]:
-        """What to ask the filter, one after the other."""
+        """Return the questions for the filter, one after the other."""
         questions: list[Question] = []
         parts: list[bytes | memoryview] = []
         messages = 0
@@ -64,7 +64,7 @@ class FilterPass:
         self._found += found
 
     def reply(self) -> Reply:
-        """What the consumer gets: what was judged, and where to go on behind it."""
+        """Return the consumer's answer: what was judged, and where to go on behind it."""
         parts: list[bytes | memoryview] = []
         next_queue_offset = self._answer.next_queue_offset
         start = 0

@@ -56,7 +56,7 @@ UNREACHABLE_RETRY_MS: Final = 200
 PULL_BUDGET_MS: Final = 3_000
 """A pull whose messages take longer than this is answered with those that were judged."""
 PULL_MARGIN_MS: Final = 5_000
-"""What the way to the broker and back may add to the time that a pull waits there."""
+"""Time that the way to the broker and back may add to the wait of a pull there."""
 
 _FOUND: Final = int(PullStatus.FOUND)
 

@@ -1,10 +1,10 @@
-"""How many workers may run at once, so that their memory together stays within a budget. Pure.
+"""Places for workers: so many that their memory together stays within a budget. Pure.
 
 A place that is wanted while all are taken comes from, in this order:
 
 1. the worker that had nothing to do for longest, from ``FREE_MS``;
 2. a user that has two places more than the one who wants it, so that all get equal shares;
-3. whoever has had a place for longest, from ``TURN_MS``, of the users with no fewer places.
+3. the worker that has had a place for longest, from ``TURN_MS``, of the users with no fewer places.
 """
 
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tenant(Protocol):
-    """What runs in a place; ``FilterRunner`` is one."""
+    """Worker's owner in a place; ``FilterRunner`` is one."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Tenant(Protocol):
 
     @property
     def user(self) -> str:
-        """Whose it is; each user has a share of the places."""
+        """User that it belongs to; each user has a share of the places."""
 
     def rest(self) -> None:
         """Ends its worker, until there is something to do again."""

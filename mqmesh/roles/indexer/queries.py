@@ -1,4 +1,4 @@
-"""Queries that an index process is working on. Pure: it is told the time."""
+"""Queries that an index process is working on. Pure: the caller passes the time."""
 
 from collections import deque
 from typing import Final

@@ -14,7 +14,7 @@ _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 CHANGEABLE: Final = ("broker_expire_ms", "scan_interval_ms")
-"""What administrators may change while a name server runs."""
+"""Settings that administrators may change while a name server runs."""
 
 
 class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,8 +25,8 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port for requests, 0 to 65,535; 0 takes a free one, for tests.
         publish_port: TCP port of the route-change hints, 0 to 65,535; 0 takes a free one, since
-            clients are told which. Fix it where a firewall must know it.
-        advertised_host: Host that clients are told to hear hints from; empty for
+            clients learn the port from the name server. Fix it where a firewall must know it.
+        advertised_host: Host that clients connect to for hints; empty for
             ``listen_host``. Needed when that is a wildcard or behind a translated address.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.

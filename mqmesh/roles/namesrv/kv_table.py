@@ -89,7 +89,7 @@ class KvTable:
         return dict(content)
 
     def namespaces(self) -> list[str]:
-        """Those that have keys."""
+        """Return the namespaces that have keys."""
         return list(self._pairs)
 
     def dump(self) -> dict[str, dict[str, str]]:

@@ -2,9 +2,9 @@
 
 A broker process is a *member* of its broker group, known by its broker id. It is
 in the table from its first REGISTER_BROKER until it unregisters, its connection
-breaks, or it is silent for too long; each life of the process is told from the
-one before by its ``instance_id``. The topics of a group are those of its lowest
-member that has told them, which is the master while there is one.
+breaks, or it is silent for too long; ``instance_id`` distinguishes the lives of
+a process. The topics of a group are those of its lowest member that has registered
+them, which is the master while there is one.
 
 A group without members is in no route. One thing stays behind: the queues of
 ordered topics, because a key must go to the same queue while a broker is down.
@@ -77,7 +77,7 @@ class _BrokerGroup(msgspec.Struct):
     cluster_name: str
     members: dict[int, _Member]
     indexed: _Table
-    """What the index of topics holds for this group."""
+    """Topics of this group in the index of topics."""
     epoch: int = 0
     """The highest of its masters so far."""
     is_elected: bool = False
@@ -326,7 +326,7 @@ class RouteTable:
         return [_broker_data(name, self._groups[name]) for name in names if name in self._groups]
 
     def _advice(self, topic: str) -> str:
-        """What to do about a topic that nobody carries."""
+        """Return advice about a topic that nobody carries."""
         if not self._groups:
             return ": no broker runs that this name server knows of"
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -552,7 +552,7 @@ def _leading_table(group: _BrokerGroup) -> _Table | None:
 
 
 def _appearance(group: _BrokerGroup) -> dict[int, tuple[BrokerAddress, int, bool]]:
-    """What clients see of a group beside its topics."""
+    """Return the part of a group that clients see beside its topics."""
     return {
         broker_id: (member.address, member.perm, member.topics is not None)
         for broker_id, member in group.members.items()

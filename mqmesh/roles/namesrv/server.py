@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """What outlives a restart; the JSON document of ``STATE_FILE``."""
+    """State that outlives a restart; the JSON document of ``STATE_FILE``."""
 
     version: int = STATE_VERSION
     kv: dict[str, dict[str, str]] = {}

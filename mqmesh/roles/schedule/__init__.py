@@ -1,1 +1,1 @@
-"""The schedule service: tells its broker which delayed messages are due."""
+"""The schedule service: reports to its broker which delayed messages are due."""

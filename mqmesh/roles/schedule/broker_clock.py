@@ -3,7 +3,7 @@
 from typing import Final
 
 STEP_MS: Final = 200
-"""Answers that are further behind than this tell of a clock that was set back."""
+"""Answers that are further behind than this show a clock that was set back."""
 
 
 class BrokerClock:
@@ -18,7 +18,7 @@ class BrokerClock:
         self._ahead_ms: int | None = None
 
     def note(self, broker_ms: int, now_ms: int, *, exact: bool = False) -> None:
-        """An answer told the time.
+        """Takes note of the time in an answer.
 
         Args:
             broker_ms: The broker's wall clock, when it answered.

@@ -1,4 +1,4 @@
-"""What waits of one stored batch, cut into chunks: the values of the timetable.
+"""Waiting runs of one stored batch, cut into chunks: the values of the timetable.
 
 A run is consecutive messages of a batch that are due at the same time. The runs of a batch
 are put in the order of their times and cut into chunks of a few, so that a batch whose
@@ -62,7 +62,7 @@ def decode_chunk(data: bytes) -> list[DueRun]:
 
 
 def without(runs: Iterable[DueRun], first: int, count: int) -> list[DueRun]:
-    """What is left of runs without some messages of the batch."""
+    """Return the runs that are left without some messages of the batch."""
     end = first + count
     left: list[DueRun] = []
     for run in runs:

@@ -54,5 +54,5 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def name(self) -> str:
-        """Of the process, for logs and `mqmesh status`."""
+        """Name of the process, for logs and `mqmesh status`."""
         return f"schedule-{self.broker_name}"

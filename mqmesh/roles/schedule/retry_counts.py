@@ -1,4 +1,4 @@
-"""How many messages wait for a retry, by consumer group: a part of the timetable, in its pairs.
+"""Counts of messages that wait for a retry, by consumer group: a part of the timetable's pairs.
 
 Keys, beside those of the timetable; numbers are big endian:
 

@@ -32,7 +32,7 @@ from mqmesh.transport.interface import Connection, Transport
 
 TIMETABLE_DIRECTORY: Final = "timetable"
 LOOK_MS: Final = 200
-"""How often the name servers are asked where the broker is, while there is no session."""
+"""Interval at which the name servers are asked for the broker, while there is no session."""
 NAMESRV_TIMEOUT_MS: Final = 3_000
 MASTER_ID: Final = 0
 
@@ -77,7 +77,7 @@ class ScheduleServer:
         """Takes its directory, and begins to look for the broker.
 
         Returns:
-            Where it answers PING, and tells its metrics.
+            Where it answers PING, and serves its metrics.
 
         Raises:
             ConfigError: The directory for sockets cannot be used; or security was on there, and is

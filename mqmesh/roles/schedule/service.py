@@ -1,4 +1,4 @@
-"""What the schedule service does: follows the schedule topic, says what is due.
+"""The schedule service as a state machine: follows the schedule topic, says what is due.
 
 Pure: connection, timers, clock and timetable are given; ``server.py`` has them. The
 states are those of ``State``; a session begins with every connection, and again whenever
@@ -46,7 +46,7 @@ from mqmesh.roles.schedule.retry_counts import ChunkId
 from mqmesh.roles.schedule.timetable import Found, Taken, Timetable
 
 IDLE_MS: Final = 1_000
-"""How often the broker is asked when it says nothing: it may have been set another time."""
+"""Interval at which a silent broker is asked: its clock may have been set."""
 BACKLOG_MESSAGES: Final = 1_000
 """So many in one request, or more, are followed by the next at once."""
 CANCEL_AGAIN_MS: Final = 20
@@ -60,24 +60,24 @@ _log = logging.getLogger(__name__)
 
 
 class SessionState(enum.Enum):
-    """How far a session is."""
+    """States of a session."""
 
     AWAY = "away"
     OPENING = "opening"
     CATCHING_UP = "catching up"
-    """It reads what was stored, and done, while it was away."""
+    """The service reads what was stored, and done, while it was away."""
     SERVING = "running"
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True):
-    """How the service is at one moment.
+    """Status of the service at one moment.
 
     Attributes:
         state: Of the session.
         sessions: How often one was begun.
         pending: Delayed messages that wait.
         late_ms: How long the first of them is due, also while it is being delivered; 0 if none is,
-            or nobody could be told.
+            or unless the session serves.
         in_flight: Deliveries that the broker has not answered yet.
         delivered: Messages.
         refused: Requests that the broker refused.
@@ -115,7 +115,7 @@ class PlannedCall(Protocol):
     """Something that was planned."""
 
     def cancel(self) -> None:
-        """It is not wanted any more."""
+        """Cancels the call."""
 
 
 class ScheduleService:
@@ -125,10 +125,10 @@ class ScheduleService:
         config: Settings.
         clock: Monotonic time.
         call_later: Plans a call, in ms.
-        open_table: The timetable as it stands on disk; anew when told so.
+        open_table: The timetable as it stands on disk; with True, a new one.
         boot_id: Of the running system.
-        on_session_lost: Told when the broker does not go on with a session, or begins none: it may
-            lead no more.
+        on_session_lost: Called when the broker does not go on with a session, or begins none:
+            it may lead no more.
 
     Attributes:
         state: Of the session.
@@ -177,7 +177,7 @@ class ScheduleService:
     # ---- Sessions --------------------------------------------------------------------
 
     def on_connected(self, broker: Broker) -> None:
-        """There is a connection; what was asked before will not be answered."""
+        """Begins a session on a new connection; what was asked before will not be answered."""
         self._leave()
         self._broker = broker
         self._open()
@@ -193,7 +193,7 @@ class ScheduleService:
         return self.state in (SessionState.CATCHING_UP, SessionState.SERVING)
 
     def status(self) -> ScheduleStatus:
-        """How it is now."""
+        """Return the status at this moment."""
         table = self._table
         due_ms = None
         if table is not None and self.state is SessionState.SERVING:
@@ -425,7 +425,7 @@ class ScheduleService:
             _log.warning("deliveries were refused: %s", error)
             table.put_back(taken)
             self._pause(error)
-            self._pull()  # tells whether the session stands
+            self._pull()  # shows whether the session stands
             self._plan()
 
         # Owners are counted from the first run, so the request may be cut.

@@ -19,8 +19,8 @@ Keys; numbers are big endian, so that they sort:
 
 A place is the commit-log offset of a batch in the schedule topic; ``chunk`` numbers the
 chunks of a batch. ``due`` is the time of the chunk's first run. Entries under ``i`` stay
-until the log has forgotten the batch, so that it can be told why nothing waits. More keys stand
-in ``retry_counts``.
+until the log has forgotten the batch, so that a later look-up knows why nothing waits. More
+keys stand in ``retry_counts``.
 """
 
 import enum
@@ -68,7 +68,7 @@ _END_PLACE: Final = b"q"
 
 
 class TimetableState(msgspec.Struct, array_like=True):
-    """How far the table covers which log. On disk: positions never change.
+    """Position of the table in its log. On disk: positions never change.
 
     Attributes:
         version: Of the table's form.
@@ -93,7 +93,7 @@ class TimetableState(msgspec.Struct, array_like=True):
 
 
 class Taken(msgspec.Struct):
-    """What one request asks the broker for.
+    """Runs that one request asks the broker for.
 
     Attributes:
         runs: In the order of the log.
@@ -107,7 +107,7 @@ class Taken(msgspec.Struct):
 
 
 class Found(enum.Enum):
-    """What is known of a message."""
+    """States of a message that is looked up."""
 
     WAITS = 0
     UNKNOWN = 1
@@ -173,7 +173,7 @@ class Timetable:
         records: Sequence[Sequence[Run]],
         cursors: Sequence[int],
     ) -> None:
-        """What was stored in the schedule topic since the last call.
+        """Adds what was stored in the schedule topic since the last call.
 
         Args:
             entries: Batches.
@@ -285,7 +285,7 @@ class Timetable:
         return [taken.runs[index] for index in over]
 
     def put_back(self, taken: Taken) -> None:
-        """What was taken waits again."""
+        """Puts back what was taken: it waits again."""
         self.release(chunk_id for chunk_id, _, _ in taken.chunks)
 
     def hold(self, chunk_ids: Iterable[ChunkId]) -> None:

@@ -1,1 +1,1 @@
-"""What starts the roles of a cluster and looks after them: restarts, run file, log lines."""
+"""The supervisor of a cluster's processes: starts, restarts, run file, log lines."""

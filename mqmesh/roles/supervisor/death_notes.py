@@ -1,8 +1,9 @@
-"""Tells a coordination engine that a broker's process is dead, as soon as its supervisor knows.
+"""Reports to a coordination engine that a broker's process is dead, once its supervisor knows.
 
-A session ends when it is not renewed for its whole time. Whoever has reaped a process knows at once
-that it is dead, and ends its session: a certificate of death. The embedded coordinator sees by
-itself that processes of its own machine are gone; this is for etcd, and for one elsewhere.
+A session ends when it is not renewed for its whole time. A supervisor that has reaped a process
+knows at once that it is dead, and ends its session: a certificate of death. The embedded
+coordinator sees by itself that processes of its own machine are gone; this is for etcd, and for
+one elsewhere.
 
 All of it is done by a thread with a loop of its own: the supervisor waits for nobody.
 """
@@ -43,7 +44,7 @@ class ReplicaSeat(msgspec.Struct, frozen=True):
 
 
 class NotesLoop(Protocol):
-    """What the thread needs of its loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
+    """Event loop of the thread; ``mqmesh.transport.zmq.loop.EventLoop`` is one."""
 
     def run(self) -> None:
         """Serves until it is stopped."""
@@ -85,7 +86,7 @@ class DeathNotes:
             self._loop.call_soon_threadsafe(look)
 
     def close(self) -> None:
-        """Tells no more, and closes the transport."""
+        """Ends all reports, and closes the transport."""
         self._loop.stop()
         self._thread.join()
         for engine in self._engines.values():

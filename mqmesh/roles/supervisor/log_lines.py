@@ -96,7 +96,7 @@ class LineParser:
 
         Args:
             line: Without its line break.
-            now: Time for lines that tell none.
+            now: Time for lines that have none.
         """
         parts = split_line(line)
         if parts is None:

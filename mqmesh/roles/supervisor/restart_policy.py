@@ -22,11 +22,11 @@ CRASH_LOOP_DEATHS: Final = 5
 STAGE_MS: Final = 1_000
 """The last stage is asked to stop after this, whether or not the stages before it are gone."""
 KILL_MS: Final = 1_500
-"""What has not stopped by then is killed; so everything is gone in under 2 s."""
+"""Time after which a process that has not stopped is killed; so everything is gone in under 2 s."""
 
 
 class RestartAction(enum.Enum):
-    """What to do about a death."""
+    """Actions on a death."""
 
     RESTART = "restart"
     GIVE_UP = "give up"
@@ -34,7 +34,7 @@ class RestartAction(enum.Enum):
 
 
 class RestartDecision(msgspec.Struct, frozen=True):
-    """What to do about a death.
+    """Decision about a death.
 
     Attributes:
         action: See ``Action``.
@@ -90,7 +90,7 @@ class RestartPolicy:
 
 
 class StopPlan:
-    """Whom to ask, and whom to kill, while everything is being stopped.
+    """Plan of a stop of all processes: in which order they are asked, and when they are killed.
 
     Args:
         stages: Stage by name: all of stage 0 are asked first, the next stage when they are
@@ -106,7 +106,7 @@ class StopPlan:
         self._steps = max(self._stages.values(), default=0)
 
     def next(self, alive: Collection[str], now_ms: int) -> tuple[list[str], list[str]]:
-        """Whom to ask to stop now, and whom to kill now; each is told once.
+        """Return the processes to ask to stop now, and those to kill now; each is named once.
 
         Args:
             alive: Who has not ended yet.
@@ -131,7 +131,7 @@ class StopPlan:
         return elapsed_ms * self._steps >= STAGE_MS * self._stages[name]
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long to wait at most before asking ``next`` again."""
+        """Return how long to wait at most before asking ``next`` again."""
         elapsed_ms = now_ms - self.began_ms
         moments = [STAGE_MS * step // max(self._steps, 1) for step in range(1, self._steps + 1)]
         later = [moment - elapsed_ms for moment in [*moments, KILL_MS] if moment > elapsed_ms]

@@ -1,4 +1,4 @@
-"""What is known on disk about a running cluster: who supervises it, and who belongs to it.
+"""Record on disk of a running cluster: who supervises it, and which processes belong to it.
 
 The supervisor holds the data folder itself (flock) as long as it lives, and in it
 ``mqmesh.lock``, which has its process id; ``mqmesh.run.json`` says what it runs. The kernel
@@ -281,7 +281,7 @@ def end_orphans(record: RunRecord) -> list[str]:
         if descriptor is None:
             continue
         try:
-            # The number may have gone to a stranger; the command line tells.
+            # The number may have gone to a stranger; the command line shows it.
             if _command_line(entry.pid) == entry.argv:
                 found.append(entry.name)
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -296,7 +296,7 @@ def end_orphans(record: RunRecord) -> list[str]:
 
 
 def _try(take: Callable[[], T]) -> T | None:
-    # Whoever looks whether a cluster is running holds the lock for microseconds.
+    # A process that looks whether a cluster is running holds the lock for microseconds.
     for _ in range(LOCK_TRIES):
         try:
             return take()

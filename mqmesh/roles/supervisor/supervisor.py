@@ -1,7 +1,7 @@
 """`mqmesh up`: starts the processes of a cluster, watches, restarts and stops them.
 
 It knows command lines and names, not what the roles do. Every process is spawned with
-a pipe as standard input, whose end of file tells it that the supervisor is gone, and in a
+a pipe as standard input, whose end of file means that the supervisor is gone, and in a
 session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, which
 then stops the processes in order.
 """
@@ -110,17 +110,18 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the processes of a cluster running until it is told to stop.
+    """Keeps the processes of a cluster running until it is stopped.
 
     Args:
         specs: The processes; all are started at once.
         folder: Data folder; the caller holds its lock.
         namesrv: Name servers, for the record.
         ready_note: Second half of the sentence that says the cluster is ready.
-        say: Told every line of the common log stream.
+        say: Called with every line of the common log stream.
         is_complete: Asked, once all processes serve, until it says that they know of each
             other; only then is the cluster ready. It may take some 100 ms.
-        on_death: Told the name and the process id of each process that did not end well, once it
+        on_death: Called with the name and the process id of each process that did not end well,
+            once it
             is reaped.
         clock: Source of time.
 
@@ -290,7 +291,7 @@ class Supervisor:
                 continue
             child.log.write(line)
             if line.startswith("error: "):
-                child.last_error = line.removeprefix("error: ")  # told with the exit
+                child.last_error = line.removeprefix("error: ")  # reported with the exit
             else:
                 self._say_line(child.parser.parse(line, self._now()))
 
@@ -488,7 +489,7 @@ class Supervisor:
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Tells whether a process has ended; if so, nothing of it is left behind."""
+    """Returns True if a process has ended; if so, nothing of it is left behind."""
     # Not collected yet, so that its number cannot be a stranger's.
     if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         return False

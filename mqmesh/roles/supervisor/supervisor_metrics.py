@@ -1,7 +1,7 @@
 """Metrics of `mqmesh up`: its processes, how often they were started again, and why they ended.
 
-The supervisor has no port to be asked at. What it knows stands in the run file, so whoever can
-read that file reads its metrics; see ``read_record``.
+The supervisor has no port to be asked at. What it knows stands in the run file, so a process that
+can read that file reads its metrics; see ``read_record``.
 """
 
 from collections import Counter
