@@ -1,4 +1,4 @@
-"""Which coordination engines there are, by the scheme of their URL.
+"""Coordination engines, by the scheme of their URL.
 
 Besides the embedded one they are found by entry points of the group ``mqmesh.coordinator``, named
 as their scheme, whose object is called like ``open_coordinator``: ``etcd`` here, others in any

@@ -1,8 +1,8 @@
 """The client of the embedded coordinator, ``embedded://host:port``.
 
 One connection, which comes back by itself. What is asked while it is away waits for it until its
-timeout, except for changes: who asks for one has read before, so without a connection it is too
-late already.
+timeout, except for changes: a change follows a read, so without a connection it is too late
+already.
 """
 
 import logging
@@ -358,4 +358,4 @@ def _lost(session: SessionId) -> SessionLost:
 
 
 def _nothing(outcome: object) -> None:
-    """Nobody wants to know."""
+    """Ignores the outcome."""

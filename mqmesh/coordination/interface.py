@@ -2,7 +2,7 @@
 
 Messages never pass through it, and nothing that is promised about messages rests on its clock: a
 session that ends makes somebody stand for election, and no more. What decides is ``change``, which
-is carried out only on the version that was read, and only while the session of who asks lives.
+is carried out only on the version that was read, and only while the caller's session lives.
 
 Every call returns at once and has one outcome, a value or an error, which comes to ``on_done`` in
 the thread of the loop that the coordinator was opened on, never before the call returns, and not
@@ -74,7 +74,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         log_id: Of the log that all replicas have.
         epoch: Of the last election, from 1 on.
         master: Replica that leads in this epoch; None for nobody.
-        in_sync: Who has everything that is confirmed.
+        in_sync: Replicas that have everything that is confirmed.
         mode: Whose copies a message needs.
         copies: How many copies confirm it.
         voters: Replicas that belong to the group; nobody else comes in sync. None named: all do.
@@ -135,7 +135,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         end_offset: Behind the last record of its log.
         synced_offset: Behind what its disk has.
         can_lead: Its disk takes writes.
-        is_cut_off: It leads, and for some seconds has heard too few followers to confirm anything.
+        is_cut_off: It leads, and for some seconds has reached too few followers to commit.
         preferred: It leads where others could as well.
         zone: Where it stands.
         process: Whose session it is, so that it can end when the process is seen to be dead.
@@ -302,7 +302,7 @@ class Coordinator(Protocol):
             group: Broker group.
             version: That was read; 0 where there was none.
             state: The new one.
-            session: Of who asks.
+            session: Of the caller.
             on_done: Called with the new version, or ``Conflict``, ``SessionLost``,
                 ``CoordinatorUnavailable`` when it was not made for sure, ``OutcomeUnknown`` when
                 it may have been.
@@ -376,7 +376,7 @@ def check_session(ttl_ms: int, presence: Presence) -> bytes:
 
 
 def encode_presence(presence: Presence) -> bytes:
-    """The JSON of a presence.
+    """Return the JSON of a presence.
 
     Raises:
         InvalidArgument: It is too long, or a field is out of bounds.
@@ -385,7 +385,7 @@ def encode_presence(presence: Presence) -> bytes:
 
 
 def encode_state(state: GroupState) -> bytes:
-    """The JSON of a group's state.
+    """Return the JSON of a group's state.
 
     Raises:
         InvalidArgument: It is too long, or a field is out of bounds.
@@ -394,7 +394,7 @@ def encode_state(state: GroupState) -> bytes:
 
 
 def encode_settings(settings: dict[str, SettingValue]) -> bytes:
-    """The JSON of settings.
+    """Return the JSON of settings.
 
     Raises:
         InvalidArgument: They are too long.

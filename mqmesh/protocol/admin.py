@@ -1,4 +1,4 @@
-"""Words of administration: topics, statistics, what a process says of itself."""
+"""Structs of administration: topics, statistics, what a process says of itself."""
 
 from typing import Annotated, Final
 
@@ -117,7 +117,7 @@ class RuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A page of what a process counts and measures; ``docs/operations.md`` lists it.
+    """A page of a process's metrics; ``docs/operations.md`` lists them.
 
     Attributes:
         metrics: Each with its values; those of one process may come in several answers.

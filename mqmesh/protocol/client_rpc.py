@@ -1,7 +1,7 @@
-"""Words of administrators to one consumer, by way of a broker that it is connected to.
+"""Structs of administrators' requests to one consumer, by way of a broker that it is connected to.
 
 The broker hands the question on as it came, and the consumer's answer likewise: both are the
-headers that stand here. Who asks is answered by the broker when the consumer does not.
+headers that stand here. The broker answers for a consumer that does not.
 """
 
 import enum
@@ -25,7 +25,7 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class RunningInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUMER_RUNNING_INFO: how a running consumer is; answered with ``RunningInfo``.
+    """GET_CONSUMER_RUNNING_INFO: state of a running consumer; answered with ``RunningInfo``.
 
     Attributes:
         group: Consumer group.

@@ -159,7 +159,7 @@ class RequestCode(enum.IntEnum):
     CHANGE_RECORD = 1_104
     WATCH_RECORDS = 1_105
     NOTIFY_RECORD = 1_106
-    """From the coordinator to who watches."""
+    """From the coordinator to a connection that watches."""
 
     # Every role.
     PING = 1

@@ -102,7 +102,7 @@ class Request(msgspec.Struct, gc=False):
     Attributes:
         peer: Routing id of the connection it came by; good for answering, not an identity.
         command: The decoded frame.
-        principal: Who asks; rights are given to principals.
+        principal: User that asks; rights are given to principals.
         received_ns: When it came to its handler, monotonic clock; 0 before.
     """
 
@@ -112,7 +112,7 @@ class Request(msgspec.Struct, gc=False):
     received_ns: int = 0
 
     def without_frame(self) -> "Request":
-        """The request for a later answer: it does not keep the frame's memory alive."""
+        """Return the request for a later answer: it does not keep the frame's memory alive."""
         asked = self.command
         bare = Command(asked.code, asked.opaque, asked.flags, _NOTHING, _NOTHING)
         return Request(self.peer, bare, self.principal, self.received_ns)
@@ -237,7 +237,7 @@ def decode_frame(frame: bytes | memoryview, further: tuple[memoryview, ...] = ()
 
 
 def peek_opaque(frame: bytes | memoryview) -> int | None:
-    """The opaque of a frame that may be unreadable otherwise; None when it is too short."""
+    """Return the opaque of a frame that may be unreadable otherwise; None when it is too short."""
     if len(frame) < PREFIX_SIZE:
         return None
     opaque: int = _PREFIX.unpack_from(frame)[4]

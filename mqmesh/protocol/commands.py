@@ -56,7 +56,7 @@ class Right(enum.StrEnum):
     """Rights that a principal needs for a command."""
 
     NONE = "none"
-    """Everybody who is connected."""
+    """Every connected peer."""
     PUB = "PUB"
     """To send to the topics."""
     SUB = "SUB"
@@ -411,5 +411,5 @@ def not_served(code: int) -> str:
 
 
 def served_by(server: ServedBy) -> dict[RequestCode, CommandSpec]:
-    """The commands that a role serves, those of every role among them."""
+    """Return the commands that a role serves, those of every role among them."""
     return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, ServedBy.ALL}}

@@ -37,7 +37,7 @@ class ChangeStatus(enum.IntEnum):
 
 
 class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A session begins; one of the same key and owner ends.
+    """BEGIN_SESSION: a session begins; one of the same key and owner ends.
 
     Attributes:
         key: Whose record it belongs to.
@@ -55,7 +55,7 @@ class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class BeginSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A session.
+    """Answer to BEGIN_SESSION.
 
     Attributes:
         session: Its name.
@@ -65,7 +65,7 @@ class BeginSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class KeepSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A session goes on.
+    """KEEP_SESSION: renews a session; answered with ``KeepSessionResponse``.
 
     Attributes:
         session: Its name.
@@ -89,7 +89,7 @@ class KeepSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class EndSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A session ends now.
+    """END_SESSION: a session ends now.
 
     Attributes:
         session: Its name; one that has ended does no harm.
@@ -99,7 +99,7 @@ class EndSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ReadRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record, and whose sessions live.
+    """READ_RECORD: a record and its live sessions; answered with ``RecordView``.
 
     Attributes:
         key: Of the record.
@@ -139,7 +139,7 @@ class RecordView(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ChangeRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record gets another value, if it has this version.
+    """CHANGE_RECORD: a record gets another value, if it has this version.
 
     Attributes:
         key: Of the record.

@@ -1,4 +1,4 @@
-"""Words between brokers, filter servers and consumers about filters in Python."""
+"""Structs of brokers, filter servers and consumers about filters in Python."""
 
 from typing import Annotated
 

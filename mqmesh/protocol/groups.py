@@ -1,4 +1,4 @@
-"""Words of administration about consumer groups: settings, members, progress, offsets."""
+"""Structs of administration of consumer groups: settings, members, progress, offsets."""
 
 import enum
 from typing import Annotated, Final
@@ -217,7 +217,7 @@ class ProducerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class AllClientsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ALL_CLIENTS: who is registered at a broker; answered with ``AllClients``.
+    """GET_ALL_CLIENTS: clients registered at a broker; answered with ``AllClients``.
 
     Attributes:
         after_client_id: Go on behind this one: the last of the former answer.
@@ -261,7 +261,7 @@ class AllClients(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUME_STATS: how far a group is in each queue; answered with ``ConsumeStats``.
+    """GET_CONSUME_STATS: progress of a group in each queue; answered with ``ConsumeStats``.
 
     Attributes:
         group: Consumer group.
@@ -321,7 +321,7 @@ class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_GROUPS_PROGRESS: how far all groups are, by topic; answered with ``GroupsProgress``.
+    """GET_GROUPS_PROGRESS: progress of all groups, by topic; answered with ``GroupsProgress``.
 
     Attributes:
         listing: Of the former answer; 0 for the first one.

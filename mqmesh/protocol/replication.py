@@ -349,7 +349,7 @@ class SwitchOverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """SWITCH_OVER: an administrator has the master hand the lead over. Answered by the next struct.
 
     Attributes:
-        replica_id: Who is to lead; 0 for the replica that has most of the log.
+        replica_id: Next leader; 0 for the replica that has most of the log.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
     """
 
@@ -361,7 +361,7 @@ class SwitchOverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False)
     """Answer to SWITCH_OVER.
 
     Attributes:
-        replica_id: Who leads.
+        replica_id: Leader.
         epoch: That it leads.
     """
 
@@ -536,7 +536,7 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         durable_end: On its disk to here.
         leader: ``host:port`` that it follows, "" for a master.
         connected: A follower: chunks come. A master: always true.
-        leader_end: A follower: where the leader's log ended when it was heard last.
+        leader_end: A follower: where the leader's log ended at the last message from it.
         replicas: A master: its followers.
         in_sync: A master that was elected: ids of the replicas that have all that is confirmed.
         confirmed: What no failover takes back ends at this commit-log offset, as far as the

@@ -1,4 +1,4 @@
-"""Words between brokers, name servers and clients about who carries which topic."""
+"""Structs of brokers, name servers and clients about routes: which broker carries which topic."""
 
 import enum
 from typing import Annotated, Final
@@ -137,8 +137,8 @@ class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     Attributes:
         need_topics: The name server has another version: register again with the topics.
         wiped_write_perm: An administrator drains this broker.
-        access_version: Of the name server's access list, 0 for none; who has an older one asks for
-            it by GET_ACCESS_LIST.
+        access_version: Of the name server's access list, 0 for none; a broker with an older one
+            asks for it by GET_ACCESS_LIST.
     """
 
     need_topics: bool = False

@@ -1,4 +1,4 @@
-"""Between a broker and its schedule service, and the cancelling of delayed messages.
+"""Structs of a broker and its schedule service, and the cancelling of delayed messages.
 
 The service opens a session; what an earlier session still had on its way is refused from
 then on. It pulls the index entries of ``SCHEDULE_TOPIC_XXXX``, keeps the timetable, and
@@ -144,7 +144,7 @@ class DueStatus:
     GONE: Final = 1
     """The run cannot be read any more, and never will be."""
     NOT_DUE: Final = 2
-    """By the broker's clock."""
+    """The run is not due by the broker's clock."""
 
 
 class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -205,11 +205,11 @@ class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CancelVerdict:
-    """Why a message cannot be cancelled. On the wire."""
+    """Reasons why a message cannot be cancelled. On the wire."""
 
     UNKNOWN: Final = 1
     OVER: Final = 2
-    """Delivered or cancelled before."""
+    """The message was delivered or cancelled before."""
     LEAVING: Final = 3
     """The message is being delivered just now."""
 

@@ -1,4 +1,4 @@
-"""Words of snapshots: an administrator has a broker make one."""
+"""Structs of snapshots: an administrator has a broker make one."""
 
 from typing import Annotated
 

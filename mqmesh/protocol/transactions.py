@@ -50,12 +50,12 @@ class EndOutcome(enum.IntEnum):
 
 
 class HalfState(enum.IntEnum):
-    """Where a half message stands. On the wire."""
+    """States of a half message. On the wire."""
 
     PENDING = 0
     """Nobody has decided yet."""
     PARKED = 1
-    """CheckedMessages about as often as allowed, in vain; nobody is asked any more."""
+    """Checked about as often as allowed, in vain; nobody is asked any more."""
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     proof: bytes = b""
 
     def __repr__(self) -> str:
-        """For people, who must not see the proof."""
+        """Return text for people, who must not see the proof."""
         return (
             f"End({self.base_queue_offset}, {self.producer_id:#x}, {self.first_sequence}, "
             f"{self.first}, {self.count}, {self.decision})"

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_ring(config: SecurityConfig, common: Iterable[str] = ()) -> KeyRing | None:
-    """The keys of a role; None if security is off.
+    """Return the keys of a role; None if security is off.
 
     Args:
         config: Settings.
@@ -52,7 +52,7 @@ def open_ring(config: SecurityConfig, common: Iterable[str] = ()) -> KeyRing | N
 
 
 def open_guard(config: SecurityConfig) -> Guard | None:
-    """The access list of a role that others connect to; None if security is off.
+    """Return the guard of a role that others connect to; None if security is off.
 
     Raises:
         ConfigError: There is none, or it cannot be used.
@@ -68,7 +68,7 @@ def open_guard(config: SecurityConfig) -> Guard | None:
 
 
 class AccessKeeper:
-    """Keeps the access list of a role: follows its file, and takes what administrators send.
+    """Keeper of a role's access list: follows its file, and takes what administrators send.
 
     Args:
         guard: Has the list that is in force.
@@ -99,7 +99,7 @@ class AccessKeeper:
         return self._guard.access_list.version
 
     def catch_up(self, text: str) -> None:
-        """A name server has a newer list, so that this role was not there when it was changed.
+        """Takes the newer list of a name server: this role was away when it was changed.
 
         Args:
             text: TOML; "" if it is not newer after all.
@@ -127,7 +127,7 @@ class AccessKeeper:
             raise MessageIllegal(str(error)) from error
         if new.digest() == now.digest():
             return EMPTY_REPLY
-        # Who is behind, having been down, takes what is made of a newer one than its own.
+        # A role that is behind, having been down, takes what is made of a newer one than its own.
         if now.version > asked.expected_version or new.version <= now.version:
             raise MessageIllegal(
                 f"the access list is version {now.version} here, yours is version {new.version}, "

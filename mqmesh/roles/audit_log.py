@@ -25,7 +25,7 @@ from mqmesh.units import MIB
 AUDIT_FILE: Final = "audit.jsonl"
 FILE_BYTES: Final = 16 * MIB
 FILES_KEPT: Final = 4
-"""Full ones, beside the one that is written."""
+"""Most full files, beside the one that is written."""
 LINES_PER_S: Final = 10
 """Refusals of one user that are written, so that nobody fills the disk by asking."""
 MAX_USERS: Final = 10_000
@@ -67,7 +67,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
 
 
 class AuditLog:
-    """Writes lines.
+    """Writer of the audit log.
 
     Args:
         path: Of the file.
@@ -202,5 +202,5 @@ class _SharedFile(WatchedFileHandler):
                 newer.replace(older)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk refuses nobody; the log says so."""
+        """Logs that a line is lost: a full disk refuses nobody."""
         _log.exception("the audit log %s lacks a line: %s", self._path, record.getMessage())

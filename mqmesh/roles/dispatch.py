@@ -44,7 +44,7 @@ class Authorizer(Protocol):
         """Looks up the right that a command needs.
 
         Args:
-            principal: Who asks.
+            principal: User that asks.
             spec: The command; it names the fields of the header that hold topics and groups.
             header: The decoded header.
 
@@ -56,7 +56,7 @@ class Authorizer(Protocol):
         """Looks up the right for a topic that is not in the header: see ``IN_BODY``, ``LOOKED_UP``.
 
         Args:
-            principal: Who asks.
+            principal: User that asks.
             spec: The command.
             topic: That the command is about, too.
 
@@ -65,10 +65,10 @@ class Authorizer(Protocol):
         """
 
     def check_creation(self, principal: Principal, topic: str) -> None:
-        """The right to have a topic made by sending to it.
+        """Looks up the right to have a topic made by sending to it.
 
         Args:
-            principal: Who sends.
+            principal: User that sends.
             topic: That is to be made.
 
         Raises:
@@ -77,7 +77,7 @@ class Authorizer(Protocol):
 
 
 class AllowAll:
-    """Everybody who is connected may do everything."""
+    """Authorizer that lets every connected peer do everything."""
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Permits it."""
@@ -132,7 +132,7 @@ class CommandCount(msgspec.Struct):
 
 
 class Dispatch:
-    """Serves the commands of one role.
+    """Dispatch of one role's commands to their handlers.
 
     Args:
         server: The role.
@@ -230,7 +230,7 @@ class Dispatch:
         self._described = what
 
     def answered(self, request: Request, code: int) -> None:
-        """A request gets its answer, or its error, that its handler did not give at once.
+        """Counts an answer, or an error, that the handler did not give at once.
 
         Args:
             request: It.

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class DocumentSaver:
-    """Saves one document in a helper thread: one write at a time, always the latest form.
+    """Saver of one document in a helper thread: one write at a time, always the latest form.
 
     Changes that come while a write is under way share the next one.
 

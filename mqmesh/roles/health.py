@@ -16,7 +16,7 @@ from mqmesh.errors import ConfigError
 
 PATH: Final = b"/healthz"
 MOST_CONNECTIONS: Final = 16
-"""At a time; one more closes the oldest."""
+"""Most connections at a time; one more closes the oldest."""
 MOST_REQUEST_BYTES: Final = 4_096
 """Longest request with its headers; a longer one is closed."""
 PAUSE_MS: Final = 1_000

@@ -5,7 +5,7 @@ from typing import Final, Generic, TypeVar
 _T = TypeVar("_T")
 
 LISTINGS: Final = 16
-"""So many are kept of a kind: for exporters that ask at the same time."""
+"""Most listings kept of a kind: for exporters that ask at the same time."""
 
 
 class Listings(Generic[_T]):

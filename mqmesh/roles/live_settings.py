@@ -94,7 +94,7 @@ class LiveSettings(Generic[_T]):
             raise ConfigError(str(error)) from error
 
     def dump(self, overrides: dict[str, str]) -> bytes:
-        """The document that keeps what was changed."""
+        """Return the document that keeps what was changed."""
         return msgspec.json.format(msgspec.json.encode(Overrides(VERSION, overrides)))
 
     def plan(self, settings: Mapping[str, str], unset: Iterable[str]) -> SettingsPlan[_T]:
@@ -131,7 +131,7 @@ class LiveSettings(Generic[_T]):
         self.now, self.overrides = plan.now, plan.overrides
 
     def entries(self) -> list[ConfigEntry]:
-        """All settings, in the order of the struct."""
+        """Return all settings, in the order of the struct."""
         kind = type(self._start)
         usual = kind()
         return [

@@ -113,7 +113,7 @@ class Ready(msgspec.Struct, frozen=True):
     pid: int
 
     def line(self) -> str:
-        """The ready line."""
+        """Return the ready line."""
         endpoint = quote(self.endpoint, safe=_PLAIN, errors="surrogateescape")
         return f"READY role={self.role} name={self.name} endpoint={endpoint} pid={self.pid}"
 

@@ -1,4 +1,4 @@
-"""Serves the settings of a process: reports them, and takes changes."""
+"""The settings of a process as a service: reports them, and takes changes."""
 
 import logging
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class SettingsService:
         self._keeping = False
 
     def get(self, request: Request, asked: GetConfigRequest) -> ConfigEntries:
-        """All settings."""
+        """Return all settings."""
         return ConfigEntries(self._settings.entries())
 
     def update(self, request: Request, asked: UpdateConfigRequest) -> Reply | None:

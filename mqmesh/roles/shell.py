@@ -110,7 +110,7 @@ class RoleShell:
 
     @property
     def uptime_ms(self) -> int:
-        """Since it was ready, 0 before."""
+        """Time since the role was ready, ms; 0 before."""
         return 0 if self._started_ms is None else self._clock.monotonic_ms() - self._started_ms
 
     def look_at_turns(self) -> float:
@@ -178,12 +178,12 @@ class RoleShell:
             self.every(tick_ms, self._look)
 
     def ready(self) -> None:
-        """The role serves."""
+        """Marks the role as serving."""
         self._started_ms = self._clock.monotonic_ms()
         self.state = "running"
 
     def stopping(self) -> None:
-        """The role serves nothing but PING any more, and nothing more happens by timers."""
+        """Begins the stop: the role serves nothing but PING now, and its timers end."""
         self.state = "stopping"
         self.dispatch.refuse(f"{self._word} {self._name} is stopping")
         for timer in self._timers:

@@ -19,7 +19,7 @@ MAX_KEYS: Final = 4
 MAX_RULES: Final = 1_000
 """Most rules of one user, those that allow and those that deny each."""
 MAX_NAMES: Final = 1_000
-"""Topics, and groups, of one rule."""
+"""Most topics, and most groups, of one rule."""
 MAX_RATE: Final = 1_000_000_000_000
 """Highest rate of a quota, a second."""
 MAX_VERSION: Final = (1 << 53) - 1
@@ -61,7 +61,7 @@ _OF_GROUPS: Final = frozenset({Action.SUB, Action.FILTER})
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Allows or denies actions.
+    """Rule that allows or denies actions.
 
     Attributes:
         actions: Which.
@@ -122,7 +122,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quota: Quota | None = None
 
     def is_valid(self, today: datetime.date) -> bool:
-        """Somebody may be this user, on this day by UTC."""
+        """Return True if a connection may be this user, on this day by UTC."""
         return self.enabled and (self.expires is None or today < self.expires)
 
 
@@ -138,7 +138,7 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: Annotated[list[User], msgspec.Meta(max_length=MAX_USERS)] = []
 
     def find(self, name: str) -> User:
-        """The user of this name.
+        """Return the user of this name.
 
         Raises:
             ConfigError: There is none.
@@ -149,17 +149,17 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise ConfigError(f"the access list has no user {name!r}; `mqmesh user list` shows all")
 
     def digest(self) -> str:
-        """Equal for lists that say the same."""
+        """Return a digest that is equal for lists that say the same."""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
     def with_user(self, user: User) -> "AccessList":
-        """The next version, in which a user is new or replaced."""
+        """Return the next version, in which a user is new or replaced."""
         others = [one for one in self.user if one.name != user.name]
         place = next((i for i, one in enumerate(self.user) if one.name == user.name), len(others))
         return AccessList(self.version + 1, [*others[:place], user, *others[place:]])
 
     def without_user(self, name: str) -> "AccessList":
-        """The next version, in which a user is gone.
+        """Return the next version, without a user.
 
         Raises:
             ConfigError: There is none of this name.
@@ -187,7 +187,7 @@ def read_access_list(text: str, source: str, today: datetime.date) -> AccessList
 
 
 def write_access_list(access_list: AccessList) -> str:
-    """The text that ``read_access_list`` reads."""
+    """Return the text that ``read_access_list`` reads."""
     return dump_toml(access_list)
 
 

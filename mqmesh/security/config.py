@@ -9,7 +9,7 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Security settings of a role: its keys, and the access list.
 
     Attributes:
-        enable: Encrypt every tcp connection, let in only who is in the access list, and serve only
+        enable: Encrypt every tcp connection, let in only users of the access list, and serve only
             what that permits. Unix sockets are for processes of the role's own user.
         key_file: Keys of this role, made by `mqmesh key generate`. All replicas of a broker group
             have the same, and so have the processes beside them; so have all name servers and the

@@ -35,7 +35,7 @@ _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: A
 
 
 class Guard:
-    """Answers for one process who may connect, and who may do what; pure but for its clock.
+    """Guard of one process: who may connect, and who may do what; pure but for its clock.
 
     What is not known is refused: an unknown key, a right without a rule, a user that is gone.
 
@@ -79,7 +79,7 @@ class Guard:
         return self._permissions
 
     def put(self, access_list: AccessList) -> None:
-        """Another access list is in force from now on; what was permitted counts no more."""
+        """Puts another access list in force; what was permitted counts no more."""
         self._permissions = Permissions(access_list, self._today())
         self.quotas.put(access_list.user)
         self._passed.clear()
@@ -144,7 +144,7 @@ class Guard:
             # As if it were not there: names do not leak.
             raise TopicNotFound(f"no topic {topic!r}, or it is not for user {name!r}")
         elif right is Right.ADMIN_OWN and not self._has_role(name, right):
-            # A member of the group who is no administrator sends to the topic by this command.
+            # A member of the group that is no administrator sends to the topic by this command.
             verdict = permissions.topic(name, Action.PUB, topic)
             _require(verdict, name, Action.PUB.value, "topic", topic)
         self._pass(asked)

@@ -48,7 +48,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def namesrv_keys(self) -> Sequence[str]:
-        """The keys that a name server may have."""
+        """Keys that a name server may have."""
         found = self.namesrv_server_key
         return [found] if isinstance(found, str) else found
 
@@ -118,11 +118,11 @@ class KeyRing:
         self._private: set[str] = set()
 
     def keep_private(self, endpoint: str) -> None:
-        """A Unix socket of a helper process of this one's own asks nobody who it is."""
+        """Marks the Unix socket of an own helper process: connections to it use no keys."""
         self._private.add(endpoint)
 
     def is_private(self, endpoint: str) -> bool:
-        """Nobody asks there."""
+        """Return True if ``keep_private`` marked this endpoint."""
         return endpoint in self._private
 
     def learn(self, endpoint: str, *server_keys: str) -> None:
@@ -139,7 +139,7 @@ class KeyRing:
         return self._keys(endpoint)[0]
 
     def try_another(self, endpoint: str, refused: str) -> bool:
-        """A server proved to have another key than this one.
+        """Takes note that a server proved to have another key than this one.
 
         Returns:
             Whether it may have another one: that one is expected from now on.

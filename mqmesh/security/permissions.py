@@ -33,7 +33,7 @@ class Permissions:
 
     Args:
         access_list: That was checked.
-        today: By UTC; who has expired is nobody.
+        today: By UTC; a user that has expired is nobody.
     """
 
     def __init__(self, access_list: AccessList, today: datetime.date) -> None:

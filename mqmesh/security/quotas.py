@@ -64,7 +64,7 @@ class Flow:
                 )
 
     def note(self, messages: int, size: int) -> None:
-        """So much went this way; ``check`` was called before."""
+        """Counts messages that went this way; ``check`` was called before."""
         self.messages += messages
         self.size += size
         if self._messages is not None:
@@ -90,7 +90,7 @@ class Quotas:
         self.refused_connections: dict[str, int] = {}
 
     def put(self, users: Iterable[User]) -> None:
-        """Other quotas are in force; whose rates are as before goes on with what it used.
+        """Puts other quotas in force; a user whose rates are as before goes on with what it used.
 
         Args:
             users: Of the access list.

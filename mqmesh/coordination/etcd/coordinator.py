@@ -44,7 +44,7 @@ from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.transport.interface import Transport
 
 MAX_WATCHED: Final = 128
-"""Groups that one process watches."""
+"""Most groups that one process watches."""
 
 _log = logging.getLogger(__name__)
 
@@ -255,4 +255,4 @@ class EtcdWatch:
 
 
 def _nothing(outcome: object) -> None:
-    """Ignore the outcome."""
+    """Ignores the outcome."""

@@ -1,4 +1,4 @@
-"""Asks etcd over the JSON gateway of one of its members, and another one when that one fails."""
+"""Client of etcd's JSON gateway: asks one member, and another one when that one fails."""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from mqmesh.errors import EndpointUnreachable, MQMeshError, RemoteProtocolError,
 MIN_TRY_MS: Final = 300
 """A member gets at least so long, if there is as much."""
 ROUND_PAUSE_MS: Final = 100
-"""When all members failed."""
+"""Pause when all members failed."""
 
 _T = TypeVar("_T")
 _Answer = TypeVar("_Answer", bound=HasHeader)
@@ -58,7 +58,7 @@ class Line(Protocol):
 
 
 class Gateway:
-    """Asks one member, and the next one when it fails; for one thread.
+    """Client of one member, and of the next one when it fails; for one thread.
 
     Args:
         members: Who there is.
@@ -161,7 +161,7 @@ class Gateway:
             line.interrupt()
 
     def leave(self) -> None:
-        """The next member is asked from now on."""
+        """Leaves this member: the next one is asked from now on."""
         self.close()
         self._address = self._members.after(self._address)
 

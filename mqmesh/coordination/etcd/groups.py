@@ -102,7 +102,7 @@ class WatchedKeys:
         self._found = {one.key: one for one in kvs}
 
     def apply(self, events: Iterable[KeyEvent]) -> None:
-        """Some keys changed."""
+        """Takes note of keys that changed."""
         for event in events:
             if event.type == "DELETE":
                 self._found.pop(event.kv.key, None)
@@ -125,7 +125,7 @@ class WatchedKeys:
 
 
 def state_of(found: KeyValue | None) -> StateRecord:
-    """A group's record.
+    """Return a group's record.
 
     Raises:
         RemoteProtocolError: It is none.
@@ -136,7 +136,7 @@ def state_of(found: KeyValue | None) -> StateRecord:
 
 
 def settings_of(found: KeyValue | None) -> SettingsRecord:
-    """A cluster's settings.
+    """Return a cluster's settings.
 
     Raises:
         RemoteProtocolError: They are none.

@@ -12,13 +12,13 @@ from mqmesh.transport.interface import Timer, Transport
 MAX_CALLS: Final = 256
 """Most calls that wait or are made."""
 MAX_SLACK_MS: Final = 100
-"""So much earlier the thread gives up by itself, so that its own words say why."""
+"""Time by which the thread gives up before the timeout, at most, so that its own words say why."""
 
 _T = TypeVar("_T")
 
 
 class Helper:
-    """Makes calls one behind the other in a thread; each has an outcome in time, whatever it does.
+    """Queue of calls in one thread, made one by one; each has an outcome in time, whatever it does.
 
     Args:
         transport: Its loop runs the callbacks; it has threads.

@@ -140,7 +140,7 @@ class HttpLine:
 
 
 def _has_ended(held: socket.socket) -> bool:
-    """Before a request is sent nothing is there to be read, but an end."""
+    """Return True if the connection has ended: before a request nothing else can be read."""
     poll = select.poll()
     poll.register(held, select.POLLIN)
     return bool(poll.poll(0))

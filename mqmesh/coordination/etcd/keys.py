@@ -1,4 +1,4 @@
-"""Where a cluster's records stand in etcd, and what sessions are called.
+"""Keys of a cluster's records in etcd, and ids of sessions.
 
 ``/mqmesh/<cluster>/settings``, ``/mqmesh/<cluster>/<group>/state`` and, with the lease of the
 session, ``/mqmesh/<cluster>/<group>/session/<replica>``.
@@ -40,11 +40,11 @@ class EtcdKeys:
         return f"{self._root}{_checked('broker group', group)}/".encode()
 
     def state(self, group: str) -> bytes:
-        """Key of a group's record."""
+        """Return the key of a group's record."""
         return self.group(group) + b"state"
 
     def session(self, group: str, replica_id: int) -> bytes:
-        """Key of a replica's session."""
+        """Return the key of a replica's session."""
         return self.group(group) + b"session/%d" % replica_id
 
     def replica_of(self, group: str, key: bytes) -> int | None:
@@ -57,7 +57,7 @@ class EtcdKeys:
 
 
 def range_end(prefix: bytes) -> bytes:
-    """The first key behind all that begin so; not for a prefix that ends with ``0xff``."""
+    """Return the first key behind all with this prefix; not for one that ends with ``0xff``."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 

@@ -22,7 +22,7 @@ arguments, permission, space, preconditions, unknown calls and credentials among
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Says who answers.
+    """Header of an answer: which member answers, and how far it is.
 
     Attributes:
         cluster_id: Of etcd's cluster.
@@ -40,7 +40,7 @@ class HasHeader(Protocol):
 
     @property
     def header(self) -> Header:
-        """Says who answers."""
+        """Header of the answer."""
 
 
 class EtcdAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ class WatchResult(EtcdAnswer, frozen=True):
 
 
 class StreamError(msgspec.Struct, frozen=True):
-    """Why a stream ended."""
+    """Reason why a stream ended."""
 
     message: str = ""
 

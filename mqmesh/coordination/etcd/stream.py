@@ -1,4 +1,4 @@
-"""The helper thread that watches groups in etcd: reads them, then hears what changes."""
+"""The helper thread that watches groups in etcd: reads them, then receives what changes."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ SILENCE_MS: Final = 3_000
 """Silence after which a stream is begun anew at the next member: its own may be cut off. Where
 sessions are renewed that does not come to pass."""
 AGAIN_MS: Final = 300
-"""After a stream that ended."""
+"""Pause after a stream that ended."""
 
 _log = logging.getLogger(__name__)
 

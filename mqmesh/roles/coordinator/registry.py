@@ -40,7 +40,7 @@ class _Session(msgspec.Struct, eq=False):
 
 
 class Registry:
-    """All that an embedded coordinator knows.
+    """State of an embedded coordinator: records, sessions and watches.
 
     Args:
         max_records: More are refused.
@@ -81,7 +81,7 @@ class Registry:
     # ---- Decisions -----------------------------------------------------------------------
 
     def begin(self, asked: BeginSessionRequest) -> tuple[str, KeptChange]:
-        """A session is to begin.
+        """Decides on the beginning of a session.
 
         Returns:
             Its name, and the change that makes it; one of the same owner ends by it.
@@ -102,7 +102,7 @@ class Registry:
         return name, KeptChange(sessions={name: kept}, ended=ended)
 
     def change(self, asked: ChangeRecordRequest) -> ChangeRecordResponse | KeptChange:
-        """A record is to get another value.
+        """Decides on another value of a record.
 
         Returns:
             The refusal, or the change that does it.
@@ -123,7 +123,7 @@ class Registry:
         return KeptChange(records={asked.key: KeptRecord(version + 1, bytes(asked.value))})
 
     def end(self, name: str) -> KeptChange | None:
-        """A session is to end; None if there is none."""
+        """Decides on the end of a session; None if there is none."""
         if name not in self._sessions:
             return None
         self.ended_count += 1
@@ -148,7 +148,7 @@ class Registry:
     # ---- Changes -------------------------------------------------------------------------
 
     def apply(self, change: KeptChange, now_ms: int, peer: bytes | None = None) -> None:
-        """A change is on disk, or need not be: it is true from now on.
+        """Applies a change that is on disk, or need not be: it is true from now on.
 
         Args:
             change: What was decided.
@@ -167,7 +167,7 @@ class Registry:
             self.watches.touch(key)
 
     def keep(self, name: str, presence: bytes, peer: bytes, now_ms: int) -> int | None:
-        """A session is renewed.
+        """Renews a session.
 
         Returns:
             How long it lives from now on, in ms; None if it has ended.
@@ -186,7 +186,7 @@ class Registry:
     # ---- Questions -----------------------------------------------------------------------
 
     def view(self, key: str, now_ms: int) -> RecordView:
-        """A record, and whose sessions live."""
+        """Return a record and its live sessions."""
         found = self._records.get(key)
         owners = self._owners.get(key, {})
         sessions = []
@@ -198,7 +198,7 @@ class Registry:
         return RecordView(key, found.version, found.value, sessions)
 
     def next_look_ms(self) -> int | None:
-        """When to call ``expire`` next; None while there are no sessions."""
+        """Return when to call ``expire`` next; None while there are no sessions."""
         due_ms = min((one.deadline_ms for one in self._sessions.values()), default=None)
         if due_ms is not None and (self._next_look_ms is None or due_ms < self._next_look_ms):
             self._next_look_ms = due_ms
@@ -214,7 +214,7 @@ class Registry:
 
     @property
     def record_count(self) -> int:
-        """Records."""
+        """Number of records."""
         return len(self._records)
 
     @property
@@ -286,7 +286,7 @@ class Watches:
                 del self._peers[key]
 
     def touch(self, key: str) -> None:
-        """Something of a key has changed."""
+        """Marks a key as changed for its watches."""
         for peer in self._peers.get(key, ()):
             self._touched.setdefault(peer, {})[key] = None
 

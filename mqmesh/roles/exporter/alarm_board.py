@@ -64,8 +64,8 @@ class AlarmState(msgspec.Struct):
     Attributes:
         history: Totals of before.
         known: Alarms by rule and labels, joined by a tab.
-        brokers: By endpoint, and when name servers knew them last, wall clock: they drop who is
-            gone at once.
+        brokers: By endpoint, and when name servers knew them last, wall clock: they drop one
+            that is gone at once.
     """
 
     history: History = msgspec.field(default_factory=History)
@@ -74,7 +74,7 @@ class AlarmState(msgspec.Struct):
 
 
 class AlarmBoard:
-    """Judges what is seen of a cluster, look by look.
+    """Judge of a cluster's metrics, look by look.
 
     Args:
         changes: How rules differ from their defaults.
@@ -148,7 +148,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 _Plans = dict[tuple[str, str], _Plan]
-"""By consumer group and topic; "" for all that have nothing of their own."""
+"""Plans by consumer group and topic; "" for all that have nothing of their own."""
 
 
 def _plans(rule: AlarmRule, changes: Sequence[RuleChange]) -> _Plans:

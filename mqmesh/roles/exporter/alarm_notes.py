@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A web service may not send the alarms elsewhere."""
+    """Handler that follows no redirect: a web service may not send the alarms elsewhere."""
 
     def redirect_request(self, *arguments: Any) -> None:
-        """Nowhere else."""
+        """Follows no redirect."""
 
 
 def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:

@@ -50,7 +50,7 @@ class History(msgspec.Struct):
         """Return how much totals grew, and note what they are.
 
         Args:
-            name: Of the exported.
+            name: Of the exported metric.
             sums: The totals of each process, whose labels are the first.
             now_ms: Wall clock.
             window_ms: Since so long ago.

@@ -1,4 +1,4 @@
-"""Asks the processes of a cluster for their metrics, each with a deadline, and makes a page of it.
+"""Collection of metrics: asks the processes of a cluster, each with a deadline.
 
 Processes are asked at the same time, over ZeroMQ. One that does not answer is reported as
 ``mqmesh_up`` 0 and holds nobody else up for longer than ``timeout_ms``.
@@ -33,7 +33,7 @@ from mqmesh.sdk.client.options import client_transport, find_credentials
 NO_CLUSTER: Final = "DefaultCluster"
 """Cluster of processes that know no name of theirs."""
 UNKNOWN: Final = "process"
-"""Type of one that has never said what it is."""
+"""Type of a process that has never said what it is."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ AskAll = Callable[[Callable[[Node], _Asked], Iterable[Node]], Iterable[_Asked]]
 
 
 class Collector:
-    """Collects all metrics of a cluster; used by one thread at a time.
+    """Collector of all metrics of a cluster; used by one thread at a time.
 
     Args:
         config: Settings.
@@ -139,7 +139,7 @@ class Collector:
     # ---- Asking ----------------------------------------------------------------------
 
     def _known_brokers(self) -> list[BrokerData]:
-        """All brokers by the name servers; those of last time if none answers."""
+        """Return all brokers by the name servers; those of last time if none answers."""
         try:
             return self._client("").cluster().brokers
         except MQMeshError as error:
@@ -187,7 +187,7 @@ class Collector:
         yield from (node for endpoint, node in found.items() if endpoint not in listed)
 
     def _left(self, asked: Collection[Node], now_ms: int) -> Iterator[_Asked]:
-        """Brokers that name servers knew a while ago: they drop who is gone at once."""
+        """Yield brokers that name servers knew a while ago: they drop one that is gone at once."""
         there = {node.endpoint for node in asked}
         self._known |= {node.endpoint: (node, now_ms) for node in asked if node.broker_name}
         for endpoint, (node, known_ms) in list(self._known.items()):
@@ -252,7 +252,7 @@ def _once(asked: Iterable[_Asked]) -> Iterator[_Asked]:
 
 
 def _named(node: Node, readings: Readings) -> Node:
-    """A node by what it says of itself.
+    """Return a node with the name that its readings give.
 
     A replica has its number whether it leads or not: its totals are those of its process.
     """

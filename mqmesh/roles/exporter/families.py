@@ -24,7 +24,7 @@ class ExportedMetric(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One value of a exported.
+    """One value of an exported metric.
 
     Attributes:
         exported: Which one.
@@ -38,7 +38,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Families:
-    """Series by exported, in the order in which metrics came; of equal ones the first stays.
+    """Series by exported metric, in the order in which metrics came; of equal ones the first stays.
 
     Args:
         series: All of them.
@@ -59,15 +59,15 @@ class Families:
     def __iter__(
         self,
     ) -> Iterator[tuple[ExportedMetric, dict[tuple[str, ...], float | Distribution]]]:
-        """Each exported, and its values by labels."""
+        """Yield each exported metric, and its values by labels."""
         return iter(self._by_name.values())
 
     def sums(self, name: str, by: tuple[str, ...], **where: str) -> dict[tuple[str, ...], float]:
         """Adds up the series of a counter or gauge that have some labels in common.
 
         Args:
-            name: Of the exported.
-            by: Labels by whose values it sums; one that the exported has not is "".
+            name: Of the exported metric.
+            by: Labels by whose values it sums; one that the exported metric has not is "".
             where: Only series with these values of labels.
 
         Returns:

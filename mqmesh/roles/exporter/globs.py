@@ -47,7 +47,7 @@ def matches(glob: str, name: str) -> bool:
 
 
 class Globs:
-    """Keeps the series of some topics and groups.
+    """Filter for the series of some topics and groups.
 
     What has neither a topic nor a consumer group is kept, and so are sums of those that a broker
     reports as one.

@@ -61,7 +61,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def exported_as_own(metric: Metric) -> tuple[ExportedMetric, float]:
-    """A metric as a exported with a name of our own, and what its values are divided by."""
+    """Return a metric as exported under our own name, and the divisor of its values."""
     name, scale = metric.name, 1.0
     if metric.unit in _UNITS:
         unit, scale = _UNITS[metric.unit]
@@ -77,7 +77,7 @@ def exported_as_own(metric: Metric) -> tuple[ExportedMetric, float]:
 
 
 def exported_as_rocketmq(metric: Metric) -> tuple[ExportedMetric, tuple[str, ...]]:
-    """A metric as a exported of RocketMQ 5, and the values of labels that are always the same."""
+    """Return a metric as exported under RocketMQ 5's name, with its constant labels."""
     return _rocketmq(metric.rocketmq_name, metric.kind, metric.help, metric.labels)
 
 
@@ -90,7 +90,7 @@ def _rocketmq(
 
 
 def metric_series(node: Node, readings: Readings) -> Iterator[Series]:
-    """All metrics of a process."""
+    """Yield all metrics of a process."""
     for reading in readings:
         metric = reading.metric
         if metric.rocketmq_name:
@@ -152,7 +152,7 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
 
 
 def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """The values of a metric with labels, if there is such a metric."""
+    """Yield the values of a metric with labels, if there is such a metric."""
     for reading in readings:
         if reading.metric.name == name:
             for sample in reading.samples:
@@ -207,7 +207,7 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
 
 
 def topics_of(group: GroupTopics) -> list[TopicProgress]:
-    """The topics of a group; nothing waits in a retry topic that was not needed yet."""
+    """Return the topics of a group; nothing waits in a retry topic that was not needed yet."""
     own = retry_topic(group.group)
     if any(one.topic == own for one in group.topics):
         return group.topics

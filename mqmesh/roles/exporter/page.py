@@ -32,7 +32,7 @@ class Page:
         self._text = b""
 
     def text(self) -> bytes:
-        """A page that is not too old; who comes while one is made waits for it."""
+        """Return a page that is not too old; a request waits while one is made."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._made_ms is None or now_ms - self._made_ms >= self._min_interval_ms:
@@ -75,7 +75,7 @@ def _histogram(
 
 
 def _line(name: str, labels: tuple[str, ...]) -> str:
-    """The form of a line; what stands in it are the values of the labels, and the value."""
+    """Return the form of a line, for the values of the labels, and the value."""
     told = ",".join(f'{label}="%s"' for label in labels)
     return f"{name}{{{told}}} %s\n" if told else f"{name} %s\n"
 

@@ -21,7 +21,7 @@ class _Growth(msgspec.Struct):
 class Rates:
     """Rates of totals that are looked at now and then.
 
-    Who is not looked at in a whole round is forgotten.
+    A total that is not looked at in a whole round is forgotten.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Rates:
         return (total - seen.old_total) * 1_000 / max(now_ms - seen.old_ms, 1)
 
     def end_round(self) -> None:
-        """Everything was looked at."""
+        """Ends a round: everything was looked at."""
         self._seen = {key: seen for key, seen in self._seen.items() if seen.round == self._round}
         self._round += 1
 
@@ -65,7 +65,7 @@ class DayTotals:
         self._marks: dict[Hashable, tuple[int, float, float]] = {}
 
     def mornings(self, key: Hashable, total: float, now_ms: int) -> tuple[float, float]:
-        """A total at the last midnight (UTC), and at the one before.
+        """Return a total at the last midnight (UTC), and at the one before.
 
         Args:
             key: Which total.

@@ -48,7 +48,7 @@ _ABSENT: Final = (
 
 
 class RocketMQ4Names:
-    """Makes series of brokers and groups under the names of RocketMQ 4's exporter.
+    """Series of brokers and groups under the names of RocketMQ 4's exporter.
 
     Args:
         rates: Of totals.

@@ -32,7 +32,7 @@ from mqmesh.version import VERSION
 AT_ONCE: Final = 8
 """Processes that are asked at the same time."""
 MOST_CONNECTIONS: Final = 16
-"""At a time; more are closed at once."""
+"""Most connections at a time; more are closed at once."""
 CONNECTION_S: Final = 10
 """Time after which a silent connection is closed."""
 LATELY_MS: Final = 5_000
@@ -187,7 +187,7 @@ class NamesrvHealth:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Answers each connection in a thread, of so many at most."""
+    """HTTP server that answers each connection in a thread, ``MOST_CONNECTIONS`` at most."""
 
     daemon_threads = True
     request_queue_size = MOST_CONNECTIONS
@@ -220,7 +220,7 @@ class _HttpServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that is gone is none of our business; all else is a bug."""
+        """Logs an error: a peer that is gone is none of our business; all else is a bug."""
         error = sys.exc_info()[1]
         if isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
             _log.debug("%s is gone: %s", client_address, error)
@@ -275,7 +275,7 @@ class _Answering(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are no news."""
+        """Logs at debug level: requests are routine."""
         _log.debug(format, *arguments)
 
 

@@ -37,9 +37,9 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             hold the messages of one batch, decoded.
         max_total_worker_memory_bytes: The same of all processes together, 64 MiB to 1 TiB: it says
             how many run at once. A filter that has nothing to do makes room for another one. If all
-            are busy, a user (without security: a group) that has two more than the one who asks for
-            one gives one up, and who has had one for 10 s gives it to those who wait; else who asks
-            for one more is refused with SYSTEM_BUSY.
+            are busy, a user (without security: a group) that has two more than the asking one
+            gives one up, and a filter that has had one for 10 s gives it to those that wait; else
+            the request is refused with SYSTEM_BUSY.
         worker_cpu_s: Processor time of such a process in seconds, 2 to 86,400; at half of it
             it is renewed.
         match_timeout_ms: For up to 16,384 messages, or one batch, 10 to 600,000 ms. A filter

@@ -72,7 +72,7 @@ class _Job(msgspec.Struct):
 
 
 class FilterRunner:
-    """Runs one filter.
+    """Runner of one filter.
 
     Args:
         group: Consumer group.
@@ -142,12 +142,12 @@ class FilterRunner:
 
     @property
     def name(self) -> str:
-        """For logs and errors."""
+        """Name for logs and errors."""
         return f"filter {self.filter_id[:8]} of group {self.group}"
 
     @property
     def free_ms(self) -> int:
-        """For how long its process has had nothing to do; 0 while it has."""
+        """Time for which its process has had nothing to do, ms; 0 while it has."""
         if self._state is not FilterState.READY or self._jobs or self._current or self._loading:
             return 0
         return self._clock.monotonic_ms() - self._free_since_ms
@@ -192,7 +192,7 @@ class FilterRunner:
             )
 
     def begin_pull(self) -> None:
-        """Somebody pulls through it; ``end_pull`` must follow.
+        """Begins a pull through the filter; ``end_pull`` must follow.
 
         Raises:
             FilterFailed: As ``check_usable``.
@@ -207,7 +207,7 @@ class FilterRunner:
         self.pulls += 1
 
     def end_pull(self) -> None:
-        """A pull is answered."""
+        """Ends a pull: it is answered."""
         self.pulls -= 1
         self._used_ms = self._clock.monotonic_ms()
 

@@ -78,10 +78,10 @@ class FilterTable:
     def upload(
         self, user: str, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded
     ) -> None:
-        """A consumer uploads a filter; one that is there already is loaded if need be.
+        """Uploads a filter for a consumer; one that is there already is loaded if need be.
 
         Args:
-            user: Who uploads it.
+            user: User that uploads it.
             group: Consumer group, checked.
             wanted_id: What the consumer calls it.
             data: Source, UTF-8.
@@ -105,7 +105,7 @@ class FilterTable:
         runner.load(on_loaded)
 
     def get(self, group: str, wanted_id: str) -> FilterRunner:
-        """A filter.
+        """Return a filter.
 
         Raises:
             FilterUnknown: The group has not uploaded it.
@@ -119,7 +119,7 @@ class FilterTable:
         """Refuses messages while too many wait for filters.
 
         Of a user no more may wait than half of what the others leave, so that there is always
-        some room for one of whom nothing waits.
+        some room for a user of whom nothing waits.
 
         Args:
             user: Whose filter they are for.

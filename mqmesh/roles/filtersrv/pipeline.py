@@ -60,7 +60,7 @@ class FilterPass:
         return questions
 
     def take(self, found: bytes) -> None:
-        """The answer to the next question."""
+        """Takes the answer to the next question."""
         self._found += found
 
     def reply(self) -> Reply:

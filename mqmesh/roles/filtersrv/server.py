@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class StartConfined(Protocol):
-    """Starts a confined process; ``WorkerProcess`` does, with a loop before its arguments."""
+    """Function that starts a confined process: ``WorkerProcess``, its loop already given."""
 
     def __call__(
         self,
@@ -74,11 +74,11 @@ class StartConfined(Protocol):
         on_answer: Callable[[Answer], None],
         on_death: Callable[[str], None],
     ) -> Worker:
-        """One that gets a setup first."""
+        """Starts a process that gets a setup first."""
 
 
 class FilterServer:
-    """Filters for one broker group.
+    """Filter server of one broker group.
 
     Args:
         config: Settings.

@@ -30,11 +30,11 @@ class Tenant(Protocol):
 
     @property
     def name(self) -> str:
-        """For logs and errors."""
+        """Name for logs and errors."""
 
     @property
     def free_ms(self) -> int:
-        """For how long its worker has had nothing to do; 0 while it has."""
+        """Time for which its worker has had nothing to do, ms; 0 while it has."""
 
     @property
     def user(self) -> str:
@@ -65,7 +65,7 @@ class WorkerPlaces:
         return len(self._tenants)
 
     def take(self, tenant: Tenant) -> None:
-        """A filter is to get a worker.
+        """Takes a place for a filter's worker.
 
         Raises:
             SystemBusy: All places are taken by filters that have something to do, and whose

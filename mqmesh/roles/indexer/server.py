@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class IndexerServer:
-    """Follows the log of one broker and answers that broker's queries.
+    """Index process of one broker: follows its log and answers its queries.
 
     Args:
         config: Settings.

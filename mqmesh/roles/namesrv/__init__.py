@@ -1,1 +1,1 @@
-"""The name server: which broker serves which topic, and who has gone silent."""
+"""The name server: which broker serves which topic, and which has gone silent."""

@@ -49,7 +49,7 @@ class KvTable:
         return [Persist()]
 
     def get(self, request: KvRequest) -> dict[str, str]:
-        """One pair.
+        """Return one pair.
 
         Raises:
             InvalidArgument: The key is empty.
@@ -78,7 +78,7 @@ class KvTable:
         return [Persist()]
 
     def list_namespace(self, request: KvRequest) -> dict[str, str]:
-        """All pairs of a namespace.
+        """Return all pairs of a namespace.
 
         Raises:
             BrokerError: With QUERY_NOT_FOUND, it has none.
@@ -93,7 +93,7 @@ class KvTable:
         return list(self._pairs)
 
     def dump(self) -> dict[str, dict[str, str]]:
-        """Everything, by namespace."""
+        """Return everything, by namespace."""
         return self._pairs
 
 

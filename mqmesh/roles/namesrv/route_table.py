@@ -1,4 +1,4 @@
-"""Routes: which broker carries which topic, and who is gone. Pure: events in, effects out.
+"""Routes: which broker carries which topic, and which is gone. Pure: events in, effects out.
 
 A broker process is a *member* of its broker group, known by its broker id. It is
 in the table from its first REGISTER_BROKER until it unregisters, its connection
@@ -60,7 +60,7 @@ RETRY_AFTER_CONFLICT_MS: Final = 1_000
 
 _Table = dict[str, TopicConfig]
 _Changes = Mapping[str, tuple[TopicConfig | None, TopicConfig | None]]
-"""By topic, what it was and what it is; None where it was or is not there."""
+"""Changes by topic: what it was and what it is; None where it was or is not there."""
 
 
 class _Member(msgspec.Struct):
@@ -130,7 +130,7 @@ class RouteTable:
     def on_register(
         self, request: RegisterBrokerRequest, peer: bytes, now_ms: int
     ) -> tuple[RegisterBrokerResponse, list[Effect]]:
-        """A broker's heartbeat.
+        """Takes a broker's heartbeat.
 
         Args:
             request: What it says.
@@ -181,7 +181,7 @@ class RouteTable:
         return response, self._changes(name, group, before, changes)
 
     def on_unregister(self, request: UnregisterBrokerRequest) -> list[Effect]:
-        """A broker closes cleanly; one of another life, or unknown, changes nothing."""
+        """Removes a broker that closes cleanly; another life, or an unknown one, changes nothing."""
         group = self._groups.get(request.broker_name)
         member = group.members.get(request.broker_id) if group is not None else None
         if member is None or member.instance_id != request.instance_id:
@@ -189,7 +189,7 @@ class RouteTable:
         return self._remove([(request.broker_name, request.broker_id)])
 
     def on_disconnect(self, peer: bytes) -> list[Effect]:
-        """A connection broke: the brokers that registered by it last are gone."""
+        """Removes the brokers that registered last by a connection that broke."""
         return self._remove(sorted(self._keys_of_peer.pop(peer, ())))
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -254,7 +254,7 @@ class RouteTable:
     # ---- Answers ---------------------------------------------------------------------
 
     def route(self, topic: str, hint_endpoint: str) -> TopicRoute:
-        """The route of a topic; costs in proportion to the brokers that carry it.
+        """Return the route of a topic; costs in proportion to the brokers that carry it.
 
         Raises:
             TopicNotFound: No broker carries it.
@@ -284,7 +284,7 @@ class RouteTable:
         return TopicRoutes(found, self._named(sorted(names)), missing, hint_endpoint)
 
     def brokers(self) -> list[BrokerData]:
-        """All broker groups, by name."""
+        """Return all broker groups, by name."""
         return [_broker_data(name, group) for name, group in sorted(self._groups.items())]
 
     def topics(self) -> list[str]:
@@ -292,11 +292,11 @@ class RouteTable:
         return sorted(self._index)
 
     def drained(self) -> list[str]:
-        """Broker groups without write permission, to be saved."""
+        """Return the broker groups without write permission, to be saved."""
         return sorted(self._drained)
 
     def ordered(self) -> list[OrderedTopics]:
-        """Ordered topics of every group, here or not, to be saved."""
+        """Return the ordered topics of every group, here or not, to be saved."""
         tables = {name: group.indexed for name, group in self._groups.items()} | self._absent
         kept = [
             OrderedTopics(name, [config for config in table.values() if config.order])
@@ -523,7 +523,7 @@ def _table_of(request: RegisterBrokerRequest, member: _Member | None) -> _Table 
 
 
 def _known_table(request: RegisterBrokerRequest, member: _Member | None) -> _Table | None:
-    """The topics that are known of this life of a broker."""
+    """Return the topics that are known of this life of a broker."""
     if member is None or member.instance_id != request.instance_id:
         return None
     return member.topics

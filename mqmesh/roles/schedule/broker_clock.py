@@ -7,7 +7,7 @@ STEP_MS: Final = 200
 
 
 class BrokerClock:
-    """Follows the wall clock of a broker.
+    """Estimate of a broker's wall clock.
 
     An answer's time is past when it arrives, so what is known is behind by the time of its
     way, and never ahead: nothing is taken for due that is not. The answer that was quickest
@@ -31,5 +31,5 @@ class BrokerClock:
             self._ahead_ms = ahead_ms
 
     def wall_ms(self, now_ms: int) -> int:
-        """The broker's wall clock now; 0 while it is not known."""
+        """Return the broker's wall clock now; 0 while it is not known."""
         return 0 if self._ahead_ms is None else now_ms + self._ahead_ms

@@ -22,7 +22,7 @@ DueRun = tuple[int, int, int]
 
 
 def runs_of(due_times: Sequence[int], message_count: int) -> list[DueRun]:
-    """The runs of a batch, by due time.
+    """Return the runs of a batch, by due time.
 
     Args:
         due_times: One for all messages, or one each.
@@ -46,7 +46,7 @@ def cut(runs: Sequence[DueRun]) -> list[Sequence[DueRun]]:
 
 
 def encode_chunk(runs: Iterable[DueRun]) -> bytes:
-    """A chunk as stored."""
+    """Return a chunk as stored."""
     return b"".join([_RUN.pack(*run) for run in runs])
 
 

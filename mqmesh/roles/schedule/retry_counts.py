@@ -33,19 +33,19 @@ ChunkId = tuple[int, int]
 
 
 class Pairs(Protocol):
-    """Where the table is kept; ``storage.lmdb.env.LmdbEnv`` has it."""
+    """Store of the table's pairs; ``storage.lmdb.env.LmdbEnv`` is one."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
+        """Return the value of a key."""
 
     def at_or_before(self, key: bytes) -> Pair | None:
-        """The pair with the last key that is not behind the one given."""
+        """Return the pair with the last key that is not behind the one given."""
 
     def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
         """Pairs from ``start`` to before ``stop``."""
 
     def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
-        """All of it, or nothing; deletes come first."""
+        """Writes all of it, or nothing; deletes come first."""
 
 
 class RetryCounts:
@@ -70,14 +70,14 @@ class RetryCounts:
         self._unreported = dict.fromkeys(self.waiting)
 
     def put(self, group: str, chunk_id: ChunkId, count: int, puts: list[Pair]) -> None:
-        """Set how many messages of a new chunk wait."""
+        """Sets how many messages of a new chunk wait."""
         puts.append((_key(group, chunk_id), _U32.pack(count)))
         self._change(group, count)
 
     def replace(
         self, group: str, chunk_id: ChunkId, count: int, puts: list[Pair], deletes: list[bytes]
     ) -> None:
-        """Set how many messages of a chunk are left; 0 removes it."""
+        """Sets how many messages of a chunk are left; 0 removes it."""
         key = _key(group, chunk_id)
         before = self._pairs.get(key)
         if count:
@@ -87,7 +87,7 @@ class RetryCounts:
         self._change(group, count - (_U32.unpack(before)[0] if before else 0))
 
     def save(self, puts: list[Pair], deletes: list[bytes]) -> None:
-        """Add what the next write of the timetable has to write."""
+        """Adds what the next write of the timetable has to write."""
         for group in self._unsaved:
             key = b"t" + group.encode("ascii")
             count = self.waiting.get(group, 0)
@@ -98,7 +98,7 @@ class RetryCounts:
         self._unsaved.clear()
 
     def report(self, most: int) -> list[WaitingRetries]:
-        """Take numbers that changed since they were reported, of so many groups at most.
+        """Takes numbers that changed since they were reported, of so many groups at most.
 
         Those of a table that was opened a moment ago were never reported.
         """

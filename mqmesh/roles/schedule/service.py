@@ -112,7 +112,7 @@ class Broker(Protocol):
 
 
 class PlannedCall(Protocol):
-    """Something that was planned."""
+    """Handle of a planned call."""
 
     def cancel(self) -> None:
         """Cancels the call."""
@@ -183,7 +183,7 @@ class ScheduleService:
         self._open()
 
     def on_disconnected(self) -> None:
-        """The connection broke."""
+        """Ends the session: the connection broke."""
         self._leave()
         self._broker = None
 
@@ -228,7 +228,7 @@ class ScheduleService:
         self._work = self._idle = None
 
     def _begin_again(self, error: MQMeshError) -> None:
-        """A session is over for a reason that waiting may mend."""
+        """Ends a session for a reason that waiting may mend."""
         _log.warning("the session with %s is over: %s", self._config.broker_name, error)
         self._leave()
         era = self._era
@@ -270,7 +270,7 @@ class ScheduleService:
     # ---- The schedule topic ------------------------------------------------------------
 
     def on_command(self, command: Command) -> None:
-        """The broker says something by itself.
+        """Takes a command that the broker sends by itself.
 
         Raises:
             RemoteProtocolError: It cannot be understood.
@@ -565,7 +565,7 @@ class ScheduleService:
         return call
 
     def _fail(self, error: StorageError) -> None:
-        """The timetable cannot be used: from disk again, or anew when it is damaged."""
+        """Gives up the table: it is read from disk again, or made anew when it is damaged."""
         self._suspect = str(error) if isinstance(error, CorruptRecord) else ""
         self._table = None
         self._begin_again(error)

@@ -46,11 +46,11 @@ from mqmesh.roles.schedule.retry_counts import ChunkId, Pair, Pairs, RetryCounts
 
 VERSION: Final = 3
 MOST_CHUNKS: Final = 2_048
-"""Looked at for one request."""
+"""Most chunks that are looked at for one request."""
 MOST_STEPS: Final = 256
 """Batches of a producer that are looked at for one message."""
 MOST_MESSAGES: Final = 65_536
-"""In one request, roughly."""
+"""Most messages in one request, roughly."""
 FORGET_AT_ONCE: Final = 2_000
 
 _DUE: Final = struct.Struct(">cQQI")
@@ -211,7 +211,7 @@ class Timetable:
     # ---- What is due -------------------------------------------------------------------
 
     def next_due_ms(self, *, also_leaving: bool = False) -> int | None:
-        """When the next chunk that is not leaving is due, or any one; None if nothing waits."""
+        """Return when the next chunk, leaving ones aside, or any one is due; None if none waits."""
         most = len(self._leaving) + 1
         begin = _FIRST_DUE if also_leaving else self._taken_through
         for key, _ in self._pairs.range(begin, _END_DUE, most=most):
@@ -250,7 +250,7 @@ class Timetable:
         return taken
 
     def settle(self, taken: Taken, statuses: bytes, record_offset: int = -1) -> list[Run]:
-        """The broker has answered.
+        """Takes the broker's answer.
 
         Args:
             taken: What it was asked for.
@@ -344,12 +344,12 @@ class Timetable:
     # ---- Retention ---------------------------------------------------------------------
 
     def lowest_place(self) -> int | None:
-        """The oldest batch of which a message waits."""
+        """Return the place of the oldest batch of which a message waits; None if nothing waits."""
         pairs = self._pairs.range(_FIRST_PLACE, _END_PLACE, most=1)
         return int(_PLACE.unpack(pairs[0][0])[1]) if pairs else None
 
     def to_roll(self, before_offset: int) -> tuple[list[Run], list[ChunkId]]:
-        """Some of what waits before a commit-log offset and is not leaving, and its chunks."""
+        """Return runs that wait before a commit-log offset and are not leaving, and their chunks."""
         stop = _PLACE.pack(b"p", before_offset, 0)
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []

@@ -1,4 +1,4 @@
-"""Reports to a coordination engine that a broker's process is dead, once its supervisor knows.
+"""Reports of a broker's death to a coordination engine, once the supervisor knows of it.
 
 A session ends when it is not renewed for its whole time. A supervisor that has reaped a process
 knows at once that it is dead, and ends its session: a certificate of death. The embedded
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaSeat(msgspec.Struct, frozen=True):
-    """Where a broker's process has its session.
+    """Place of a broker process's session: coordinator, cluster, group and replica.
 
     Attributes:
         coordinator: URL.
@@ -54,7 +54,7 @@ class NotesLoop(Protocol):
 
 
 class DeathNotes:
-    """Ends the sessions of processes that are dead.
+    """Thread that ends the sessions of processes that are dead.
 
     Args:
         members: By the names of processes.
@@ -79,7 +79,7 @@ class DeathNotes:
         self._thread = transport.run_loop(loop.run, "death-notes")
 
     def tell(self, name: str, pid: int) -> None:
-        """A process has ended; any thread may say so. What is no replica's is nothing to it."""
+        """Reports that a process has ended, from any thread; ignores one that is no replica."""
         member = self._members.get(name)
         if member is not None:
             look = partial(self._look, member, pid, TRIES)

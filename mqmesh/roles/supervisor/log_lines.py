@@ -40,7 +40,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class LineReader:
-    """Reads a pipe in whole lines.
+    """Reader of a pipe in whole lines.
 
     Args:
         descriptor: Read end; it is made non-blocking.
@@ -53,7 +53,7 @@ class LineReader:
         os.set_blocking(descriptor, False)
 
     def read(self) -> list[str]:
-        """The lines that are there; at the end of the file also one without a line break."""
+        """Return the lines that are there; at the end of the file also one without a line break."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:
@@ -70,7 +70,7 @@ class LineReader:
         return [line.decode(errors="replace") for line in lines]
 
     def read_all(self) -> list[str]:
-        """The lines that are there, however many reads that takes."""
+        """Return the lines that are there, however many reads that takes."""
         found = self.read()
         while self.is_open:
             more = self.read()
@@ -81,7 +81,7 @@ class LineReader:
 
 
 class LineParser:
-    """Gives each line of a process its time and level; a traceback has its record's.
+    """Parser that gives each line of a process its time and level; a traceback has its record's.
 
     Args:
         name: Name of the process.
@@ -100,7 +100,8 @@ class LineParser:
         """
         parts = split_line(line)
         if parts is None:
-            # What is no log line of ours comes from the interpreter or a library, and is bad news.
+            # What is no log line of ours comes from the interpreter or a library, and reports an
+            # error.
             level = self._level if line.startswith(CONTINUATION) else "ERROR"
             return LogLine(now, self._name, level, one_line(line), line)
         self._level = parts.level

@@ -17,7 +17,7 @@ MAX_DELAY_MS: Final = 30_000
 STABLE_MS: Final = 60_000
 """A process that lived so long after its start owes nothing to its former deaths."""
 CRASH_LOOP_DEATHS: Final = 5
-"""So many quick deaths in a row are reported as a crash loop, and each so many more."""
+"""Number of quick deaths in a row that is reported as a crash loop, and each so many more."""
 
 STAGE_MS: Final = 1_000
 """The last stage is asked to stop after this, whether or not the stages before it are gone."""
@@ -37,7 +37,7 @@ class RestartDecision(msgspec.Struct, frozen=True):
     """Decision about a death.
 
     Attributes:
-        action: See ``Action``.
+        action: See ``RestartAction``.
         delay_ms: Wait so long before starting again.
         quick_deaths: Deaths in a row, this one included, without a stable life between.
         is_crash_loop: To be reported now.
@@ -50,7 +50,7 @@ class RestartDecision(msgspec.Struct, frozen=True):
 
 
 class RestartPolicy:
-    """Decides about the deaths of one process.
+    """Policy on the deaths of one process.
 
     The delay doubles from ``FIRST_DELAY_MS`` to ``MAX_DELAY_MS``, and begins anew after
     ``STABLE_MS`` of life. A process that says ``ExitCode.USAGE`` before it was ever ready
@@ -64,15 +64,15 @@ class RestartPolicy:
         self._quick_deaths = 0
 
     def on_started(self, now_ms: int) -> None:
-        """The process was started."""
+        """Takes note that the process was started."""
         self._started_ms = now_ms
 
     def on_ready(self) -> None:
-        """The process serves."""
+        """Takes note that the process serves."""
         self._was_ready = True
 
     def on_exit(self, exit_code: int, now_ms: int) -> RestartDecision:
-        """The process ended without being asked to.
+        """Decides about a process that ended without being asked to.
 
         Args:
             exit_code: Its exit code; minus the signal's number when one killed it.
@@ -109,7 +109,7 @@ class StopPlan:
         """Return the processes to ask to stop now, and those to kill now; each is named once.
 
         Args:
-            alive: Who has not ended yet.
+            alive: Processes that have not ended yet.
             now_ms: Monotonic clock.
         """
         elapsed_ms = now_ms - self.began_ms
@@ -139,7 +139,7 @@ class StopPlan:
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code in words: ``exit code 1``, ``killed by SIGKILL``."""
+    """Return an exit code in words: ``exit code 1``, ``killed by SIGKILL``."""
     if exit_code == ExitCode.STORE_STOPPED:
         return f"its store has stopped (exit code {exit_code:d})"
     if exit_code >= 0:

@@ -81,7 +81,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataFolderLock:
-    """Makes sure that a data folder has one supervisor at most.
+    """Lock that gives a data folder one supervisor at most.
 
     Args:
         folder: Data folder; it is made when it does not exist.
@@ -163,7 +163,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """The record of a data folder; None when there is none that can be read."""
+    """Return the record of a data folder; None when there is none that can be read."""
     try:
         return msgspec.json.decode((folder / RUN_NAME).read_bytes(), type=RunRecord)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

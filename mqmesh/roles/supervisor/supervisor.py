@@ -110,7 +110,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the processes of a cluster running until it is stopped.
+    """Supervisor that keeps the processes of a cluster running until it is stopped.
 
     Args:
         specs: The processes; all are started at once.
@@ -506,7 +506,7 @@ def _end_helpers(pid: int) -> None:
 
 
 def python_argv(*arguments: str) -> list[str]:
-    """The command line of a mqmesh process on the same Python.
+    """Return the command line of a mqmesh process on the same Python.
 
     ``-P`` keeps the current folder out of the import path: nothing that lies there may be
     imported in place of mqmesh or the standard library.

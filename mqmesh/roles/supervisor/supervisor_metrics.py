@@ -76,7 +76,7 @@ METRICS: Final[tuple[Measured[Supervised], ...]] = (
 
 
 def read_metrics(record: RunRecord, now_ms: int) -> list[MetricReading]:
-    """The metrics of a supervisor.
+    """Return the metrics of a supervisor.
 
     Args:
         record: Its run file.
