@@ -82,7 +82,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
         reason: Why the last change of master was made.
         preferred_ms: When the lead was handed to a preferred replica last; 0 for never. Wall clock.
-        switched_ms: And when, wall clock of who made it; for people.
+        switched_ms: And when, wall clock of the replica that made it; for people.
         paused: Nobody stands because the master is missed: an administrator is at work.
     """
 
@@ -129,7 +129,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         incarnation: See ``MemberIncarnation``.
         address: Where clients reach it, ``host:port``.
         replica_address: Where replicas reach it.
-        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
+        server_key: Public key that it proves to clients; "" where nothing is encrypted.
             Replicas believe it as far as the access list has it as a broker's of this group.
         last_epoch: Of the last record of its log.
         end_offset: Behind the last record of its log.

@@ -15,7 +15,7 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 One frame a message keeps a receiver safe from endless multipart messages, and
-costs the fewest calls into ZeroMQ. Only who asked for it gets large pieces of a
+costs the fewest calls into ZeroMQ. Only a client that asked for it gets large pieces of a
 response's body in further frames, so that nobody needs to put them together; with
 all of them it is no longer than one frame may be. A header is decoded into a typed, bounded
 struct; array elements that this version does not know are ignored.
@@ -59,7 +59,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
         flags: ``RESPONSE``, ``ONEWAY``.
         header: Encoded header.
         body: What follows it.
-        further: More of the body, in pieces; empty for who did not ask for them.
+        further: More of the body, in pieces; empty for a client that did not ask for them.
     """
 
     code: int

@@ -81,7 +81,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         code: Its number and name.
-        servers: Who serves it.
+        servers: Roles that serve it.
         right: What it needs.
         request: Type of its header; None where there is none, ``fixed`` says how it is read.
         reply: Type of the answer's header; None for an empty one, and for none.
@@ -194,7 +194,7 @@ NONE, PUB, SUB, FILTER, VIEW_OWN, ADMIN_OWN, VIEW, ADMIN, INTERNAL = Right
 
 # fmt: off
 _ROWS: Final = (
-    # code, who serves it, right, where topics and groups stand; types of the headers.
+    # code, roles that serve it, right, where topics and groups stand; types of the headers.
     _row(C.PING, ALL, NONE, "", "", None, admin.RoleInfo),
     _row(C.GET_BROKER_RUNTIME_INFO, ALL, VIEW, "", "",
          admin.RuntimeInfoRequest, admin.RuntimeInfo),

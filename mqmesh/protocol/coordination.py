@@ -1,7 +1,7 @@
 """Headers of the embedded coordinator's commands.
 
 It keeps records and sessions below keys, and does not look into what they say: a record's value is
-the business of who writes it, so a coordinator need not know the fields of newer brokers.
+the business of its writer, so a coordinator need not know the fields of newer brokers.
 """
 
 import enum

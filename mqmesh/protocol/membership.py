@@ -1,4 +1,4 @@
-"""Words between clients and brokers about who belongs to which group, and who may read a queue."""
+"""Structs of clients and brokers about members of groups, and locks of queues."""
 
 import enum
 from typing import Annotated, Final

@@ -171,7 +171,7 @@ class EpochsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to GET_EPOCHS: whose log a replica has, and who wrote which part of it.
+    """Answer to GET_EPOCHS: the log of a replica, and the epochs of its parts.
 
     Attributes:
         broker_id: Of the replica.
@@ -276,7 +276,7 @@ class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to FENCE, read after the promise was durable.
 
     Attributes:
-        replica_id: Of who answers.
+        replica_id: Of the replica that answers.
         promised_epoch: It refuses everything below; higher than what was asked for: no promise.
         incarnation: Of its store.
         last_epoch: Of the last record of its log.
@@ -383,7 +383,7 @@ class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost.
 
     Attributes:
-        replica_ids: Who belongs to the group; none for 1 to ``ha.total_replicas``.
+        replica_ids: Members of the group; none for 1 to ``ha.total_replicas``.
     """
 
     replica_ids: Annotated[

@@ -1,8 +1,8 @@
 """Structs of replies to requests, from a replier through a broker to the client that asked.
 
-A request is an ordinary message with properties that say who waits for a reply. A reply is not
-stored: the broker hands it to the connection of the client that asked, and reports to the
-replier whether that client took it. The body of a reply is one message, as in a record batch: a
+A request is an ordinary message with properties that name the client that waits for a reply. A
+reply is not stored: the broker hands it to the connection of that client, and reports to the
+replier whether the client took it. The body of a reply is one message, as in a record batch: a
 msgpack array of its fields.
 """
 
@@ -20,7 +20,7 @@ class SendReplyRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """SEND_REPLY_MESSAGE, with the reply as the body.
 
     Attributes:
-        client_id: Who asked; the request's property REPLY_TO_CLIENT.
+        client_id: Client that asked; the request's property REPLY_TO_CLIENT.
         correlation_id: Which request; its property CORRELATION_ID.
         attempt_id: The same for every try to deliver this reply, any number else.
     """

@@ -69,7 +69,7 @@ class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         tcp: ``host:port``.
         ipc: Path of its Unix socket, "" for none.
         host_id: Identifies the machine; equal ids may use ``ipc``.
-        server_key: Public key that it proves to who connects; "" where nothing is encrypted. The
+        server_key: Public key that it proves to clients; "" where nothing is encrypted. The
             name server says the one that the broker has proved to it, whatever the broker says.
     """
 

@@ -27,7 +27,7 @@ class OpenScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     """OPEN_SCHEDULE: a schedule service begins; answered with ``OpenScheduleResponse``.
 
     Attributes:
-        service: Who it is, for people.
+        service: Its name, for people.
     """
 
     service: Annotated[str, msgspec.Meta(max_length=255)] = ""

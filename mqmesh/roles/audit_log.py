@@ -41,8 +41,8 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         time: By UTC, to the millisecond.
-        server: Role and name of who served it.
-        user: Who asked.
+        server: Role and name of the server.
+        user: User that asked.
         address: Where from, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
         command: Name of the request code.
         topics: That it is about, 8 at most.

@@ -191,7 +191,7 @@ def tell_failure(name: str, error: Exception) -> int:
     """Says on standard error, in one line, why a process cannot go on.
 
     Args:
-        name: Who cannot.
+        name: Name of the process that cannot.
         error: Why. What is no expected error is logged with its traceback, being a bug.
 
     Returns:

@@ -116,8 +116,8 @@ class RoleShell:
     def look_at_turns(self) -> float:
         """Return the longest turn of the event loop, ms.
 
-        It is of the last 30 to 60 s, or since somebody has looked if that is longer ago: so two who
-        look do not hide it from each other.
+        It is of the last 30 to 60 s, or since somebody has looked if that is longer ago: so two
+        readers do not hide it from each other.
         """
         longest_ns, now_ms = self._loop.longest_turn_ns, self._clock.monotonic_ms()
         told_ns = max(longest_ns, self._longest_before_ns)

@@ -14,7 +14,7 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         key_file: Keys of this role, made by `mqmesh key generate`. All replicas of a broker group
             have the same, and so have the processes beside them; so have all name servers and the
             coordinator.
-        access_list_file: Who may do what; kept up to date by the role, which writes it when an
+        access_list_file: Access list; kept up to date by the role, which writes it when an
             administrator changes the list (`mqmesh acl apply`), and reads it again when it
             changed.
         insecure: Start without security in a data folder that was used with it before, as the

@@ -48,7 +48,7 @@ class Guard:
     Attributes:
         path, audited: As given.
         quotas: What users use of theirs.
-        refused_connections: How many had a key that nobody has; counted by who looks after them.
+        refused_connections: Connections with a key that nobody has; the ZAP handler counts them.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Gateway:
     """Client of one member, and of the next one when it fails; for one thread.
 
     Args:
-        members: Who there is.
+        members: Of the cluster.
         open_line: Makes a connection to an address.
         clock: Measures deadlines.
         pause: Lets the thread sleep for so many seconds.

@@ -54,7 +54,7 @@ class Ages:
 
         Args:
             group: Broker group.
-            revisions: By replica id, of all who are there.
+            revisions: By replica id, of all that are there.
             asked_ms: When it was asked for; monotonic clock.
             now_ms: When the answer was here.
 

@@ -1,4 +1,4 @@
-"""Records, sessions, and who watches them. Pure: events and the time go in, changes come out.
+"""Records, sessions, and their watches. Pure: events and the time go in, changes come out.
 
 A change is *decided* first, then written to disk by the caller, then *applied*: what is not on
 disk is never sent to anybody. Renewals of sessions are in memory only; after a restart every

@@ -78,7 +78,7 @@ class History(msgspec.Struct):
         return found
 
     def end_look(self, families: Families, now_ms: int) -> None:
-        """Notes who answered, and forgets what was not seen for longer than any window."""
+        """Notes answering processes, and forgets what was not seen for longer than any window."""
         old_ms = now_ms - LONGEST_WINDOW_MS
         self.totals = {key: seen for key, seen in self.totals.items() if seen[-1][0] > old_ms}
         ups = families.sums(UP, PROCESS).items()
@@ -104,8 +104,8 @@ class ClusterObservation(msgspec.Struct, frozen=True):
         self, name: str, by: Labels, window_ms: int, **where: str
     ) -> dict[Labels, float | None]:
         """Return how much the sums of a counter grew within so long; see ``History.growth``."""
-        # Counters of different labels are different totals, and so are those of two processes: who
-        # does not answer any more takes nothing back.
+        # Counters of different labels are different totals, and so are those of two processes: one
+        # that does not answer any more takes nothing back.
         told = "".join(f"{{{label}={value}}}" for label, value in where.items()) + f"[{window_ms}]"
         sums = self.families.sums(name, (*PROCESS, *by), **where)
         found: dict[Labels, float | None] = {}

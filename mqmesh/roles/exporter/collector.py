@@ -61,7 +61,7 @@ class Collector:
         connect: Makes an administration client for an endpoint ("" for the name servers),
             restricted to a broker group unless that is empty.
         known: Brokers by endpoint, and when name servers knew them last, wall clock; kept up to
-            date, so that who keeps it misses those that are gone already.
+            date, so that its owner misses those that are gone already.
 
     Raises:
         ConfigError: The file of credentials cannot be used.

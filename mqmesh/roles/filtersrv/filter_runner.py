@@ -82,7 +82,7 @@ class FilterRunner:
         start_worker: Starts a process.
         places: How many processes may run.
         clock: Source of time.
-        user: Who uploaded it.
+        user: User that uploaded it.
 
     Attributes:
         group, filter_id, user: As above.

@@ -3,7 +3,7 @@
 A place that is wanted while all are taken comes from, in this order:
 
 1. the worker that had nothing to do for longest, from ``FREE_MS``;
-2. a user that has two places more than the one who wants it, so that all get equal shares;
+2. a user that has two places more than the one that wants it, so that all get equal shares;
 3. the worker that has had a place for longest, from ``TURN_MS``, of the users with no fewer places.
 """
 

@@ -181,7 +181,7 @@ class RouteTable:
         return response, self._changes(name, group, before, changes)
 
     def on_unregister(self, request: UnregisterBrokerRequest) -> list[Effect]:
-        """Removes a broker that closes cleanly; another life, or an unknown one, changes nothing."""
+        """Removes a broker that closes cleanly; another life of it changes nothing."""
         group = self._groups.get(request.broker_name)
         member = group.members.get(request.broker_id) if group is not None else None
         if member is None or member.instance_id != request.instance_id:

@@ -1,4 +1,4 @@
-"""Record on disk of a running cluster: who supervises it, and which processes belong to it.
+"""Record on disk of a running cluster: its supervisor, and its processes.
 
 The supervisor holds the data folder itself (flock) as long as it lives, and in it
 ``mqmesh.lock``, which has its process id; ``mqmesh.run.json`` says what it runs. The kernel
@@ -47,7 +47,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         restarts: How often it was started again.
         exits: How often it ended without being asked to, by reason: ``killed by SIGKILL``, …
         argv: Its command line.
-        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
+        server_key: Public key that it proves to clients; "" where nothing is encrypted.
     """
 
     role: str

@@ -61,7 +61,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
         argv: Command line.
         endpoint: Where it is expected to listen.
         stop_stage: Lower stages are stopped first.
-        server_key: Public key that it proves to who connects; "" where nothing is encrypted.
+        server_key: Public key that it proves to clients; "" where nothing is encrypted.
     """
 
     role: str
@@ -391,7 +391,7 @@ class Supervisor:
 
         former = {one: signal.signal(one, note) for one in (signal.SIGCHLD, LOOK_AGAIN)}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Who ignores SIGHUP wants to outlive the terminal.
+            # A process that ignores SIGHUP is to outlive the terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 former[number] = signal.signal(number, note)
 
