@@ -332,7 +332,7 @@ class EmbeddedWatch:
         self._on_close = on_close
 
     def close(self) -> None:
-        """End the watch: ``on_change`` is called no more. Calling twice does no harm."""
+        """Ends the watch: ``on_change`` is called no more. Calling twice does no harm."""
         if not self.closed:
             self.closed = True
             self._on_close(self)

@@ -233,7 +233,7 @@ class GroupWatch(Protocol):
     """Groups that are watched."""
 
     def close(self) -> None:
-        """End the watch: its callback is called no more. Calling twice does no harm."""
+        """Ends the watch: its callback is called no more. Calling twice does no harm."""
 
 
 class Coordinator(Protocol):
@@ -247,8 +247,7 @@ class Coordinator(Protocol):
                 Engines may take a little longer, never much less.
             presence: Can be read while it lives.
             on_done: Called with the session, or ``CoordinatorUnavailable``: then one may have
-                begun,
-                which nobody renews.
+                begun, which nobody renews.
 
         Raises:
             InvalidArgument: An argument is out of bounds.
@@ -261,10 +260,8 @@ class Coordinator(Protocol):
             session: To be renewed.
             presence: Of the same replica.
             on_done: Called with the deadline, in ms of ``Clock.boot_ms``: until then the engine
-                reports to
-                nobody that the session ended by itself. It counts from when the request was sent.
-                Or
-                called with ``SessionLost``, ``CoordinatorUnavailable``.
+                reports to nobody that the session ended by itself. It counts from when the request
+                was sent. Or called with ``SessionLost``, ``CoordinatorUnavailable``.
 
         Raises:
             InvalidArgument: An argument is out of bounds.
@@ -403,7 +400,7 @@ def encode_settings(settings: dict[str, SettingValue]) -> bytes:
 
 
 def decode(kind: type[_T], data: bytes) -> _T:
-    """Decode a value of an engine; a newer program's fields are left out.
+    """Decodes a value of an engine; a newer program's fields are left out.
 
     Raises:
         RemoteProtocolError: It is no such value.

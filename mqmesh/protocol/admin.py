@@ -311,7 +311,7 @@ class CleanedSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Loss of a topic's consumers when segments are removed.
+    """Loss that consumers of a topic suffer when segments are removed.
 
     Attributes:
         topic: Physical topic.

@@ -15,8 +15,8 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 One frame a message keeps a receiver safe from endless multipart messages, and
-costs the fewest calls into ZeroMQ. Only a client that asked for it gets large pieces of a
-response's body in further frames, so that nobody needs to put them together; with
+costs the fewest calls into ZeroMQ. Only a client that asked for it gets large pieces
+of a response's body in further frames, so that nobody needs to put them together; with
 all of them it is no longer than one frame may be. A header is decoded into a typed, bounded
 struct; array elements that this version does not know are ignored.
 """

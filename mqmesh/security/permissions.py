@@ -54,7 +54,7 @@ class Permissions:
         return self._by_name.get(name)
 
     def topic(self, name: str, action: Action, topic: str) -> Judgement:
-        """Judge an action of a user on a topic."""
+        """Judges an action of a user on a topic."""
         asked = (name, action, topic)
         verdict = self._topics.get(asked)
         if verdict is None:
@@ -63,7 +63,7 @@ class Permissions:
         return verdict
 
     def group(self, name: str, action: Action, group: str) -> Judgement:
-        """Judge an action of a user as a consumer group."""
+        """Judges an action of a user as a consumer group."""
         asked = (name, action, group)
         verdict = self._groups.get(asked)
         if verdict is None:

@@ -67,7 +67,7 @@ def session_id(replica_id: int, lease: int) -> SessionId:
 
 
 def replica_and_lease(session: SessionId) -> tuple[int, int]:
-    """Split an id that ``session_id`` made.
+    """Splits an id that ``session_id`` made.
 
     Raises:
         InvalidArgument: It is no session of etcd.

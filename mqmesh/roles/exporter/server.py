@@ -213,8 +213,7 @@ class _HttpServer(ThreadingHTTPServer):
                 request = self._tls.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except OSError as error:
-            # The socket is closed already. A client that does not speak TLS, or not ours, is
-            # normal.
+            # The socket is closed already. A client without TLS, or not ours, is normal.
             _log.debug("no TLS with %s: %s", client_address, error)
         finally:
             self._free.release()

@@ -349,7 +349,7 @@ class Timetable:
         return int(_PLACE.unpack(pairs[0][0])[1]) if pairs else None
 
     def to_roll(self, before_offset: int) -> tuple[list[Run], list[ChunkId]]:
-        """Return runs, with their chunks, that wait before an offset of the log and are not leaving."""
+        """Return runs that wait before a commit-log offset, but no leaving ones, and their chunks."""
         stop = _PLACE.pack(b"p", before_offset, 0)
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []

@@ -100,8 +100,7 @@ class LineParser:
         """
         parts = split_line(line)
         if parts is None:
-            # What is no log line of ours comes from the interpreter or a library, and reports an
-            # error.
+            # What is no log line of ours comes from the interpreter or a library: an error.
             level = self._level if line.startswith(CONTINUATION) else "ERROR"
             return LogLine(now, self._name, level, one_line(line), line)
         self._level = parts.level

@@ -121,8 +121,7 @@ class Supervisor:
         is_complete: Asked, once all processes serve, until it says that they know of each
             other; only then is the cluster ready. It may take some 100 ms.
         on_death: Called with the name and the process id of each process that did not end well,
-            once it
-            is reaped.
+            once it is reaped.
         clock: Source of time.
 
     Attributes:
