@@ -30,8 +30,8 @@ def open_coordinator(
     Args:
         url: ``embedded://host:port``, ``etcd://host:port,host:port,…``, or what another entry
             point understands.
-        transport: Whose loop calls back.
-        cluster: Whose groups and settings.
+        transport: Its loop calls back.
+        cluster: Cluster of the groups and settings.
         timeout_ms: Of each call, 100 to 60,000 ms.
 
     Raises:

@@ -71,9 +71,9 @@ class EmbeddedCoordinator:
     """Client of the embedded coordinator, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
-        transport: Whose loop calls back.
+        transport: Its loop calls back.
         address: Of the coordinator, ``host:port``.
-        cluster: Whose groups and settings.
+        cluster: Cluster of the groups and settings.
         timeout_ms: Of each call.
     """
 

@@ -60,7 +60,7 @@ class MemberIncarnation(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         replica_id: 1 to 64.
-        incarnation: It counts as a member only while its store has lost nothing since.
+        incarnation: Of its store; the member counts only while the store has lost nothing since.
     """
 
     replica_id: _ReplicaId
@@ -75,7 +75,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Of the last election, from 1 on.
         master: Replica that leads in this epoch; None for nobody.
         in_sync: Replicas that have everything that is confirmed.
-        mode: Whose copies a message needs.
+        mode: Replicas whose copies a message needs.
         copies: How many copies confirm it.
         voters: Replicas that belong to the group; nobody else comes in sync. None named: all do.
         mode_since_epoch: Epoch in which ``mode`` came into force.
@@ -135,10 +135,10 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         end_offset: Behind the last record of its log.
         synced_offset: Behind what its disk has.
         can_lead: Its disk takes writes.
-        is_cut_off: It leads, and for some seconds has reached too few followers to commit.
-        preferred: It leads where others could as well.
+        is_cut_off: The replica leads, and for some seconds has reached too few followers to commit.
+        preferred: The replica leads where others could as well.
         zone: Where it stands.
-        process: Whose session it is, so that it can end when the process is seen to be dead.
+        process: Process of the session, so that it can end when the process is seen to be dead.
     """
 
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -163,7 +163,7 @@ class LiveReplica(msgspec.Struct, frozen=True):
 
     Attributes:
         session: Its session.
-        presence: What it said last.
+        presence: Presence that it sent last.
         age_ms: So long ago, at least. Less than the truth after a restart or a new connection,
             so a large one proves that nothing was renewed, and a small one little.
     """
@@ -179,7 +179,7 @@ class GroupView(msgspec.Struct, frozen=True):
     Attributes:
         group: Broker group.
         record: Its state.
-        members: Whose sessions live, by replica id.
+        members: Replicas whose sessions live, by replica id.
     """
 
     group: str
@@ -243,7 +243,7 @@ class Coordinator(Protocol):
         """Begins a session; one that the same replica of the group had before ends by it.
 
         Args:
-            ttl_ms: It ends so long after the last renewal, ``MIN_TTL_MS`` to ``MAX_TTL_MS``.
+            ttl_ms: Time from the last renewal to the end, ``MIN_TTL_MS`` to ``MAX_TTL_MS``.
                 Engines may take a little longer, never much less.
             presence: Can be read while it lives.
             on_done: Called with the session, or ``CoordinatorUnavailable``: then one may have
@@ -297,7 +297,7 @@ class Coordinator(Protocol):
 
         Args:
             group: Broker group.
-            version: That was read; 0 where there was none.
+            version: Version that was read; 0 where there was none.
             state: The new one.
             session: Of the caller.
             on_done: Called with the new version, or ``Conflict``, ``SessionLost``,
@@ -335,13 +335,13 @@ class Coordinator(Protocol):
         """Replaces the settings of the cluster, if they have this version.
 
         Args:
-            version: That was read; 0 where there was none.
+            version: Version that was read; 0 where there was none.
             settings: The new ones.
             on_done: Called with the new version, or ``Conflict``, ``CoordinatorUnavailable``,
                 ``OutcomeUnknown``.
 
         Raises:
-            InvalidArgument: They are too long.
+            InvalidArgument: The settings are too long.
         """
 
     def read_settings(self, on_done: OnDone[SettingsRecord]) -> None:
@@ -376,7 +376,7 @@ def encode_presence(presence: Presence) -> bytes:
     """Return the JSON of a presence.
 
     Raises:
-        InvalidArgument: It is too long, or a field is out of bounds.
+        InvalidArgument: The presence is too long, or a field is out of bounds.
     """
     return _encode(presence, Presence, MAX_PRESENCE_BYTES)
 
@@ -385,7 +385,7 @@ def encode_state(state: GroupState) -> bytes:
     """Return the JSON of a group's state.
 
     Raises:
-        InvalidArgument: It is too long, or a field is out of bounds.
+        InvalidArgument: The state is too long, or a field is out of bounds.
     """
     return _encode(state, GroupState, MAX_STATE_BYTES)
 
@@ -394,7 +394,7 @@ def encode_settings(settings: dict[str, SettingValue]) -> bytes:
     """Return the JSON of settings.
 
     Raises:
-        InvalidArgument: They are too long.
+        InvalidArgument: The settings are too long.
     """
     return _encode(settings, dict[str, SettingValue], MAX_SETTINGS_BYTES)
 
@@ -403,7 +403,7 @@ def decode(kind: type[_T], data: bytes) -> _T:
     """Decodes a value of an engine; a newer program's fields are left out.
 
     Raises:
-        RemoteProtocolError: It is no such value.
+        RemoteProtocolError: The bytes are no such value.
     """
     try:
         return msgspec.json.decode(data, type=kind)

@@ -123,7 +123,7 @@ class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         metrics: Each with its values; those of one process may come in several answers.
         listing: Of this reading; if it is not the one that was asked for, that one is forgotten,
             and this page is the first of a new one.
-        next_place: What to ask for next; -1 at the end.
+        next_place: Place to ask for next; -1 at the end.
     """
 
     metrics: Annotated[list[MetricReading], msgspec.Meta(max_length=1_024)]
@@ -193,9 +193,9 @@ class ConfigEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         key: With the names of its tables: ``storage.delete_when``.
         value: In force.
         default: When nothing is said.
-        at_start: What the process was started with.
+        at_start: Value at the start of the process.
         is_overridden: An administrator has changed it since, or set it to what it was.
-        is_changeable: It may be changed while the process runs.
+        is_changeable: Changes are taken while the process runs.
     """
 
     key: str
@@ -269,7 +269,7 @@ class QueueEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         commitlog_offset: Where the message's batch begins, as the entry says; -1 if it does not.
         size: Of the batch in bytes.
         tag_hash: 0 for no tag.
-        problem: What is wrong with it; "" for nothing.
+        problem: Fault of the entry; "" for none.
     """
 
     queue_offset: int
@@ -316,7 +316,7 @@ class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         topic: Physical topic.
         queues: Of its queues, those that begin later.
-        messages: That cannot be read any more.
+        messages: Messages that cannot be read any more.
         min_before: Lowest first offset of these queues before.
         min_after: And after.
     """
@@ -332,9 +332,9 @@ class CleanResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Result of a pass of retention, or of its dry run.
 
     Attributes:
-        segments: That went, oldest first.
+        segments: Segments that were removed, oldest first.
         reason: Why they did, or why none did.
-        forced: They went before their time.
+        forced: Segments were removed before their time.
         topics: Most messages first.
         more_topics: Topics beyond these.
     """

@@ -48,7 +48,7 @@ class RunningQueue(msgspec.Struct, array_like=True, frozen=True, gc=False):
         state: ``pulling``, ``full`` (of what is not done), ``paused``, ``damaged``, ``starting``.
         next_offset: Queue offset that it pulls next.
         done_offset: All before it is done.
-        committed_offset: What the broker took last, -1 for nothing yet.
+        committed_offset: Offset that the broker took last, -1 for none yet.
         cached_messages: Pulled and not done; of a pull consumer, not polled.
         cached_bytes: About how many bytes these have, as stored.
         in_flight: Messages with listeners; of a pull consumer, polled and not committed.
@@ -99,9 +99,9 @@ class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         kind: ``push`` or ``pull``.
         started_ms: When it was started, ms since 1970.
         properties: Its settings, by name.
-        subscriptions: What it wants.
+        subscriptions: Its subscriptions.
         queues: Those that it has.
-        topics: What it did of late.
+        topics: Its metrics of late, by topic.
         in_flight: Messages that are with listeners now, the first 100.
         stacks: Where its threads and tasks stand, at most 256 KiB; empty unless asked for.
     """
@@ -150,7 +150,7 @@ class HandedOver(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         result: ``HandedResult``.
-        text: What the listener raised, or what was waited for.
+        text: Error that the listener raised, or what was waited for.
         took_ms: How long it took.
     """
 

@@ -58,7 +58,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
         opaque: Number that joins a response to its request.
         flags: ``RESPONSE``, ``ONEWAY``.
         header: Encoded header.
-        body: What follows it.
+        body: Bytes behind the header.
         further: More of the body, in pieces; empty for a client that did not ask for them.
     """
 
@@ -123,7 +123,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         header: Encoded header.
-        body: What follows it, in pieces.
+        body: Bytes behind the header, in pieces.
         code: Response code.
         apart: The client takes large pieces in frames of their own.
     """
@@ -190,7 +190,7 @@ def encode_apart(
         The frames, in order, and how many bytes they have.
 
     Raises:
-        LocalProtocolError: They would be over ``MAX_FRAME_BYTES`` together.
+        LocalProtocolError: The frames would be over ``MAX_FRAME_BYTES`` together.
     """
     prefix = _PREFIX.pack(PROTOCOL_VERSION, RESPONSE, reply.code, len(reply.header), opaque)
     frames: list[bytes | memoryview] = []
@@ -248,7 +248,8 @@ def encode_header(header: msgspec.Struct) -> bytes:
     """Encodes a header struct.
 
     Raises:
-        LocalProtocolError: It cannot be encoded, for example for a lone surrogate in a text.
+        LocalProtocolError: The header cannot be encoded, for example for a lone surrogate in a
+            text.
     """
     try:
         return _encoder.encode(header)

@@ -82,7 +82,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
     Attributes:
         code: Its number and name.
         servers: Roles that serve it.
-        right: What it needs.
+        right: Right that it needs.
         request: Type of its header; None where there is none, ``fixed`` says how it is read.
         reply: Type of the answer's header; None for an empty one, and for none.
         topics: Where topics stand in the header, as paths: ``config.topic``, ``queues[].topic``;

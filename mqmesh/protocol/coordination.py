@@ -40,11 +40,11 @@ class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     """BEGIN_SESSION: a session begins; one of the same key and owner ends.
 
     Attributes:
-        key: Whose record it belongs to.
+        key: Record that it belongs to.
         owner: Number among those of the key.
-        ttl_ms: It ends so long after the last renewal.
+        ttl_ms: Time from the last renewal to the end, ms.
         presence: What the owner says of itself.
-        process: Whose it is; None when it is not said.
+        process: Process of the owner; None when it is not said.
     """
 
     key: _Key
@@ -81,7 +81,7 @@ class KeepSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     Attributes:
         alive: False when it has ended.
-        ttl_ms: It ends so long after this renewal.
+        ttl_ms: Time from this renewal to the end, ms.
     """
 
     alive: bool
@@ -113,7 +113,7 @@ class LiveSession(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         session: Its name.
-        presence: What its owner said last.
+        presence: Presence that its owner sent last.
         age_ms: So long ago.
     """
 
@@ -143,9 +143,9 @@ class ChangeRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     Attributes:
         key: Of the record.
-        version: It must have; 0 for none.
+        version: Version that it must have; 0 for none.
         value: The new one.
-        session: That must live; empty for none.
+        session: Session that must live; empty for none.
     """
 
     key: _Key

@@ -67,7 +67,7 @@ class UploadFilterResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     """Answer to REGISTER_MESSAGE_FILTER_CLASS.
 
     Attributes:
-        rungs: What confines the filter there, by name.
+        rungs: Layers that confine the filter there, by name.
     """
 
     rungs: list[str]

@@ -104,7 +104,7 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
         retrying: Messages that failed and are not done: they wait for their retry, or are due.
         dead: Messages in its dead letter topic.
         differing: Members that subscribe differently from the group.
-        failures: What its members did in the last ten minutes.
+        failures: Deliveries and failures of its members in the last ten minutes.
     """
 
     config: GroupConfig
@@ -159,9 +159,9 @@ class ConsumerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False)
         version: mqmesh version of its client.
         connected: False while its connection is broken and its time of grace not over.
         silent_ms: Since its last heartbeat.
-        data: What it said of the group.
+        data: Its part of the last heartbeat for the group.
         difference: How it subscribes differently from the group; empty if it does not.
-        stats: What it did in the group of late, as of its last heartbeat.
+        stats: Its metrics in the group of late, as of its last heartbeat.
     """
 
     client_id: str
@@ -230,13 +230,13 @@ class ClientInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One client of a broker.
 
     Attributes:
-        client_id: It.
+        client_id: Client id.
         language: As it says.
         version: mqmesh version of it.
         connected: As for ``ConsumerConnection``.
         silent_ms: As for ``ConsumerConnection``.
-        producer_groups: That it sends for.
-        consumer_groups: That it consumes for.
+        producer_groups: Producer groups that it sends for.
+        consumer_groups: Consumer groups that it consumes for.
     """
 
     client_id: str
@@ -369,7 +369,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_model: ``MessageModel`` of its members, "" if there are none.
         dead: Messages in its dead letter topic.
         dead_letters: Messages that came there since the broker was started.
-        failures: What its members did in the last ten minutes.
+        failures: Deliveries and failures of its members in the last ten minutes.
     """
 
     group: str
@@ -388,7 +388,7 @@ class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         listing: Of the groups that were there at the first page; if it is not the one that was
             asked for, that one is forgotten, and this page is the first of a new one.
         groups: In the listing's order.
-        next_place: What to ask for next; -1 at the end.
+        next_place: Place to ask for next; -1 at the end.
         after_topic: Within the group at that place; "" for its beginning.
         now_ms: The broker's wall clock, which timestamps are to be compared with.
     """

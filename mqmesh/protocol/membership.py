@@ -93,7 +93,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consumers: Groups that it consumes in.
         language: For the administrator's eyes.
         version: mqmesh version of the client.
-        stats: What its consumers did of late.
+        stats: Metrics of its consumers of late.
     """
 
     client_id: Name
@@ -125,7 +125,7 @@ class HeartbeatResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         broker_instance_id: Changes when the broker was restarted.
         memberships: One for each of the client's consumer groups.
-        warnings: What the user of the client should know, a sentence each.
+        warnings: Warnings for the user of the client, a sentence each.
     """
 
     broker_instance_id: int = 0

@@ -59,7 +59,7 @@ class QueryMessageResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
     Attributes:
         message_count: Messages in the body.
-        more: There are further ones.
+        more: More messages match.
         missing_bytes: Bytes of the broker's log that were not searched, because their index is
             being made; 0 when everything was.
     """
@@ -152,12 +152,12 @@ def decode_found(
     """Decodes the body of the answer to a query.
 
     Args:
-        body: What a broker answered.
+        body: Of a broker's answer.
         broker_name: That broker's group.
         store_host: Its address, ``host:port``.
 
     Raises:
-        RemoteProtocolError: It is no such body.
+        RemoteProtocolError: The body is malformed.
     """
     try:
         found = _found_decoder.decode(body)

@@ -74,11 +74,11 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         replica_id: Of the follower, 1 to 64.
         instance_id: Random number of this life of its process.
         version: The newest that the follower speaks.
-        log: What it has.
+        log: Of the follower.
         synced: Commit-log offset; its disk has so much of it.
         incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
             elects.
-        promised_epoch: It follows nobody of an earlier one.
+        promised_epoch: The follower takes no leader of an earlier one.
         zone: Where it stands.
         serves_reads: Consumers may be directed to read from it.
     """
@@ -103,7 +103,7 @@ class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=F
         offset: Commit-log offset from which chunks come, or at which the follower cuts its log, or
             that it had acknowledged.
         epoch: Of the leader.
-        version: What both speak: the smaller one.
+        version: Common version: the smaller one.
     """
 
     mode: int
@@ -122,7 +122,8 @@ class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
         epoch: Of all of them.
         leader_end: Where the leader's log ends; without records this is a sign of life.
         leader_epoch: Of the leader.
-        confirmed: What no failover takes back ends here, as far as the leader knows.
+        confirmed: Commit-log offset before which no failover takes anything back, as far as the
+            leader knows.
     """
 
     start: Offset
@@ -230,7 +231,7 @@ class HeldCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
         group: Consumer group.
         topic: Physical topic.
         queue_id: Message queue.
-        known_offset: What the follower's log said of the group before; -1 for nothing.
+        known_offset: Offset of the group in the follower's log before; -1 for none.
         queue_offset: Where the group goes on.
         epoch: Of the log that the offset is of.
     """
@@ -263,7 +264,7 @@ class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         broker_name: Broker group.
-        epoch: That the candidate wants to lead.
+        epoch: Epoch that the candidate wants to lead.
         replica_id: Of the candidate.
     """
 
@@ -277,12 +278,13 @@ class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         replica_id: Of the replica that answers.
-        promised_epoch: It refuses everything below; higher than what was asked for: no promise.
+        promised_epoch: The replica refuses everything below; higher than what was asked for: no
+            promise.
         incarnation: Of its store.
         last_epoch: Of the last record of its log.
         log_end: Commit-log offset behind it.
         can_lead: Its disk takes writes.
-        preferred: It leads where others could as well.
+        preferred: The replica leads where others could as well.
     """
 
     replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
@@ -337,7 +339,7 @@ class PromoteReplicaResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     """Answer to PROMOTE_REPLICA.
 
     Attributes:
-        epoch: That began.
+        epoch: New epoch.
         offset: Commit-log offset where it began.
     """
 
@@ -362,7 +364,7 @@ class SwitchOverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
     Attributes:
         replica_id: Leader.
-        epoch: That it leads.
+        epoch: Epoch that it leads.
     """
 
     replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
@@ -399,7 +401,7 @@ class ChangeVotersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     Attributes:
         replica_id: Which.
-        adds: It is to belong to the group; false for no more.
+        adds: True to add the replica to the group; false to take it out.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
     """
 
@@ -506,7 +508,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         replica_id: Its broker id.
         sent: Commit-log offset; chunks were sent up to there.
-        written: It has written so far.
+        written: Commit-log offset to which it has written.
         synced: And synced so far.
         silent_ms: Since its last word.
     """
@@ -548,7 +550,7 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         reason: Why the master is the one that it is.
         switched_ms: Since when, wall clock; 0 if that is not known.
         lease_age_ms: Since its session was renewed; -1 if the coordinator knows none.
-        failsafe: It leads although its session is over: there is no failover meanwhile.
+        failsafe: The replica leads although its session is over: there is no failover meanwhile.
         settings: Those that must be equal at all replicas, as they are in force here.
         differing: Its own that are not in force, since the cluster or the group has others.
     """

@@ -55,7 +55,7 @@ def open_guard(config: SecurityConfig) -> Guard | None:
     """Return the guard of a role that others connect to; None if security is off.
 
     Raises:
-        ConfigError: There is none, or it cannot be used.
+        ConfigError: The list is missing, or cannot be used.
     """
     if not config.enable:
         return None
@@ -105,8 +105,8 @@ class AccessKeeper:
             text: TOML; "" if it is not newer after all.
 
         Raises:
-            ConfigError: It is none.
-            StorageError: It cannot be written.
+            ConfigError: The text is no access list.
+            StorageError: The file cannot be written.
         """
         if not text:
             return
@@ -178,7 +178,7 @@ def read_access_file(path: Path) -> AccessList:
     """Reads an access list.
 
     Raises:
-        ConfigError: It cannot be read, or is none.
+        ConfigError: The file cannot be read, or is no access list.
     """
     try:
         with path.open("rb") as file:
@@ -196,7 +196,7 @@ def write_access_file(path: Path, access_list: AccessList) -> None:
     """Puts an access list in the place of the one that was there, all or nothing, durably.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The file cannot be written.
     """
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:

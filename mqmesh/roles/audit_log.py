@@ -45,12 +45,12 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
         user: User that asked.
         address: Where from, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
         command: Name of the request code.
-        topics: That it is about, 8 at most.
+        topics: Topics that it is about, 8 at most.
         groups: The same of consumer groups.
         result: ``SUCCESS`` when it was done or begun, else the name of the error.
         remark: Error message that the client got.
         left_out: Refusals of this user before this one that were too many to be written.
-        what: What was changed, with old and new values.
+        what: Change that was made, with old and new values.
     """
 
     time: str
@@ -103,12 +103,12 @@ class AuditLog:
         """Writes a line; see ``mqmesh.roles.dispatch.Audit``.
 
         Args:
-            request: That was served, or refused.
+            request: Request that was served, or refused.
             command: Its code.
-            topics: That it is about.
+            topics: Topics that it is about.
             groups: The same of consumer groups.
-            error: What it was answered with; None for success.
-            what: What it changed, if the command does not say it all.
+            error: Error that it was answered with; None for success.
+            what: Change that it made, if the command does not say it all.
         """
         user = request.principal.name
         left_out = 0 if error is None else self._left_out(user)

@@ -45,7 +45,7 @@ def room_for_connections(wanted: int, own_files: int) -> int:
         open files does not allow more, and a warning in the log says so.
 
     Raises:
-        ConfigError: There would be no more than a few.
+        ConfigError: Fewer than ``LEAST_CONNECTIONS`` connections would be left.
     """
     reserved = own_files + RESERVED
     limit = raise_limit(wanted + reserved)

@@ -58,7 +58,7 @@ class Authorizer(Protocol):
         Args:
             principal: User that asks.
             spec: The command.
-            topic: That the command is about, too.
+            topic: Topic that the command is about, too.
 
         Raises:
             NoPermission: The principal lacks the right to it.
@@ -69,7 +69,7 @@ class Authorizer(Protocol):
 
         Args:
             principal: User that sends.
-            topic: That is to be made.
+            topic: Topic that is to be made.
 
         Raises:
             NoPermission: The principal lacks it.
@@ -190,8 +190,8 @@ class Dispatch:
         """Looks up the right to a topic that a handler has found out for itself.
 
         Args:
-            request: That is being served.
-            topic: That it is about.
+            request: Request that is being served.
+            topic: Topic that it is about.
 
         Raises:
             NoPermission: The client lacks it.
@@ -207,8 +207,8 @@ class Dispatch:
         """Looks up the right to have a topic made by sending to it.
 
         Args:
-            request: That is being served.
-            topic: That is to be made.
+            request: Request that is being served.
+            topic: Topic that is to be made.
 
         Raises:
             NoPermission: The client lacks it.
@@ -233,7 +233,7 @@ class Dispatch:
         """Counts an answer, or an error, that the handler did not give at once.
 
         Args:
-            request: It.
+            request: Request that is answered.
             code: Of the response.
         """
         took_ns = self._now_ns() - request.received_ns

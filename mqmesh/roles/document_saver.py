@@ -60,7 +60,7 @@ class DocumentSaver:
         """Saves what is not saved yet, waiting for the disk.
 
         Raises:
-            StorageError: It could not be saved.
+            StorageError: The document could not be saved.
         """
         self._closing = True
         if self._writing is not None:

@@ -62,7 +62,7 @@ def parse_health_address(text: str) -> tuple[str, int]:
         Host and port, 0 to 65,535; 0 takes a free one.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The text is neither.
     """
     host, colon, port = text.rpartition(":")
     if port.isascii() and port.isdecimal() and int(port) <= MAX_PORT and (host or not colon):
@@ -87,7 +87,7 @@ class HealthPage:
         address: Where it listens, ``host:port``.
 
     Raises:
-        ConfigError: It cannot listen there.
+        ConfigError: The page cannot listen there.
     """
 
     def __init__(self, loop: HealthLoop, host: str, port: int, role: str, name: str) -> None:

@@ -30,7 +30,7 @@ class HelperProcess:
         pid: Its process id.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:

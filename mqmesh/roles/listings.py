@@ -24,7 +24,7 @@ class Listings(Generic[_T]):
 
         Args:
             listing: Its number, 0 if it has none.
-            value: What it is.
+            value: Its contents.
 
         Returns:
             Its number.

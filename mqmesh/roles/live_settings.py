@@ -39,8 +39,8 @@ class SettingsPlan(msgspec.Struct, Generic[_T], frozen=True):
 
     Attributes:
         now: All settings with it.
-        overrides: What is kept then.
-        changes: What becomes another value.
+        overrides: Overrides that are kept then.
+        changes: Settings that get another value.
     """
 
     now: _T
@@ -52,13 +52,13 @@ class LiveSettings(Generic[_T]):
     """The settings that are in force.
 
     Args:
-        start: What the process was started with.
+        start: Settings that the process was started with.
         changeable: Dotted keys that may be changed.
         who: Name of the process, for sentences.
 
     Attributes:
         now: In force.
-        overrides: What was changed; see ``Overrides``.
+        overrides: Settings that were changed; see ``Overrides``.
     """
 
     def __init__(self, start: _T, changeable: Sequence[str] = (), who: str = "") -> None:
@@ -72,7 +72,7 @@ class LiveSettings(Generic[_T]):
         """Takes over what was kept before.
 
         Raises:
-            ConfigError: It is no such document, or a value fits no more; nothing was taken.
+            ConfigError: The document is malformed, or a value fits no more; nothing was taken.
         """
         try:
             kept = msgspec.json.decode(document, type=Overrides)

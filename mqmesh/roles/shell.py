@@ -142,7 +142,7 @@ class RoleShell:
         Args:
             handlers: Of the role's commands; what has none is refused.
             on_disconnect: Called with the routing id of a peer whose connection broke.
-            limits: What peers may take.
+            limits: Limits on peers.
         """
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
         self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info})

@@ -39,7 +39,7 @@ def read_started_as(folder: Path) -> StartedAs:
         The defaults if there is none.
 
     Raises:
-        CorruptRecord: It is none, or of another version.
+        CorruptRecord: The document is malformed, or of another version.
     """
     document = load_document(folder / NAME)
     if document is None:
@@ -59,7 +59,7 @@ def check_security(before: StartedAs, folder: Path, security: SecurityConfig) ->
     """Refuses to open to everybody what was secured before.
 
     Args:
-        before: What the folder remembers.
+        before: Start mode that the folder remembers.
         folder: Data folder of the role.
         security: The settings of this start.
 
@@ -80,13 +80,13 @@ def remember_start(
     """Saves what a later start has to know; nothing where that is known already.
 
     Args:
-        before: What the folder remembers.
+        before: Start mode that the folder remembers.
         folder: Data folder of the role, held by this process.
         security: The settings of this start.
         follows: See ``StartedAs``.
 
     Raises:
-        OSError, StorageError: It cannot be written.
+        OSError, StorageError: The document cannot be written.
     """
     now = StartedAs(secured=before.secured or security.enable, follows=follows)
     if now != before:
@@ -103,7 +103,7 @@ def begin_in(folder: Path, security: SecurityConfig) -> None:
 
     Raises:
         ConfigError: See ``check_security``.
-        StorageError, CorruptRecord: What is remembered cannot be read or written.
+        StorageError, CorruptRecord: The document cannot be read or written.
     """
     before = read_started_as(folder)
     check_security(before, folder, security)

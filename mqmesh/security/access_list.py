@@ -102,12 +102,12 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: As a consumer group may be named.
         keys: Public keys, 1 to 4. A client that has the secret half of one is this user.
-        role: What it may do beside its rules.
+        role: Rights beside its rules.
         enabled: Without it, nobody is this user.
         expires: The first day, by UTC, on which nobody is it any more.
         brokers: Broker groups that it may register as; of role ``broker``.
-        allow: What it may do.
-        deny: What it may not do, whatever is allowed.
+        allow: Rules of what it may do.
+        deny: Rules of what it may not do, whatever is allowed.
         quota: How much it may use; not of the roles ``broker`` and ``service``.
     """
 
@@ -141,7 +141,7 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the user of this name.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: No user has this name.
         """
         for user in self.user:
             if user.name == name:
@@ -162,7 +162,7 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the next version, without a user.
 
         Raises:
-            ConfigError: There is none of this name.
+            ConfigError: No user has this name.
         """
         gone = self.find(name)
         return AccessList(self.version + 1, [one for one in self.user if one is not gone])
@@ -173,11 +173,11 @@ def read_access_list(text: str, source: str, today: datetime.date) -> AccessList
 
     Args:
         text: TOML.
-        source: What to call it in an error.
+        source: Name of the text in an error.
         today: By UTC.
 
     Raises:
-        ConfigError: It is none: one line that says what to mend.
+        ConfigError: The text is no sound list: one line that says what to mend.
     """
     access_list = parse_config(AccessList, text, source)
     problem = next(_problems(access_list, today), None)

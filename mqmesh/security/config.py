@@ -33,7 +33,7 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Checks what belongs together.
 
         Raises:
-            ConfigError: It is enabled without keys, or though nobody is to have any.
+            ConfigError: Security is enabled without keys, or with ``insecure`` set as well.
         """
         if self.enable and self.insecure:
             raise ConfigError("security.enable and security.insecure are both set: leave one out")

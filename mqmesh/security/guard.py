@@ -43,11 +43,11 @@ class Guard:
         access_list: In force at first.
         today: The day by UTC; a user that has expired is nobody.
         path: File that the list is kept in; None for none.
-        audited: Whether to write down, beside that file, who changes what and who is refused.
+        audited: True to write an audit log beside that file: changes, and refusals.
 
     Attributes:
         path, audited: As given.
-        quotas: What users use of theirs.
+        quotas: Usage of users with quotas.
         refused_connections: Connections with a key that nobody has; the ZAP handler counts them.
     """
 

@@ -32,7 +32,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         user: Its name in the access list. Servers go by the key: this is for error messages.
-        public_key: What the access list names, 40 characters of Z85.
+        public_key: Key of the user in the access list, 40 characters of Z85.
         secret_key: Proves that the public key is one's own. Given to nobody.
         namesrv_server_key: Public key of the name servers and of embedded coordinators, which
             share one; a server that has not its secret half is not talked to. Two while it is
@@ -60,7 +60,7 @@ def load_credentials(path: Path) -> Credentials:
     """Reads a file of credentials.
 
     Raises:
-        ConfigError: It cannot be read, others may read it, or a key is none.
+        ConfigError: The file cannot be read, others may read it, or a key is malformed.
     """
     try:
         with path.open("rb") as file:
@@ -91,7 +91,7 @@ def save_credentials(path: Path, credentials: Credentials) -> None:
     """Writes a new file that only its owner may read.
 
     Raises:
-        ConfigError: There is one already, or it cannot be written.
+        ConfigError: The file exists already, or cannot be written.
     """
     try:
         with open(path, "x", encoding="utf-8", opener=open_private) as file:

@@ -20,8 +20,9 @@ class Judgement(msgspec.Struct, frozen=True):
     """Verdict on an action.
 
     Attributes:
-        allowed: It is.
-        reason: What decided: ``rule 2 of deny``, ``role admin``, ``no rule allows it``.
+        allowed: The action is permitted.
+        reason: Rule or role that decided: ``rule 2 of deny``, ``role admin``, ``no rule allows
+            it``.
     """
 
     allowed: bool
@@ -32,7 +33,7 @@ class Permissions:
     """Permissions by an access list on one day.
 
     Args:
-        access_list: That was checked.
+        access_list: A list that was checked.
         today: By UTC; a user that has expired is nobody.
     """
 

@@ -24,12 +24,12 @@ class Flow:
 
     Args:
         user: Name.
-        word: What it does, for errors: ``send`` or ``read``; its settings begin with it.
-        rates: What it may.
+        word: Direction, for errors: ``send`` or ``read``; its settings begin with it.
+        rates: Its limits.
 
     Attributes:
         rates: As given.
-        messages: That went this way since the user has these rates.
+        messages: Messages that went this way since the user has these rates.
         size: Their bytes.
         refused: Requests that had to wait.
     """
@@ -80,7 +80,7 @@ class Quotas:
         sending: By user, those alone whose quota says how much they may send.
         reading: The same of reading.
         connections: By user, how many connections it may have.
-        refused_connections: That were one too many, by user.
+        refused_connections: Connections that were one too many, by user.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Quotas:
             others: Its connections that are there already.
 
         Raises:
-            SystemBusy: It may have no more.
+            SystemBusy: The user may have no more.
         """
         most = self.connections.get(name)
         if most is not None and others >= most:

@@ -65,9 +65,9 @@ class EtcdCoordinator:
     """Coordinator whose engine is etcd, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
-        transport: Whose loop calls back.
+        transport: Its loop calls back.
         addresses: Of etcd's members, ``host:port``.
-        cluster: Whose groups and settings.
+        cluster: Cluster of the groups and settings.
         timeout_ms: Of each call.
 
     Raises:

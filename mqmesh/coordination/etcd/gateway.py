@@ -105,7 +105,7 @@ class Gateway:
 
         Raises:
             CoordinatorUnavailable: No member answers; with ``changes`` nothing was done.
-            OutcomeUnknown: It may have been done; only with ``changes``.
+            OutcomeUnknown: The request may have been carried out; only with ``changes``.
             EtcdRefusal: Nothing was done.
         """
         body = msgspec.json.encode(request)
@@ -138,7 +138,7 @@ class Gateway:
             silence_ms: A member that sends nothing for so long has failed.
 
         Raises:
-            TransportError, RemoteProtocolError: It ended; ``leave`` this member.
+            TransportError, RemoteProtocolError: The watch ended; ``leave`` this member.
         """
         body = b"\n".join(map(msgspec.json.encode, requests))
         for line in self._current_line().stream(WATCH, body, silence_ms):

@@ -128,7 +128,7 @@ def state_of(found: KeyValue | None) -> StateRecord:
     """Return a group's record.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: The value is no record.
     """
     if found is None:
         return StateRecord(0, None)
@@ -139,7 +139,7 @@ def settings_of(found: KeyValue | None) -> SettingsRecord:
     """Return a cluster's settings.
 
     Raises:
-        RemoteProtocolError: They are none.
+        RemoteProtocolError: The value is no settings.
     """
     if found is None:
         return SettingsRecord(0)

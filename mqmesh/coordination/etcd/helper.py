@@ -57,7 +57,7 @@ class Helper:
             job: Called with its deadline, monotonic clock; raises ``MQMeshError``.
             on_done: Called with the outcome in the loop, never before this returns.
             changes: Its outcome is unknown when its time is over and it had begun.
-            outlives: It is done after ``close``, too, if there is time.
+            outlives: The call is made after ``close``, too, if there is time.
         """
         if self._closed:
             return

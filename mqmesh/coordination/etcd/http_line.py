@@ -89,7 +89,7 @@ class HttpLine:
         Raises:
             EndpointUnreachable: There is no connection.
             RequestTimeout: Nothing came for so long.
-            RemoteProtocolError: It broke off, or is no stream.
+            RemoteProtocolError: The stream broke off, or is none.
         """
         connection = self._connected(timeout_ms)
         try:

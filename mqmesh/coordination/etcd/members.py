@@ -76,7 +76,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Takes one address apart.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The address is malformed.
     """
     try:
         parts = urlsplit(f"//{address}")

@@ -149,7 +149,7 @@ class WatchResult(EtcdAnswer, frozen=True):
     Attributes:
         canceled: The watch has ended.
         cancel_reason: Why.
-        compact_revision: What is older than this is gone, if that is why.
+        compact_revision: Older revisions are gone, if that is why.
         events: In their order.
     """
 

@@ -95,7 +95,7 @@ class EtcdRecords:
             Until when it lives, boot clock.
 
         Raises:
-            SessionLost: It has ended.
+            SessionLost: The session has ended.
             CoordinatorUnavailable: Etcd cannot be asked, or refuses.
         """
         _, lease = replica_and_lease(session)
@@ -153,7 +153,7 @@ class EtcdRecords:
             The new version.
 
         Raises:
-            SessionLost, Conflict: It was not made.
+            SessionLost, Conflict: The change was not made.
             CoordinatorUnavailable, OutcomeUnknown: See ``Gateway.ask``.
         """
         _, lease = replica_and_lease(session)

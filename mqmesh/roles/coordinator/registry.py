@@ -87,7 +87,7 @@ class Registry:
             Its name, and the change that makes it; one of the same owner ends by it.
 
         Raises:
-            SystemBusy: There are too many.
+            SystemBusy: The limit of sessions is reached.
         """
         owners = self._owners.get(asked.key, {})
         former = owners.get(asked.owner)
@@ -108,7 +108,7 @@ class Registry:
             The refusal, or the change that does it.
 
         Raises:
-            SystemBusy: There are too many records.
+            SystemBusy: The limit of records is reached.
         """
         found = self._records.get(asked.key)
         version = 0 if found is None else found.version
@@ -151,7 +151,7 @@ class Registry:
         """Applies a change that is on disk, or need not be: it is true from now on.
 
         Args:
-            change: What was decided.
+            change: Change that was decided.
             now_ms: Monotonic time.
             peer: Connection of the sessions that begin by it.
         """
@@ -259,7 +259,7 @@ class Watches:
         """Watches these keys for a connection, and no others; each is reported once at first.
 
         Raises:
-            SystemBusy: There would be too many; the former watches stay.
+            SystemBusy: The limit of watches would be exceeded; the former watches stay.
         """
         wanted = frozenset(keys)
         count = self.count - len(self._keys.get(peer, ())) + len(wanted)

@@ -28,9 +28,9 @@ class Alarm(msgspec.Struct, frozen=True):
     Attributes:
         alarm: Name of the rule.
         severity: How bad it is.
-        labels: What it is about.
-        value: What was found.
-        threshold: What is too much.
+        labels: Labels of its subject.
+        value: Value that was found.
+        threshold: Limit that it is beyond.
         summary: A sentence.
         since_ms: Since when it is so, ms since 1970.
         status: ``resolved`` when it is over.
@@ -79,7 +79,7 @@ class AlarmBoard:
     Args:
         changes: How rules differ from their defaults.
         repeat_s: An alarm that lasts is reported again after so long; 0 for never.
-        state: What is remembered of before.
+        state: State of before.
     """
 
     def __init__(

@@ -125,10 +125,10 @@ class AlarmRule(msgspec.Struct, frozen=True):
     Attributes:
         alarm: Its name.
         severity: How bad it is.
-        threshold: What is too much; what it is of, ``summary`` says.
-        for_s: It must be so for so long.
+        threshold: Default limit, in the unit that ``summary`` names.
+        for_s: Time in s that the condition must hold.
         by: Labels of what it is about.
-        find: What is beyond a threshold: values of ``by``, and the value.
+        find: Finder of what is beyond a threshold: values of ``by``, and the value.
         summary: A sentence, to be formatted with the labels, ``value`` and ``threshold``.
     """
 

@@ -39,7 +39,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Checks the name.
 
         Raises:
-            ConfigError: There is no such alarm, or it is of no group or topic.
+            ConfigError: No alarm has this name, or it is of no group or topic.
         """
         rule = next((rule for rule in RULES if rule.alarm == self.alarm), None)
         if rule is None:
@@ -77,7 +77,7 @@ class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Checks the URL.
 
         Raises:
-            ConfigError: It is none that can be posted to.
+            ConfigError: The URL cannot be posted to.
         """
         url = urlsplit(self.webhook_url)
         if self.webhook_url and (url.scheme not in ("http", "https") or not url.hostname):

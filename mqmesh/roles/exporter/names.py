@@ -43,7 +43,7 @@ class Node(msgspec.Struct, frozen=True):
         node_type: ``broker``, ``namesrv``, …
         node_id: Name of the broker group, of a replica with its number; an address for others.
         endpoint: Where it is.
-        is_leader: It is the master of its group.
+        is_leader: The process is the master of its group.
         broker_name: Of a broker, its group.
     """
 
@@ -165,7 +165,7 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
 
     Args:
         node: The broker.
-        group: What it says.
+        group: The broker's answer about the group.
         now_ms: Its wall clock.
     """
     for one in topics_of(group):

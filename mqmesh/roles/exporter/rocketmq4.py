@@ -63,7 +63,7 @@ class RocketMQ4Names:
         """Yield the series of a master.
 
         Args:
-            node: It.
+            node: The master.
             readings: Its metrics.
             now_ms: Monotonic clock.
             wall_ms: Wall clock.
@@ -159,7 +159,7 @@ class RocketMQ4Names:
 
         Args:
             node: The master.
-            group: What it says.
+            group: The master's answer about the group.
             now_ms: Its wall clock.
         """
         name = group.group

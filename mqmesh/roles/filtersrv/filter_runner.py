@@ -178,7 +178,7 @@ class FilterRunner:
         """Refuses what would be refused anyway.
 
         Raises:
-            FilterFailed: It rests after a failure, or cannot be loaded.
+            FilterFailed: The filter rests after a failure, or cannot be loaded.
             SystemBusy: Too much waits for it.
         """
         self._used_ms = self._clock.monotonic_ms()

@@ -83,14 +83,14 @@ class FilterTable:
         Args:
             user: User that uploads it.
             group: Consumer group, checked.
-            wanted_id: What the consumer calls it.
+            wanted_id: Id of the filter at the consumer.
             data: Source, UTF-8.
             on_loaded: Called with the outcome.
 
         Raises:
             MessageIllegal: Too long, no text, or not what its id says.
-            SystemBusy: There are too many filters.
-            FilterFailed: It is resting after a failure.
+            SystemBusy: The server has too many filters.
+            FilterFailed: The filter is resting after a failure.
         """
         source = _check_source(wanted_id, data)
         runner = self._runners.get((group, wanted_id))
@@ -122,11 +122,11 @@ class FilterTable:
         some room for a user of whom nothing waits.
 
         Args:
-            user: Whose filter they are for.
+            user: User of their filter.
             size_bytes: Of the messages.
 
         Raises:
-            SystemBusy: There is no room for so many bytes.
+            SystemBusy: No capacity is left for so many bytes.
         """
         total = own = 0
         for runner in self._runners.values():

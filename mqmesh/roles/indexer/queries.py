@@ -29,8 +29,8 @@ class PendingQuery(msgspec.Struct, eq=False):
     """A query and how far it is.
 
     Attributes:
-        request: What to answer.
-        query: What to look for.
+        request: Request that is answered.
+        query: Query by key or by id.
         max_count: Messages to return.
         max_bytes: Bytes to return.
         wanted: Commit-log offset that the index shall have reached first.
@@ -56,7 +56,7 @@ class PendingQueries:
 
     Attributes:
         answered: Queries answered so far.
-        mismatches: What their searches counted.
+        mismatches: Mismatches that their searches counted.
     """
 
     def __init__(self, *, most: int, timeout_ms: int) -> None:
@@ -79,14 +79,14 @@ class PendingQueries:
         """Takes a query in.
 
         Args:
-            request: What to answer.
+            request: Request to answer.
             asked: By key or by id.
             wanted: Commit-log offset that the index shall have reached first.
             now_ms: Monotonic clock.
 
         Raises:
             SystemBusy: Too many wait.
-            InvalidArgument: It is no legal query.
+            InvalidArgument: The query is illegal.
         """
         if len(self._waiting) >= self._most:
             raise SystemBusy(

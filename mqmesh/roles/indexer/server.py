@@ -70,7 +70,7 @@ class IndexerServer:
         Raises:
             StoreLocked: Another process has the index.
             StorageError: The index cannot be opened.
-            OSError: It cannot listen there.
+            OSError: The process cannot listen there.
         """
         config = self._config.index
         self._index = MessageIndex(

@@ -14,7 +14,7 @@ class KvTable:
 
     Args:
         max_bytes: Limit of all pairs together, the setting ``max_kv_bytes``.
-        pairs: What was there before, by namespace.
+        pairs: Pairs of before, by namespace.
     """
 
     def __init__(self, max_bytes: int, pairs: dict[str, dict[str, str]] | None = None) -> None:
@@ -31,7 +31,7 @@ class KvTable:
 
         Raises:
             InvalidArgument: The key is empty.
-            SystemBusy: There is no room.
+            SystemBusy: No capacity is left.
         """
         _check_key(request)
         old = self._pairs.get(request.namespace, {}).get(request.key)

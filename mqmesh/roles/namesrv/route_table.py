@@ -133,7 +133,7 @@ class RouteTable:
         """Takes a broker's heartbeat.
 
         Args:
-            request: What it says.
+            request: The heartbeat.
             peer: Routing id of the connection it came by.
             now_ms: Monotonic time.
 

@@ -119,7 +119,7 @@ class NameServer:
             OSError: A port is taken, or ``data_dir`` cannot be used.
             StoreLocked: Another process uses ``data_dir``.
             ConfigError: Security was on in ``data_dir``, and is off now.
-            StorageError: What was saved cannot be read.
+            StorageError: The saved state cannot be read.
         """
         saved = self._load()
         try:

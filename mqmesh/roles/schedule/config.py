@@ -48,7 +48,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Checks the name.
 
         Raises:
-            ConfigError: It is no legal one.
+            ConfigError: The name is illegal.
         """
         check_names(self, "broker_name")
 

@@ -273,7 +273,7 @@ class ScheduleService:
         """Takes a command that the broker sends by itself.
 
         Raises:
-            RemoteProtocolError: It cannot be understood.
+            RemoteProtocolError: The command is malformed.
         """
         if command.code != RequestCode.NOTIFY_SCHEDULE:
             return

@@ -77,7 +77,7 @@ class TimetableState(msgspec.Struct, array_like=True):
         cursors: Next queue offset of each queue of the schedule topic.
         pending: Messages that wait.
         boot_id: Of the system that wrote it.
-        clean: It was made durable after the last change.
+        clean: The table was made durable after the last change.
         settled: Queue offset behind the newest record whose effect the table holds; it may be
             ahead of the cursor of the record queue.
     """
@@ -122,7 +122,7 @@ class Timetable:
         pairs: Where it is kept.
 
     Raises:
-        CorruptRecord: What is there is no timetable of this version.
+        CorruptRecord: The pairs are no timetable of this version.
 
     Attributes:
         state: How far it covers which log; saved with the next change.
@@ -253,7 +253,7 @@ class Timetable:
         """Takes the broker's answer.
 
         Args:
-            taken: What it was asked for.
+            taken: Runs that it was asked for.
             statuses: ``DueStatus`` of each run from the first one on; the others wait again.
             record_offset: Queue offset of the broker's record of it, -1 for none.
 
@@ -349,7 +349,7 @@ class Timetable:
         return int(_PLACE.unpack(pairs[0][0])[1]) if pairs else None
 
     def to_roll(self, before_offset: int) -> tuple[list[Run], list[ChunkId]]:
-        """Return runs that wait before a commit-log offset, but no leaving ones, and their chunks."""
+        """Return runs that wait before a commit-log offset, not leaving, and their chunks."""
         stop = _PLACE.pack(b"p", before_offset, 0)
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []

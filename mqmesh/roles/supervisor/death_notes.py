@@ -32,7 +32,7 @@ class ReplicaSeat(msgspec.Struct, frozen=True):
 
     Attributes:
         coordinator: URL.
-        cluster: Whose groups.
+        cluster: Cluster of the group.
         group: Broker group.
         replica_id: In the group.
     """

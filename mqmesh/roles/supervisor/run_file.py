@@ -154,7 +154,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
     """Replaces the record as a whole.
 
     Raises:
-        OSError: It could not be written; the former one stays.
+        OSError: The record could not be written; the former one stays.
     """
     new = folder / (RUN_NAME + ".new")
     with open(new, "wb", opener=open_private) as file:
@@ -187,7 +187,7 @@ def write_down(folder: Path, names: Collection[str]) -> None:
     """Replaces these names.
 
     Raises:
-        OSError: They could not be written; the former ones stay.
+        OSError: The names could not be written; the former ones stay.
     """
     if not names:
         (folder / DOWN_NAME).unlink(missing_ok=True)
@@ -204,7 +204,7 @@ def put_down(folder: Path, names: Collection[str], *, up: bool, timeout_ms: int)
     Args:
         folder: Data folder.
         names: Of the processes.
-        up: They are to serve, not to be down.
+        up: True to start the processes, false to stop them.
         timeout_ms: To wait.
 
     Returns:
@@ -212,8 +212,8 @@ def put_down(folder: Path, names: Collection[str], *, up: bool, timeout_ms: int)
 
     Raises:
         ConfigError: Nothing is running, or there are no such processes.
-        TimeoutError: It has not done so after ``timeout_ms``.
-        PermissionError: It belongs to somebody else.
+        TimeoutError: The supervisor has not done so after ``timeout_ms``.
+        PermissionError: The supervisor belongs to another user.
     """
     pid, record = supervisor_pid(folder), read_record(folder)
     if not pid or record is None:
@@ -246,8 +246,8 @@ def stop_supervisor(folder: Path, timeout_ms: int) -> bool:
         False when none was running.
 
     Raises:
-        TimeoutError: It is still there after ``timeout_ms``.
-        PermissionError: It belongs to somebody else.
+        TimeoutError: The supervisor is still there after ``timeout_ms``.
+        PermissionError: The supervisor belongs to another user.
     """
     pid = supervisor_pid(folder)
     descriptor = _open_process(pid) if pid else None

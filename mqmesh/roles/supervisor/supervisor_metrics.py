@@ -17,7 +17,7 @@ class Supervised(msgspec.Struct, frozen=True):
     """A running cluster at a moment.
 
     Attributes:
-        record: What its supervisor wrote.
+        record: Run file that its supervisor wrote.
         now_ms: Wall clock.
     """
 
