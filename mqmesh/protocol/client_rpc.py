@@ -19,7 +19,7 @@ MAX_STACKS_LENGTH: Final = 262_144
 MAX_IN_FLIGHT: Final = 100
 """Messages that are with listeners, as far as an answer names them."""
 NEVER: Final = -1
-"""In place of a time since something that has not happened yet."""
+"""Value in place of a time since something that has not happened yet."""
 
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 

@@ -31,7 +31,7 @@ class RequestCode(enum.IntEnum):
     ADVANCE_INDEX = 1_002
     """From the broker, which alone can reach it; it answers the broker's queries as well."""
     COPY_INDEX = 1_071
-    """For a snapshot."""
+    """Copy of the index for a snapshot."""
 
     # Broker: clients and groups.
     HEART_BEAT = 34

@@ -36,7 +36,7 @@ from mqmesh.protocol.command import decode_header
 IN_BODY: Final = "body"
 """Stands in the batches of the body: each is judged for itself."""
 LOOKED_UP: Final = "looked-up"
-"""Not in the request; known once what it names was found."""
+"""Names that are not in the request; known once what it refers to was found."""
 
 
 class ServedBy(enum.StrEnum):
@@ -58,22 +58,22 @@ class Right(enum.StrEnum):
     NONE = "none"
     """Every connected peer."""
     PUB = "PUB"
-    """To send to the topics."""
+    """Right to send to the topics."""
     SUB = "SUB"
-    """To read the topics, and to do it as the groups."""
+    """Right to read the topics, and to do it as the groups."""
     FILTER = "FILTER"
-    """To upload filters in Python for the groups."""
+    """Right to upload filters in Python for the groups."""
     VIEW_OWN = "view or SUB"
-    """To see how the topics and groups are, for those who may read as well as for those who may see
+    """Right to see how the topics and groups are, of readers as well as of those that may see
     everything: what belongs to a group is its members'."""
     ADMIN_OWN = "admin or SUB"
-    """To change what belongs to the group and the topics, for those who may read them, too."""
+    """Right to change what belongs to the group and the topics, of their readers, too."""
     VIEW = "view"
-    """To see how everything is; changes nothing."""
+    """Right to see how everything is; changes nothing."""
     ADMIN = "admin"
-    """To change topics, groups, offsets, messages and settings."""
+    """Right to change topics, groups, offsets, messages and settings."""
     INTERNAL = "internal"
-    """To be a process of the cluster."""
+    """Right of the processes of the cluster."""
 
 
 class CommandSpec(msgspec.Struct, frozen=True):

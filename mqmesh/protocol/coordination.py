@@ -13,7 +13,7 @@ from mqmesh.host import ProcessMark
 from mqmesh.units import KIB, MAX_OFFSET
 
 MAX_KEY_CHARACTERS = 480
-"""So many bytes as well: LMDB's keys have 511 at most."""
+"""Most characters, and most bytes: LMDB's keys have 511 at most."""
 MAX_VALUE_BYTES = 64 * KIB
 MAX_PRESENCE_BYTES = 4 * KIB
 MAX_WATCHED_KEYS = 1_024

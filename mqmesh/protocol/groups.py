@@ -413,14 +413,14 @@ class GroupNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ResetWhere(enum.StrEnum):
-    """Where a reset leads to."""
+    """Targets of a reset."""
 
     TIMESTAMP = "TIMESTAMP"
-    """To the first message stored at or after a time."""
+    """The first message stored at or after a time."""
     OFFSET = "OFFSET"
     FIRST = "FIRST"
     LAST = "LAST"
-    """Behind the last message: what is there now is skipped."""
+    """The end behind the last message: what is there now is skipped."""
 
 
 class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -11,9 +11,9 @@ from mqmesh.protocol.route import Name
 MAX_SUBSCRIPTIONS: Final = 16_384
 """Topics that one consumer may subscribe to, its group's retry topic among them."""
 LOCK_HELD_BY_OTHER: Final = 0
-"""Instead of a token: another member has the queue; ask again."""
+"""Answer in place of a token: another member has the queue; ask again."""
 LOCK_PENDING: Final = -1
-"""Instead of a token: the broker just came back and waits for former holders; ask again."""
+"""Answer in place of a token: the broker just came back and waits for former holders; ask again."""
 
 
 class MessageModel(enum.StrEnum):
@@ -26,7 +26,7 @@ class MessageModel(enum.StrEnum):
 
 
 class ConsumeFromWhere(enum.StrEnum):
-    """Where a group without committed offsets begins."""
+    """Starting points of a group without committed offsets."""
 
     LAST_OFFSET = "LAST_OFFSET"
     FIRST_OFFSET = "FIRST_OFFSET"

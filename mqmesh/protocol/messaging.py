@@ -43,7 +43,7 @@ class SendStatus(enum.IntEnum):
     SLAVE_NOT_AVAILABLE = 3
 
     def __str__(self) -> str:
-        """Its name, for people; numbers of the wire are for programs."""
+        """Return its name, for people; numbers of the wire are for programs."""
         return self.name
 
 

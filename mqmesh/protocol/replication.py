@@ -36,7 +36,7 @@ class ReplicationMode(enum.IntEnum):
     """Ways in which a follower goes on."""
 
     STREAM = 0
-    """Its log is the beginning of the leader's: chunks will come."""
+    """The follower's log is the beginning of the leader's: chunks will come."""
     TRUNCATE = 1
     """The follower has records that the leader has not: it cuts its log, and opens again."""
     COPY = 2

@@ -16,7 +16,7 @@ DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry; each further one waits a level longer."""
 TO_DEAD_LETTERS: Final = -1
-"""In place of a delay level: no retry, but ``%DLQ%<group>``."""
+"""Value in place of a delay level: no retry, but ``%DLQ%<group>``."""
 
 _Place = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -83,7 +83,7 @@ class SendBackResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ResendTarget(enum.StrEnum):
-    """Where dead letters are sent to."""
+    """Targets of resent dead letters."""
 
     RETRY = "RETRY"
     """The group's retry topic: nobody but the group gets them."""

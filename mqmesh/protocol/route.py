@@ -63,7 +63,7 @@ class DataVersion(msgspec.Struct, array_like=True, frozen=True, order=True, gc=F
 
 
 class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where one broker process listens.
+    """Address of one broker process.
 
     Attributes:
         tcp: ``host:port``.

@@ -1,4 +1,4 @@
-"""From a request to its handler: decoded, permitted, counted, timed; in one place for all servers.
+"""Dispatch of requests to handlers: decoded, permitted, counted, timed; once for all servers.
 
 A handler is a function ``(request, header) -> Answer | None``: it returns the struct of its
 answer's header, or a ``Reply`` where there is a body; None means that it answers later.

@@ -20,7 +20,7 @@ MOST_CONNECTIONS: Final = 16
 MOST_REQUEST_BYTES: Final = 4_096
 """Longest request with its headers; a longer one is closed."""
 PAUSE_MS: Final = 1_000
-"""Without a descriptor for a connection the next one is looked for after this time."""
+"""Pause before the next connection is looked for, when there was no descriptor for one."""
 MAX_PORT: Final = 65_535
 
 _log = logging.getLogger(__name__)

@@ -43,7 +43,8 @@ class HelperProcess:
         self.pid = self._process.pid
 
     def exit_code(self) -> int | None:
-        """Its exit code, minus the signal's number when one killed it; None while it runs."""
+        """Return its exit code, minus the signal's number when one killed it; None while it
+        runs."""
         code = self._process.poll()
         if code is not None:
             self._close_pipe()

@@ -23,7 +23,7 @@ MOST_ALARMS: Final = 10_000
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """Something that is wrong.
+    """Alarm: something that is wrong.
 
     Attributes:
         alarm: Name of the rule.

@@ -41,9 +41,9 @@ class FilterState(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     WAITING = "waiting"
-    """Its process died a moment ago."""
+    """The filter's process died a moment ago."""
     PARKED = "parked"
-    """Its process died again and again."""
+    """The filter's process died again and again."""
     REFUSED = "refused"
     """The filter cannot be loaded, ever."""
 

@@ -17,7 +17,7 @@ MakeRunner = Callable[[str, str, str, str], FilterRunner]
 """Makes a runner for a user, a group, a filter id and a source."""
 
 EVICT_IDLE_MS: Final = 10_000
-"""When all places are taken, a filter idle for so long gives its own up."""
+"""Time after which an idle filter gives its place up, when all are taken."""
 RETRY_AFTER_MS: Final = 1_000
 SHARE: Final = 2
 """Divisor of the bytes that others leave: a user's messages may take such a part of them."""

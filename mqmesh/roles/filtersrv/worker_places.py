@@ -76,7 +76,7 @@ class WorkerPlaces:
         self._tenants[tenant] = self._clock.monotonic_ms()
 
     def give_back(self, tenant: Tenant) -> None:
-        """Its worker is gone."""
+        """Frees the place of a worker that is gone."""
         self._tenants.pop(tenant, None)
 
     def _make_room(self, tenant: Tenant) -> None:

@@ -48,7 +48,7 @@ from mqmesh.roles.schedule.timetable import Found, Taken, Timetable
 IDLE_MS: Final = 1_000
 """Interval at which a silent broker is asked: its clock may have been set."""
 BACKLOG_MESSAGES: Final = 1_000
-"""So many in one request, or more, are followed by the next at once."""
+"""Messages in one request from which on the next follows at once."""
 CANCEL_AGAIN_MS: Final = 20
 CANCEL_TRIES: Final = 100
 FORGET_EVERY_MS: Final = 20
