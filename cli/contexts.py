@@ -20,10 +20,10 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
 class Contexts(msgspec.Struct, forbid_unknown_fields=True):
-    """What the file holds.
+    """Content of the file of contexts.
 
     Attributes:
-        version: Of its form.
+        version: Version of the format.
         current: Name of the context that commands use; empty for none.
         contexts: Name servers by name.
         credentials: Absolute path of a file with keys, by name; those without need none.

@@ -13,7 +13,7 @@ def main() -> int:
     """
     _keep_descriptors()
     # While modules are loaded, there is nothing to be ended in order, and nobody who would catch
-    # the interrupt: the signal ends the process. Whoever ignores it goes on to do so.
+    # the interrupt: the signal ends the process. A process that ignores it goes on to do so.
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

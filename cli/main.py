@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return ExitCode.USAGE
     except (BrokenPipeError, SystemExit):
-        # Whoever read us has seen enough (click turns that into SystemExit).
+        # The reader of our output has seen enough (click turns that into SystemExit).
         drop_output()
         return ExitCode.OK
     except MQMeshError as error:
@@ -201,7 +201,7 @@ def _wants_json(options: Options, arguments: Sequence[str] | None) -> bool:
 
 
 def _without_number(error: OSError) -> str:
-    """What an operating system says, and of which file, but not its number for it."""
+    """Returns the operating system's text and file name for an error, without the error number."""
     what = error.strerror or str(error)
     return what if error.filename is None else f"{os.fsdecode(error.filename)}: {what}"
 

@@ -116,7 +116,7 @@ _TYPES: Final = {
     "target": GroupName,
 }
 _NAMED: Final = {"topic": TopicName, "group": GroupName}
-"""What ``NAME`` is in the commands of a group of commands."""
+"""Type of the argument ``NAME``, by the group of commands."""
 
 
 def check_texts(command: click.Command, inside: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What commands say beside their answers, on standard error: errors, warnings and notes."""
+"""Errors, warnings and notes of commands, on standard error."""
 
 import sys
 
@@ -10,11 +10,11 @@ from .streams import json_text
 
 
 class Options:
-    """What is said for all commands.
+    """Options that hold for all commands.
 
     Attributes:
-        namesrv: Name servers, None where nothing was said.
-        context: Name of a context, None where nothing was said.
+        namesrv: Name servers, None if not given.
+        context: Name of a context, None if not given.
         as_json: Answer in JSON.
         debug: Show tracebacks.
     """
@@ -31,7 +31,7 @@ def tell_error(text: str, *, as_json: bool | None = None) -> None:
 
     Args:
         text: What went wrong.
-        as_json: None to go by what the command was told.
+        as_json: None to use the option of the command.
     """
     _tell("error", text, as_json=as_json)
 

@@ -25,7 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def json_option(function: _F) -> _F:
-    """Adds ``--json``; the command gets ``as_json``, also when the root was told so."""
+    """Adds ``--json``; the command gets ``as_json``, also if the root has the option."""
 
     @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
     @click.pass_context

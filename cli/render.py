@@ -1,4 +1,4 @@
-"""How answers look: tables and lines for people, JSON for programs, one log stream for both.
+"""Formats of answers: tables and lines for people, JSON for programs, one log stream for both.
 
 All that commands print on standard output goes through here. Texts of other people, clients and
 servers can neither break a line nor move a terminal's cursor.

@@ -1,7 +1,7 @@
 """Standard output and standard error, whatever their encoding, open or closed.
 
 A terminal's encoding may not hold all characters: text then has Python's escapes (``\\xe9``), JSON
-its own (``\\u00e9``), which mean the same to whoever reads it.
+its own (``\\u00e9``), which mean the same to every reader.
 """
 
 import codecs

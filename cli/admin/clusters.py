@@ -118,11 +118,11 @@ _LOADS: Final = {
     "disk_used_percent": "store_disk_used_percent",
     "oldest_timestamp": "store_oldest_timestamp",
 }
-"""What `--more` tells, and the metrics it is taken from."""
+"""Columns of `--more`, and the metric that each one shows."""
 
 
 def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
-    """What a broker has to do; nothing of one that does not answer, or without an endpoint."""
+    """Reads the load metrics of a broker; empty if it does not answer or has no endpoint."""
     if not endpoint:
         return {}
     try:
@@ -232,7 +232,7 @@ def _report_on(namesrv: str, name: str) -> dict[str, Any]:
 
 
 def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:
-    """What a process says of itself; None if it does not answer within a second."""
+    """Pings a process and returns its answer; None if none comes within a second."""
     try:
         with AdminClient(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
             return admin.ping(endpoint)

@@ -29,7 +29,7 @@ from .running import running
 
 TOPICS_SHOWN = 3
 _UNKNOWN = {"lag": None, "lag_ms": None, "in_flight": None}
-"""Of a group that broadcasts: its members keep their offsets by themselves."""
+"""Values of a group that broadcasts: its members keep their offsets by themselves."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -426,7 +426,7 @@ def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> 
 
 
 def _broker_dict(broker_name: str, config: GroupConfig, is_configured: bool) -> dict[str, Any]:
-    """What a broker was told of a group; the same in all answers."""
+    """Returns the settings of a group on a broker, with the same keys in all answers."""
     settings = msgspec.structs.asdict(config)
     del settings["group"]
     return {"broker_name": broker_name, "is_configured": is_configured} | settings
@@ -496,7 +496,7 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
 
 
 def _failures(one: GroupFailures) -> dict[str, Any]:
-    """What members did in ten minutes; every member reports the same to each of its brokers."""
+    """Returns failures of ten minutes, which each member reports to all of its brokers alike."""
     return {
         "recent_deliveries": one.deliveries,
         "recent_failures": one.failed,

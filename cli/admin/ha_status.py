@@ -1,4 +1,4 @@
-"""How replicas are, and their settings, for people and programs."""
+"""State and settings of replicas, for people and programs."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
 
 
 def is_well(report: ReplicaReport) -> bool:
-    """Whether a replica leads, follows, or has nothing to do with its group."""
+    """Returns True if a replica leads, follows, or has no part in its group."""
     status = report.status
     return status is not None and (status.connected or status.role == OUTSIDE)
 
@@ -62,7 +62,7 @@ def show_settings(settings: HaSettings, reports: Sequence[ReplicaReport], *, as_
 
 
 def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:
-    """What stands below the table: of each group why its master leads, and what is not as usual."""
+    """Returns the notes below the table: why each master leads, and everything unusual."""
     notes = []
     for group in dict.fromkeys(one.broker_name for one in reports):
         known = [one.status for one in reports if one.broker_name == group and one.status]

@@ -278,7 +278,7 @@ def latency(
 
 
 def _count(count: int | None, duration: float | None, default: int) -> int:
-    """How many messages at most; 0 where the time decides."""
+    """Returns the most messages to send or read; 0 where the time decides."""
     return count or (0 if duration else default)
 
 

@@ -30,12 +30,12 @@ from .words import (
 READY_TIMEOUT_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 END_TIMEOUT_S: Final = 60.0
-"""A client that was told to stop waits for its outcomes, but not longer."""
+"""Time that a stopped client has to wait for its outcomes."""
 LAST_READ_S: Final = 5.0
 """Readers wait so long for more of what was sent."""
 
 OnProgress = Callable[[int, float], None]
-"""Told how many messages are done, and seconds since the beginning."""
+"""Called with the number of messages that are done, and seconds since the beginning."""
 
 
 class BenchFailed(MQMeshError):
@@ -66,13 +66,13 @@ class BenchClient:
         self.say(msgspec.json.encode(task).decode())
 
     def say(self, text: str) -> None:
-        """Tells it something; whoever has ended hears nothing."""
+        """Writes a line to the client's standard input; ignored if the client has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{text}\n".encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # whoever waits for its report will read why
+            return  # the caller that waits for its report will read why
 
     def hear(self) -> None:
         """Takes what it has said.
@@ -159,7 +159,7 @@ class Crew:
         Readers stop when they have enough: ``enough``, or what senders of the same crew sent.
 
         Args:
-            on_progress: Told ten times a second.
+            on_progress: Called ten times a second.
             enough: Messages after which readers stop; 0 where they go by time or by senders.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What came of a benchmark, for people and for programs. Pure."""
+"""Result of a benchmark, for people and for programs. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,15 +11,15 @@ from .words import PERCENTS, ClientReport, Latencies
 
 
 class ClientResult(msgspec.Struct, kw_only=True):
-    """What one client did.
+    """Result of one client.
 
     Attributes:
         messages: Acknowledged, or read.
-        failed: Sends that failed.
+        failed: Number of sends that failed.
         seconds: From the first to the last.
-        messages_per_second: Of these.
-        mib_per_second: Of their bodies.
-        cpu_seconds: Of its process.
+        messages_per_second: Rate in these seconds.
+        mib_per_second: Rate of their bodies.
+        cpu_seconds: Processor time of its process.
     """
 
     messages: int
@@ -31,17 +31,17 @@ class ClientResult(msgspec.Struct, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, kw_only=True):
-    """What all did.
+    """Result of all clients of a benchmark.
 
     Attributes:
         command: ``produce``, ``consume`` or ``latency``.
-        topic: Where.
+        topic: Topic of the messages.
         is_interrupted: Ctrl-C ended it early.
-        total: Of all clients.
-        clients: Each by itself.
-        missing: Messages that were sent and did not come in time; of ``latency``.
-        latency_ms: What (``send``, ``delivery``) -> ``p50`` … ``p99_9``, ``max``; milliseconds.
-        error: What the first failed send said.
+        total: Sum over all clients.
+        clients: Result of each client.
+        missing: Messages that were sent and did not come in time; for ``latency`` only.
+        latency_ms: ``send`` or ``delivery`` -> ``p50`` … ``p99_9``, ``max``; milliseconds.
+        error: Text of the first send error.
     """
 
     command: str

@@ -1,8 +1,8 @@
-"""What `mqmesh bench` and its clients say to each other, a line of JSON each.
+"""Messages between `mqmesh bench` and its clients, a line of JSON each.
 
-A client gets a ``BenchTask``, says ``ClientReady``, waits for ``GO``, tells of its
-``ClientProgress`` ten times a second, and ends with a ``ClientReport``, by itself or when it is
-told ``STOP``. One that cannot go on says ``ClientFailure`` instead.
+A client gets a ``BenchTask``, says ``ClientReady``, waits for ``GO``, reports its
+``ClientProgress`` ten times a second, and ends with a ``ClientReport``, by itself or when it
+gets ``STOP``. A client that cannot go on says ``ClientFailure`` instead.
 """
 
 import enum
@@ -26,7 +26,7 @@ _STAMP = struct.Struct("<QQ")
 
 
 class Work(enum.StrEnum):
-    """What a client does."""
+    """Kinds of work for a client."""
 
     SEND = "send"
     SEND_EACH = "send_each"
@@ -37,23 +37,23 @@ class Work(enum.StrEnum):
 
 
 class BenchTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What one client is to do.
+    """Task of one client.
 
     Attributes:
-        work: What.
+        work: Kind of work.
         namesrv: Name servers.
-        topic: Where to.
+        topic: Topic to send to, or to read.
         client: Its number, from 0.
-        clients: How many there are: readers divide the queues.
-        run: Tells stamped bodies of this run from others, 0 to 2**64 - 1.
-        message_count: How many to send; 0 for no end.
+        clients: Number of clients: readers divide the queues.
+        run: Number in stamped bodies that identifies this run, 0 to 2**64 - 1.
+        message_count: Messages to send; 0 for no end.
         duration_s: Seconds after which it ends; 0 for no end.
         body_bytes: Size of each body.
         rate: Messages a second, at most; 0 for as many as possible.
         batch_messages: Messages in an explicit batch; 1 for single sends.
-        tag: Of each message, None for none.
+        tag: Tag of each message, None for none.
         has_keys: Each message has a key of its own.
-        properties: Of each message.
+        properties: Properties of each message.
     """
 
     work: Work
@@ -73,11 +73,11 @@ class BenchTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Latencies(msgspec.Struct):
-    """How long things took, counted by steps of 2.2 percent.
+    """Histogram of durations, in steps of 2.2 percent.
 
     Attributes:
-        steps: Number of the step (of the logarithm) -> how many.
-        most_us: The longest.
+        steps: Number of the step (of the logarithm) -> durations in it.
+        most_us: Longest duration, microseconds.
     """
 
     steps: dict[int, int] = msgspec.field(default_factory=dict)
@@ -101,11 +101,11 @@ class Latencies(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of durations."""
         return sum(self.steps.values())
 
     def percentile_us(self, percent: float) -> float:
-        """What so many percent did not exceed, to 2.2 percent above; 0.0 of nothing."""
+        """Returns the percentile, at most 2.2 percent too high, in microseconds; 0.0 of nothing."""
         rank = max(math.ceil(self.count * percent / 100), 1)
         for step in sorted(self.steps):
             rank -= self.steps[step]
@@ -119,7 +119,7 @@ class ClientReady(msgspec.Struct, tag="ready"):
 
 
 class ClientProgress(msgspec.Struct, tag="progress"):
-    """How far a client is.
+    """Progress of a client.
 
     Attributes:
         done: Messages acknowledged, or read.
@@ -129,18 +129,18 @@ class ClientProgress(msgspec.Struct, tag="progress"):
 
 
 class ClientReport(msgspec.Struct, tag="report", kw_only=True):
-    """What a client has done.
+    """Report of a client at its end.
 
     Attributes:
         done: Messages acknowledged, or read.
         body_bytes: Sum of their bodies.
         failed: Sends that failed.
-        error: What the first of these said.
+        error: Text of the first send error.
         begin_s: Monotonic time at which it began.
         end_s: When the last one was done.
         cpu_s: Its processor time from GO on.
-        send: From call to acknowledgement, of ``SEND_EACH``.
-        delivery: From the call of send to the reader, of ``READ_STAMPED``.
+        send: Times from call to acknowledgement, of ``SEND_EACH``.
+        delivery: Times from the call of send to the reader, of ``READ_STAMPED``.
     """
 
     done: int = 0

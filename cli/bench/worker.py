@@ -57,13 +57,13 @@ TELL_EVERY_S: Final = 0.1
 
 
 class Orders:
-    """What the parent says, read by a thread: GO, then STOP, or the end when it is gone."""
+    """Orders of the parent, read by a thread: GO, then STOP, or end of input when it is gone."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
 
     def wait_go(self) -> bool:
-        """Waits for the word to begin; False if there was another."""
+        """Waits for ``GO``; False if another line came."""
         began = sys.stdin.readline().strip() == GO
         threading.Thread(target=self._listen, daemon=True).start()
         return began
@@ -132,7 +132,7 @@ class BenchRun:
         self.report.error = self.report.error or str(error)
 
     def tell(self) -> None:
-        """Tells the parent how far it is, now and then."""
+        """Reports progress to the parent, every 0.1 s at most."""
         now = time.monotonic()
         if now - self._told >= TELL_EVERY_S:
             self._told = now
@@ -200,8 +200,8 @@ class Window:
     """Sends without an outcome, in chunks: looking at each by itself would be what is measured.
 
     Args:
-        task: Which.
-        run: Told of outcomes.
+        task: Task of the client.
+        run: Run that counts the outcomes.
         full: Messages in a chunk.
     """
 
@@ -282,7 +282,7 @@ def send_each(task: BenchTask, orders: Orders) -> ClientReport:
 
 
 def read(task: BenchTask, orders: Orders) -> ClientReport:
-    """Reads this client's share of the queues, every body of it, until it is told to stop."""
+    """Reads this client's share of the queues, every body of it, until it gets ``STOP``."""
     # A group that brokers keep nothing of; queues are divided here, so no member waits for another.
     group = f"{LOOK_GROUP_PREFIX}bench-{secrets.token_hex(8)}"
     with PullConsumer(
@@ -336,7 +336,7 @@ WORKS: Final = {
 
 
 def say(word: Word) -> None:
-    """Tells the parent."""
+    """Writes a message to the parent, a line of JSON on standard output."""
     sys.stdout.buffer.write(json_line(word))
     sys.stdout.buffer.flush()
 

@@ -193,7 +193,7 @@ def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -
     """
     count = 0
     with DeadLetterClient(namesrv) as client, _progress("exporting") as on_progress:
-        # What is wrong with the group is told before there is a file.
+        # An error about the group is reported before there is a file.
         letters = client.scan(group, _filter(**chosen), on_progress=on_progress)
         with _written(file) as out:
             for letter in letters:
@@ -390,7 +390,7 @@ def _age(stored_ms: int, now_ms: int) -> str:
 
 
 class _Ages:
-    """How old dead letters are."""
+    """Ages of dead letters."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms

@@ -199,16 +199,16 @@ def hand_to(message_id: str, group: str, client_id: str, namesrv: str, as_json: 
 
 
 def time_option(option: str, text: str | None, now_ms: int, default: int) -> int:
-    """What a user wrote for a time, as ms since 1970.
+    """Returns the time that an option gives, as ms since 1970.
 
     Args:
-        option: Its name.
-        text: What was written; None for nothing.
+        option: Name of the option.
+        text: Value of the option; None if it is not given.
         now_ms: Wall clock.
-        default: In place of nothing.
+        default: Result if the option is not given, ms since 1970.
 
     Raises:
-        ConfigError: It is no time.
+        ConfigError: The text is no time.
     """
     return default if text is None else parse_time(text, now_ms, option)
 

@@ -49,7 +49,7 @@ def message_dict(message: StoredMessage) -> dict[str, Any]:
 
 
 def parts_of(message: StoredMessage) -> list[tuple[str, str]]:
-    """What people are shown of a message, and in which style."""
+    """Returns the parts of a message as shown to people, each with its style."""
     parts = [
         (timestamp(message.store_timestamp).partition("T")[2].removesuffix("Z"), "dim"),
         (f"{message.broker_name}/{message.queue_id}@{message.queue_offset}", "cyan"),

@@ -1,4 +1,4 @@
-"""`mqmesh trace`: what clients told of a message; see docs/tracing.md."""
+"""`mqmesh trace`: trace data that clients recorded of a message; see docs/tracing.md."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ PINGS_AT_ONCE: Final = 16
 REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
 START_TIMEOUT_MS: Final = 60_000
-"""Of one process: a broker reads its store first."""
+"""Timeout for one process: a broker reads its store first."""
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -322,7 +322,7 @@ def _as_planned(asked: ClusterConfig, settings: list[str], flags: StartFlags) ->
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:
-    """What tells coordinators elsewhere of dead replicas; None if there are none."""
+    """Makes the notifier of dead replicas for external coordinators; None if none is used."""
     members = seats_of_replicas(config)
     first = next((one for one in config.broker if one.ha.mode is HaMode.AUTO), None)
     if not members or first is None:
@@ -376,10 +376,10 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
 
 
 def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
-    """What a process says of itself; an exporter says it by HTTP, encrypted or not.
+    """Asks a process for its role info; an exporter by HTTP, encrypted or not.
 
     Raises:
-        MQMeshError, OSError, MsgspecError: It does not, or no sense.
+        MQMeshError, OSError, MsgspecError: No answer, or one that cannot be decoded.
     """
     if endpoint.startswith(("http://", "https://")):
         told = msgspec.json.decode(_health(urlsplit(endpoint)), type=dict[str, Any])
@@ -394,10 +394,10 @@ def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
 
 
 def _health(page: SplitResult) -> bytes:
-    """What an exporter on this machine says of itself, whether name servers answer it or not.
+    """Reads the health page of an exporter on this machine, with status 200 or not.
 
     Raises:
-        OSError: It does not.
+        OSError: The exporter does not answer.
     """
     host, port, timeout_s = page.hostname or "", page.port, PING_TIMEOUT_MS / 1_000
     connection = HTTPConnection(host, port, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""What a cluster file says: which roles there are, and the settings of each."""
+"""Cluster files: the roles of a cluster, and the settings of each."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ total_replicas = {count}
 
 
 class ClusterSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may connect to the roles of a cluster.
+    """Security of the roles of a cluster.
 
     Attributes:
         enable: As of each role. Keys, access list and ``client.toml`` for administrators are made
@@ -317,7 +317,7 @@ def _share(data: dict[str, Any]) -> None:
 
 
 def _tables(found: Any) -> list[dict[str, Any]]:
-    """Those of a list that are tables."""
+    """Returns the elements of a list that are tables; empty if the value is no list."""
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
@@ -391,7 +391,7 @@ def broker_user(broker_name: str, broker_id: int, mode: HaMode) -> str:
 
 
 def _name_of(broker: BrokerConfig) -> str:
-    """Of its process."""
+    """Returns the name of a broker's process."""
     is_master = broker.broker_id == MASTER_ID
     return broker.broker_name if is_master else f"{broker.broker_name}-r{broker.broker_id}"
 
@@ -420,7 +420,7 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
 
 
 def _is_first(broker_id: int, mode: HaMode) -> bool:
-    """Of its group, in a file that has all of it."""
+    """Returns True for the first broker of its group, in a file that has the whole group."""
     return broker_id == (1 if mode is HaMode.AUTO else MASTER_ID)
 
 
@@ -511,7 +511,7 @@ def _config_path(folder: Path, name: str) -> Path:
 
 
 def _bind_problem(host: str, port: int) -> str:
-    """Why a port cannot be listened at; "" if it can, or if that cannot be told from here."""
+    """Returns the bind error of a port; "" if it can be bound, or if that cannot be known here."""
     host = {"*": "0.0.0.0"}.get(host, bindable(host)).strip("[]")
     with suppress(socket.gaierror):
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

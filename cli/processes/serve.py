@@ -35,7 +35,7 @@ Make = Callable[[ZmqTransport], Role]
 
 
 class ProcessOptions(msgspec.Struct, frozen=True):
-    """What every role's process is told on its command line; ``mqmesh COMMAND --help`` says it."""
+    """Command line options of every role's process, as ``mqmesh COMMAND --help`` lists them."""
 
     config_path: Path | None
     table: str | None
@@ -84,8 +84,8 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             make: Makes the role.
             security: Makes its transport, with the keys that it has.
             log_name: Name in the log, if it is another one.
-            is_piped: Whoever reads its log must not hold it up; so it is if it is supervised, by
-                default.
+            is_piped: A process reads its log, and must not hold it up; by default True if it is
+                supervised.
 
         Returns:
             Exit code.

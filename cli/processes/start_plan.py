@@ -1,4 +1,4 @@
-"""What a start of `mqmesh up` does with what is in its data folder, or why it does not start. Pure.
+"""Plan of a start of `mqmesh up` on a data folder, or the reason why it does not start. Pure.
 
 No start hides messages, shows an older state of them, or opens to everybody what was secured,
 because a flag of an earlier start was left out. What is found decides; where that says too little
@@ -53,12 +53,12 @@ class LastBroker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last start was, as it is kept in the data folder; JSON.
+    """Record of the last start, kept in the data folder as JSON.
 
     Attributes:
         file: The cluster file, absolute; "" for none.
-        brokers: All of it.
-        version: Of this form.
+        brokers: All brokers of that start.
+        version: Version of this format.
     """
 
     file: str = ""
@@ -67,10 +67,10 @@ class LastStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data folder has before a start.
+    """Content of a data folder before a start.
 
     Attributes:
-        stores: Of brokers: those in the folder, and those of the last start elsewhere.
+        stores: Stores of brokers: those in the folder, and those of the last start elsewhere.
         last: The last start.
         has_keys: The folder has keys, or an access list.
         secured: Folders of roles that were used with security on.
@@ -85,11 +85,11 @@ class FoundCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What a start is told beside its cluster file.
+    """Flags of a start beside its cluster file.
 
     Attributes:
         file: The cluster file; None for the cluster without a file.
-        replicas: Of the cluster without a file; None where nothing was said.
+        replicas: Replicas of the cluster without a file; None if not given.
         secure: ``--secure``.
         insecure: ``--insecure``.
     """
@@ -101,10 +101,10 @@ class StartFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cluster is to be started.
+    """Plan of a start.
 
     Attributes:
-        replicas: Of the cluster without a file; None for a broker alone.
+        replicas: Replicas of the cluster without a file; None for a broker alone.
         settings: Overrides, as ``key=value``.
         notes: Lines for people: what was decided for them.
     """
@@ -185,7 +185,7 @@ def _plan_security(
 def _plan_replicas(
     cluster: ClusterConfig, found: FoundCluster, flags: StartFlags
 ) -> tuple[int | None, str]:
-    """How many replicas the broker of the cluster without a file has, and a note."""
+    """Returns the replicas of the broker in the cluster without a file, and a note."""
     if flags.file is not None or flags.replicas is not None:
         return flags.replicas, ""
     (broker,) = cluster.broker

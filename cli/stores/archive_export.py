@@ -30,13 +30,13 @@ RESEND_BATCH: Final = 100
 
 
 class Resent(msgspec.Struct, frozen=True):
-    """How far a resending has come; the next one goes on behind.
+    """Progress of a resending; the next one starts behind it.
 
     Attributes:
         dt: Day.
         broker: Broker in that day.
-        commitlog_offset: Of the last batch.
-        ordinal: Of the last message in it.
+        commitlog_offset: Commit-log offset of the last batch.
+        ordinal: Index of the last message in that batch.
     """
 
     dt: str

@@ -1,4 +1,4 @@
-"""What commands of the archive share."""
+"""Helpers that the commands of the archive share."""
 
 import importlib
 from contextlib import AbstractContextManager
