@@ -19,10 +19,10 @@ def text(body: "Column | str" = "body") -> "Column":
 
 
 def json(path: str, body: "Column | str" = "body") -> "Column":
-    """What stands in a body of JSON at a path, as text; null where nothing does.
+    """Returns the value at a path of a JSON body, as text; null where there is none.
 
     Args:
-        path: As ``$.price`` or ``$.lines[0].sku``.
+        path: JSON path, such as ``$.price`` or ``$.lines[0].sku``.
         body: A binary column, or its name.
     """
     from pyspark.sql.functions import get_json_object

@@ -23,7 +23,7 @@ class MqmeshDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``spark.read.format`` is given."""
+        """Returns the name of the format for ``spark.read.format``."""
         return "mqmesh"
 
     def schema(self) -> str:

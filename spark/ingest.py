@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRIES: Final = 10
-"""Of a commit, when others commit at once."""
+"""Attempts of a commit, when others commit at once."""
 
 _log = logging.getLogger(__name__)
 
 
 class IngestReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a snapshot.
+    """Result of taking in a snapshot.
 
     Attributes:
-        snapshot: Its name.
+        snapshot: Name of the snapshot.
         broker: Name of the store in the archive.
-        from_offset: Commit-log offset from which it was taken in.
-        to_offset: To which; equal if there was nothing new.
-        gap_before: Bytes of log before it that are missing.
+        from_offset: Commit-log offset at which the stretch taken in begins.
+        to_offset: Commit-log offset at which it ends; equal if there was nothing new.
+        gap_before: Bytes of log that are missing before ``from_offset``.
     """
 
     snapshot: str
@@ -120,7 +120,7 @@ def ingest(
 def _next(
     snapshot: Snapshot, archive: str, broker: str, allow_gap: bool
 ) -> tuple[Step, list[Ingest]]:
-    """What is to be taken of a snapshot, and the steps of its store that were begun so far."""
+    """Returns the next step for a snapshot, and the steps of its store that were begun so far."""
     manifest = snapshot.manifest
     position = position_of(archive, MESSAGES, app_id(manifest.store_id, broker))
     begun = ingests_of(archive)

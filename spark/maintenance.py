@@ -35,11 +35,11 @@ _CONTENT: Final = (
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a table of messages holds, in three numbers.
+    """Content of a table of messages, in three numbers.
 
     Attributes:
         rows: Messages.
-        distinct: Different places in logs that they come of.
+        distinct: Different places in logs that the messages come from.
         content: Hash over places and bodies, in no order.
     """
 
@@ -49,12 +49,12 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found.
+    """Result of a check of an archive.
 
     Attributes:
         sound: Every message is there once, and its keys can be looked up.
         rows: Messages.
-        duplicates: Rows too many.
+        duplicates: Rows that repeat a message.
         keys_missing: Keys of messages that the table of keys does not have.
         gaps: Sentences about stretches of logs that never came in.
     """
@@ -163,7 +163,7 @@ def vacuum(archive: str, *, hours: int, dry_run: bool) -> list[str]:
     Args:
         archive: Its directory.
         hours: Readers and ingests that began earlier may fail; from 1.
-        dry_run: Only tell which.
+        dry_run: Only list the files.
 
     Returns:
         The files, by table.

@@ -24,7 +24,7 @@ SKIP: Final = "skip"
 
 @dataclass(frozen=True)
 class Selection:
-    """What is wanted; everything, unless something is said.
+    """Selection of messages; everything by default.
 
     Attributes:
         topics: Names, or beginnings of names with ``*`` behind; empty for all but system topics.
@@ -75,7 +75,7 @@ class Selection:
         return self.from_ms <= store_timestamp <= self.to_ms
 
     def pick(self, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
-        """Those messages of a batch that are wanted."""
+        """Returns the messages of a batch that are wanted."""
         if self.key:
             messages = [one for one in messages if self.key in one.keys]
         if self.message_ids is not None:
@@ -85,12 +85,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What one task reads: a range of a snapshot's log, or batches at places that are known.
+    """Task of one reader: a range of a snapshot's log, or batches at known places.
 
     Attributes:
         path: The snapshot.
         start_offset: Commit-log offset of the range.
-        end_offset: Where it ends.
+        end_offset: Commit-log offset behind the range.
         places: Commit-log offsets of batches; then the range does not count.
     """
 
@@ -160,10 +160,10 @@ def read_task(
     """The wanted messages of a task, batch by batch.
 
     Args:
-        snapshot: It.
-        task: What is to be read of it.
-        wanted: Which messages.
-        on_skip: Told of damage that is read around.
+        snapshot: Snapshot to read.
+        task: Range or batches to read.
+        wanted: Selection of messages.
+        on_skip: Called for damage that is read around.
 
     Raises:
         CorruptRecord: There is damage, and ``on_damage`` says ``fail``.

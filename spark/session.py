@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOOM: Final = "spark.hadoop.parquet.bloom.filter.enabled#message_id"
 
 _SHORT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of a query of half a million messages, 14 s instead of 19; of one that is repeated, 1.2 x."""
+"""JVM options of a short session: half a million messages in 14 s, not 19; repeated, 1.2 x."""
 
 _log = logging.getLogger(__name__)
 

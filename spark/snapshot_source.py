@@ -126,7 +126,7 @@ class SummaryReader(SnapshotReader):
 
 
 class PushdownReader(SnapshotReader):
-    """As ``SnapshotReader``, and looks at the filters of the query."""
+    """Reader of a snapshot that also uses the filters of the query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Narrows what is read; Spark checks every filter again, since topics may be beginnings."""
@@ -185,7 +185,7 @@ def _span(value: date) -> tuple[int, int]:
 
 
 def selection_of(options: Any) -> Selection:
-    """What the options of a reader select.
+    """Returns the selection that the options of a reader make.
 
     Raises:
         ConfigError: One is wrong.

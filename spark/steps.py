@@ -32,12 +32,12 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What is to be done with a snapshot.
+    """Range of a snapshot's log to take in.
 
     Attributes:
-        from_offset: Where to begin.
-        to_offset: Where to end; not beyond ``from_offset`` if there is nothing to do.
-        gap_before: Bytes that are missing before.
+        from_offset: Commit-log offset to begin at.
+        to_offset: Commit-log offset to end at; not beyond ``from_offset`` if nothing is to be done.
+        gap_before: Bytes of log that are missing before ``from_offset``.
     """
 
     from_offset: int
@@ -48,13 +48,13 @@ class Step(msgspec.Struct, frozen=True):
 def next_step(
     position: int | None, start_offset: int, end_offset: int, *, broker: str, allow_gap: bool
 ) -> Step:
-    """What to take of a snapshot, at the position that an archive has come to.
+    """Returns the step for a snapshot, from the position that an archive has come to.
 
     Args:
-        position: Of the archive in this store's log; None if it has nothing of it.
-        start_offset: Where the snapshot begins.
-        end_offset: Where it ends.
-        broker: For the error.
+        position: Position of the archive in this store's log; None if it has nothing of it.
+        start_offset: Commit-log offset at which the snapshot begins.
+        end_offset: Commit-log offset at which the snapshot ends.
+        broker: Name of the broker, for the error.
         allow_gap: Go on where bytes are missing.
 
     Raises:
@@ -77,7 +77,7 @@ def chain_to(begun: list[Ingest], position: int) -> list[Ingest]:
     """The steps that led to a position; those that were begun and given up are not among them."""
     by_end: dict[int, Ingest] = {}
     for one in begun:
-        # Of several with one end, begun by those who ran at once, the longest tells the gap.
+        # Of several with one end, begun at the same time, the longest shows the gap.
         known = by_end.get(one.to_offset)
         if known is None or one.from_offset < known.from_offset:
             by_end[one.to_offset] = one

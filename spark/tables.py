@@ -126,7 +126,7 @@ def sources(archive: str) -> list[Source]:
 
 
 def partitions(archive: str) -> list[PartitionStats]:
-    """Rows and bytes of each topic and day, as the table's log tells them."""
+    """Returns rows and bytes of each topic and day, from the table's log."""
     table = require_table(archive, MESSAGES)
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     sums: dict[tuple[str, str], list[int]] = {}

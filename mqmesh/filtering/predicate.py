@@ -64,7 +64,7 @@ _UNKNOWN_BYTE, _TRUE_BYTE, _FALSE_BYTE = 0, 1, 2
 
 
 def evaluate(node: Node, lookup: Lookup) -> Truth:
-    """Whether an expression is true for a message; None if that cannot be known."""
+    """Evaluates an expression for a message; None if its truth cannot be known."""
     match node:
         case Constant(value):
             return value
@@ -154,10 +154,10 @@ _TRUTHS: Final = {"true": True, "false": False}
 
 
 class _Columns(NamedTuple):
-    """What a predicate sees of a row of messages."""
+    """Properties of a row of messages, as a predicate uses them."""
 
     values: dict[str, list[str | None]]
-    """Of each property the messages' texts, None for those without."""
+    """Values by property, one a message, None for messages without it."""
     ones: int
     """A 1 in the byte of every message."""
 
@@ -305,7 +305,7 @@ def _names_of(node: Node) -> frozenset[str]:
 
 
 def _make_plan(node: Node, leaves: list[_Leaf]) -> _Plan:
-    """How to judge rows of messages; adds the leaves that are needed for it."""
+    """Makes the plan that judges rows of messages; adds the leaves that are needed for it."""
     names = _names_of(node)
     if not names:
         return _constant(evaluate(node, lambda name: None))
@@ -321,7 +321,7 @@ def _make_plan(node: Node, leaves: list[_Leaf]) -> _Plan:
 
 
 def _gathered(node: And | Or) -> list[Node]:
-    """The parts of a node, those about one property alone put together: one look tells all."""
+    """Returns the parts of a node; those about one property alone are put together, as one leaf."""
     kind = type(node)
     by_name: dict[frozenset[str], list[Node]] = {}
     others: list[Node] = []

@@ -3,7 +3,7 @@
 Each rung holds where the one above it should give way: no descriptors but two pipes,
 an own user, own namespaces (network, mounts, names, semaphores) with an empty root,
 Landlock, limits of the kernel, no new privileges, and last the filter of system calls.
-Linux alone has most of them; which ones hold is told to the owner of the worker.
+Linux alone has most of them; the worker reports to its owner which ones hold.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ _INSTRUCTION_BYTES = 8
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the kernel shall give a worker at most.
+    """Limits that the kernel enforces for a worker.
 
     Attributes:
         memory_bytes: Address space.
@@ -151,7 +151,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> bool:
 def _set_limits(limits: Limits) -> None:
     wanted = {
         resource.RLIMIT_AS: (limits.memory_bytes, limits.memory_bytes),
-        resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),  # SIGXCPU tells more than SIGKILL
+        resource.RLIMIT_CPU: (limits.cpu_s, limits.cpu_s + 1),  # SIGXCPU says more than SIGKILL
         resource.RLIMIT_NOFILE: (0, 0),
         resource.RLIMIT_NPROC: (0, 0),
         resource.RLIMIT_FSIZE: (0, 0),

@@ -38,12 +38,12 @@ MAX_RUNGS_BYTES: Final = 1_024
 
 
 class Status(enum.IntEnum):
-    """How a worker answers."""
+    """Status of a worker's answer."""
 
     READY = 0
-    """To the setup; body: names of the rungs that hold, a msgpack array."""
+    """Answer to the setup; body: names of the rungs that hold, a msgpack array."""
     MATCHED = 1
-    """To batches; body: one byte a message, 1 for a match, else 0."""
+    """Answer to batches; body: one byte a message, 1 for a match, else 0."""
     FAILED = 2
     """The filter cannot be used, or raised; body: why, UTF-8."""
     UNCONFINED = 3
@@ -141,6 +141,6 @@ def encode_question(nonce: int, size: int) -> bytes:
 
 
 def failure_text(data: bytes) -> str:
-    """What a worker gives as its reason, made safe to show: one line, printable."""
+    """Returns the reason that a worker gave, made safe to show: one line, printable."""
     text = data.decode(errors="replace")
     return "".join(c if c.isprintable() else " " for c in text)

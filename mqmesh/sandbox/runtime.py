@@ -1,7 +1,7 @@
 """Turns the source of a filter into a function. Only ever called inside a confined worker.
 
-The names that a filter is given are chosen so that honest mistakes are told early. They
-are no wall: whoever wants to gets around them. The wall is ``confinement.py``.
+The names that a filter is given are chosen so that honest mistakes are reported early. They
+are no wall: a malicious filter gets around them. The wall is ``confinement.py``.
 """
 
 import base64
@@ -23,7 +23,7 @@ MODULES: Final[dict[str, ModuleType]] = {
     module.__name__: module
     for module in (base64, datetime, decimal, json, math, re, string, struct)
 }
-"""What a filter may import."""
+"""Modules that a filter may import."""
 
 FORBIDDEN: Final = frozenset(
     {
@@ -98,7 +98,7 @@ def match_all(match: Match, messages: Iterable[StoredMessage]) -> bytes:
             raise FilterExhausted(_failed_at(message, f"raised {describe(error)}")) from None
         except BaseException as error:
             raise FilterError(_failed_at(message, f"raised {describe(error)}")) from None
-        # Whoever forgets to return something shall not lose every message for it.
+        # A filter that forgets to return something shall not lose every message for it.
         if answer is True:
             add(1)
         elif answer is False:

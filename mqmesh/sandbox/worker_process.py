@@ -33,11 +33,11 @@ class WorkerTimer(Protocol):
     """A planned call."""
 
     def cancel(self) -> None:
-        """It will not be made."""
+        """Cancels the call."""
 
 
 class WorkerLoop(Protocol):
-    """What is needed of an event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
+    """Interface of the event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
 
     def add(self, source: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` while the descriptor can be read."""
@@ -57,16 +57,16 @@ class WorkerProcess:
 
     Args:
         loop: Event loop of the process.
-        setup: What the worker shall run; the first question.
-        deadline_ms: For the answer to the setup, which includes Python's start.
-        on_answer: Told each answer.
-        on_death: Told once why the worker is no more, unless ``close`` was called.
+        setup: Program and limits of the worker; the first question.
+        deadline_ms: Time for the answer to the setup, which includes Python's start.
+        on_answer: Called with each answer.
+        on_death: Called once with the reason when the worker dies, unless ``close`` was called.
 
     Attributes:
-        pid: Its process id.
+        pid: Process id of the worker.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WorkerProcess:
         self._question(parts, messages, deadline_ms)
 
     def close(self) -> None:
-        """Ends the worker at once; nothing more is told."""
+        """Ends the worker at once; no callback is called any more."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""What a test gets from the fixture ``mqmesh_cluster``: a cluster, names of its own, clients."""
+"""Fixture ``mqmesh_cluster`` for one test: a cluster, names of its own, clients."""
 
 import itertools
 import re
@@ -119,7 +119,7 @@ class ClusterForTests:
 
     Args:
         shared: The cluster.
-        test_name: Becomes part of the names, so that logs tell whose they are.
+        test_name: Becomes part of the names, so that logs show which test made them.
 
     Attributes:
         namesrv_addr: For clients of the test's own, those of ``mqmesh.aio`` for example.
@@ -135,7 +135,7 @@ class ClusterForTests:
 
     @property
     def started_in_s(self) -> float:
-        """How long the start of the shared cluster took."""
+        """Seconds that the start of the shared cluster took."""
         return self._shared.started_in_s
 
     def name(self, kind: str = "name") -> str:

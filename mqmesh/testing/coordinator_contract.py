@@ -1,4 +1,4 @@
-"""What every coordination engine must do: derive a class and say where one can be had.
+"""Contract tests of coordination engines: derive a class that has the fixture ``site``.
 
 For an engine of one's own::
 
@@ -40,15 +40,15 @@ SLACK_MS: Final = 6_000
 
 
 class CoordinatorSite(Protocol):
-    """Where an engine runs, and who asks it.
+    """Environment of an engine and its clients.
 
     Attributes:
-        clock: Of who asks.
+        clock: Clock of the clients.
     """
 
     @property
     def clock(self) -> Clock:
-        """Of who asks."""
+        """Clock of the clients."""
 
     def open(self, cluster: str = "c1") -> Coordinator:
         """Another way to the same engine; closed with the site."""
@@ -101,26 +101,26 @@ def state(epoch: int = 1, master: int | None = 1) -> GroupState:
 
 
 def presence(replica_id: int = 1, group: str = GROUP, end_offset: int = 0) -> Presence:
-    """What a replica says of itself."""
+    """Returns a presence record of a replica."""
     return Presence(group=group, replica_id=replica_id, identity="id", end_offset=end_offset)
 
 
 def members(site: CoordinatorSite, coordinator: Coordinator) -> tuple[LiveReplica, ...]:
-    """Who is there."""
+    """Returns the live replicas of the group."""
     found: tuple[LiveReplica, ...] = ask(site, coordinator.presences, GROUP)
     return found
 
 
 class Seen:
-    """What a watch told of one group.
+    """Views that a watch reported of one group.
 
     Args:
-        site: Where.
-        coordinator: To be asked.
+        site: Site of the engine.
+        coordinator: Coordinator to watch.
         group: Broker group.
 
     Attributes:
-        views: In their order.
+        views: All views, in their order.
     """
 
     def __init__(self, site: CoordinatorSite, coordinator: Coordinator, group: str = GROUP) -> None:
@@ -130,7 +130,7 @@ class Seen:
         site.until(lambda: self.views)
 
     def until(self, is_so: Callable[[GroupView], object], limit_ms: int = PATIENCE_MS) -> None:
-        """Waits until what it told last is so."""
+        """Waits until the last view fulfils a condition."""
         self._site.until(lambda: is_so(self.views[-1]), limit_ms)
 
 
@@ -138,7 +138,7 @@ class CoordinatorContract:
     """The suite; ``site`` is a fixture that gives a ``CoordinatorSite`` without any records."""
 
     def test_a_group_that_nobody_wrote_has_version_0(self, site: CoordinatorSite) -> None:
-        """It has no state, which is no error."""
+        """An unwritten group has no state, which is no error."""
         assert ask(site, site.open().read, GROUP) == StateRecord(0, None)
 
     def test_what_is_changed_is_read_by_all(self, site: CoordinatorSite) -> None:
@@ -183,7 +183,7 @@ class CoordinatorContract:
         assert ask(site, one.read, GROUP) == StateRecord(0, None)
 
     def test_of_two_who_change_the_same_version_one_wins(self, site: CoordinatorSite) -> None:
-        """The other one is told who was first."""
+        """The loser gets a conflict with the winner's record."""
         one, other = site.open(), site.open()
         sessions = [
             ask(site, who.begin_session, 60_000, presence(number))
@@ -209,7 +209,7 @@ class CoordinatorContract:
             assert lost.record == StateRecord(version, state(epoch, winner))
 
     def test_the_deadline_counts_from_when_it_was_asked(self, site: CoordinatorSite) -> None:
-        """By the boot clock of who asks."""
+        """The boot clock of the caller counts."""
         one = site.open()
         session = ask(site, one.begin_session, TTL_MS, presence())
         before_ms = site.clock.boot_ms()
@@ -217,7 +217,7 @@ class CoordinatorContract:
         assert before_ms + TTL_MS <= deadline_ms <= site.clock.boot_ms() + TTL_MS
 
     def test_a_session_that_nobody_renews_ends(self, site: CoordinatorSite) -> None:
-        """Not before its time, and everybody is told."""
+        """Expiry comes not before its time, and every watch sees it."""
         one, other = site.open(), site.open()
         session = ask(site, one.begin_session, TTL_MS, presence())
         seen = Seen(site, other)
@@ -241,7 +241,7 @@ class CoordinatorContract:
         assert found.presence == presence(end_offset=10)
 
     def test_who_knows_of_a_death_ends_the_session(self, site: CoordinatorSite) -> None:
-        """Everybody is told at once."""
+        """Every watch sees it at once."""
         one, other = site.open(), site.open()
         session = ask(site, one.begin_session, 60_000, presence())
         seen = Seen(site, one)
@@ -317,7 +317,7 @@ class CoordinatorContract:
         assert len(closed.views) == count
 
     def test_a_watch_tells_of_its_groups_only(self, site: CoordinatorSite) -> None:
-        """Of several, each by its name."""
+        """Several groups can be watched, each by its name."""
         one = site.open()
         views: dict[str, GroupView] = {}
         one.watch([GROUP, "broker-b"], lambda view: views.update({view.group: view}))
@@ -338,7 +338,7 @@ class CoordinatorContract:
         assert isinstance(failure(site, other.change, GROUP, 0, state(), session), SessionLost)
 
     def test_settings_are_changed_by_who_has_read_them(self, site: CoordinatorSite) -> None:
-        """As groups are, but without a session."""
+        """Settings change as groups do, but without a session."""
         one, other = site.open(), site.open()
         assert ask(site, one.read_settings) == SettingsRecord(0)
         wanted: dict[str, SettingValue] = {"mode": "auto", "lease_ttl_ms": 3_000, "failsafe": True}

@@ -1,4 +1,4 @@
-"""What every message store must do: derive a class and say how a store is opened.
+"""Contract tests of message stores: derive a class and define how a store is opened.
 
 For a backend of one's own::
 
@@ -118,7 +118,7 @@ class StoreContract:
     """The suite. Every test gets a fresh store with segments of 1 MiB."""
 
     durable: ClassVar[bool] = False
-    """Whether batches are there again when the store is opened again."""
+    """True if batches are there again when the store is opened again."""
 
     config: ClassVar[StoreConfig] = StoreConfig(
         mapped_file_size_commit_log=1 * MIB, mapped_file_size_consume_queue=100

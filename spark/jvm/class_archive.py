@@ -13,13 +13,13 @@ from typing import Final
 from .java import Java
 
 MAGIC: Final = bytes.fromhex("a8ab0bf0")
-"""Of a dynamic archive, as little-endian bytes (cdsConstants.hpp). Java writes it last."""
+"""Magic of a dynamic archive, as little-endian bytes (cdsConstants.hpp). Java writes it last."""
 PATIENCE_S: Final = 300
 """A file without it is being written, or, when it is as old as this, was given up."""
 MOST_KEPT: Final = 3
 """Archives of other versions, 170 MB each, that stay: of those used last."""
 QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
-"""Java would tell of each class that it leaves out, some 500."""
+"""Java would log each class that it leaves out, some 500."""
 
 
 def class_archive_options(java: Java, packages: str, cache: Path, now_s: float) -> str:

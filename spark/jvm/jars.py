@@ -55,7 +55,7 @@ def jar_files(directory: Path) -> list[Path]:
 
 
 def fetched_jars(package: str) -> list[str]:
-    """The jars that Spark fetched for a package before, as ``remember_jars`` was told.
+    """Returns the jars that Spark fetched for a package before, noted by ``remember_jars``.
 
     With them a session begins some seconds sooner, and without a look at the network.
 

@@ -15,7 +15,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 
 OLDEST: Final = 17
-"""What Spark 4 needs."""
+"""Oldest Java version of Spark 4."""
 LOOK_SECONDS: Final = 30
 """A Java that says nothing for so long is none."""
 

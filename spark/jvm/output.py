@@ -1,4 +1,4 @@
-"""What Java writes to standard error: kept instead of shown, for the error of a failed start."""
+"""Standard error of Java: kept instead of shown, for the error of a failed start."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from typing import Final
 from ..failures import last_cause
 
 LINES_KEPT: Final = 400
-"""Of a Java that says more, the last lines are kept."""
+"""Limit of lines kept: the last ones."""
 LINE_BYTES: Final = 2_000
 """A longer line counts as several."""
 CLOSED_WITHIN_S: Final = 5.0

@@ -79,10 +79,10 @@ class Bound:
     places: Places | None = None
 
     def place(self, queue: MessageQueue) -> Place:
-        """What is said of a queue.
+        """Returns where to begin or end in a queue.
 
         Raises:
-            ConfigError: Places are said, and none of this queue.
+            ConfigError: The option names places, and none for this queue.
         """
         if self.places is None:
             return Place(self.everywhere)
@@ -97,7 +97,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """What a reader of a running cluster was told.
+    """Options of a reader of a running cluster.
 
     Attributes:
         namesrv: Name servers.
@@ -110,10 +110,10 @@ class LiveOptions:
         max_offsets: Messages of a batch of a stream; 0 for no limit.
         fail_on_loss: Messages that are gone make the query fail.
         selector: Which messages are wanted.
-        group: Consumer group that brokers are told.
+        group: Consumer group for requests to brokers.
         most_rows: Rows of a record batch.
-        fetch_bytes: Of one answer of a broker.
-        patience_ms: For a broker that is away.
+        fetch_bytes: Bytes of one answer of a broker.
+        patience_ms: Wait for a broker that is away, in ms.
     """
 
     namesrv: str

@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 def on_loss(fail: bool) -> Callable[[str], None]:
-    """What is done about lost messages.
+    """Returns the handler of lost messages.
 
     Args:
-        fail: As option ``failOnDataLoss`` says.
+        fail: Value of option ``failOnDataLoss``.
 
     Returns:
-        Takes a sentence; raises ``OffsetIllegal``, or logs it.
+        A function of a sentence; it raises ``OffsetIllegal``, or logs the sentence.
     """
 
     def lost(text: str) -> None:
@@ -117,24 +117,24 @@ def stretch_of(
     end: Place,
     lost: Callable[[str], None],
 ) -> Stretch | None:
-    """What is there of a stretch that was planned, perhaps long ago.
+    """Returns what is left of a stretch that was planned, perhaps long ago.
 
     A broker that lost the end of its log in a power cut fills those offsets with other messages.
     So a stretch that begins behind the cut begins at the cut instead, and one that was planned to
     end behind it ends at the cut: the next one begins there. Neither reads a message twice.
 
     Args:
-        client: To ask.
-        queue: Which.
-        start: Where it was to begin.
-        end: Where it was to end.
-        lost: Told what is missing, see ``on_loss``.
+        client: Reader of the queue's broker.
+        queue: Queue of the stretch.
+        start: Planned beginning.
+        end: Planned end.
+        lost: Called with a sentence about missing messages, see ``on_loss``.
 
     Returns:
         None if nothing is to be read.
 
     Raises:
-        OffsetIllegal: By ``lost``.
+        OffsetIllegal: Raised by ``lost``.
         MQMeshError: The broker does not answer.
     """
     if start == end:

@@ -39,16 +39,16 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _MOST_ID: Final = 255
 _ROWS_BITS: Final = 32
-"""Of a sequence, for the rows of a task; those before count the batches of a stream."""
+"""Bits of a sequence for the rows of a task; those before count the batches of a stream."""
 
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task says: all its rows are stored.
+    """Commit message of a task whose rows are all stored.
 
     Attributes:
-        rows: How many.
-        known: Of these, rows that a former try of the task had stored.
+        rows: Number of rows.
+        known: Rows among these that a former try of the task had stored.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class Sent(WriterCommitMessage):
 
 
 class _Sink:
-    """What both sinks have: options, and the sending of a task's rows."""
+    """Base of both sinks: options, and the sending of a task's rows."""
 
     def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
         check_names(options, (*OPTIONS, *_OF_SPARK), "the sink mqmesh")
@@ -202,7 +202,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         """Nothing is left to do: every task has waited for its acknowledgements."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is stored stays, and is recognised when the batch is done again."""
+        """Leaves stored messages in place; they are recognised when the batch is done again."""
 
 
 def _task() -> TaskContext:

@@ -43,7 +43,7 @@ class LivePart(InputPartition):
 
 
 class _Parts:
-    """What both readers have: columns, options, and the reading of a part."""
+    """Base of both readers: columns, options, and the reading of a part."""
 
     def __init__(self, schema: StructType, options: Options, *, stream: bool) -> None:
         self.columns = list(schema.names)
@@ -166,7 +166,7 @@ class LiveStreamReader(DataSourceStreamReader):
         return to_json(self._position)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a batch; Spark also tells by it, with start and end alike, where it is."""
+        """Plans a batch; Spark also calls it with start and end alike to give the position."""
         begins, ends = from_json(start, "the checkpoint"), from_json(end, "the checkpoint")
         if self._position is None:
             self._position = ends
@@ -187,7 +187,7 @@ class LiveStreamReader(DataSourceStreamReader):
         return self._parts.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is told to brokers: the checkpoint has it."""
+        """Does nothing: the checkpoint has the offsets, and brokers need none."""
 
     def stop(self) -> None:
         """Closes connections."""
