@@ -1,1 +1,1 @@
-"""What tests of whole clusters stand on: scenes, faults, workloads, and their checker."""
+"""Harness of tests of whole clusters: scenes, faults, workloads, and their checker."""

@@ -1,8 +1,8 @@
 """Harms a cluster under load, and judges what its clients saw.
 
-Run as a program (``scripts/chaos``) it goes on for as long as it is told, with one seed after
-the other. A seed decides about bodies, sizes and the times of kills; how the machine schedules
-processes it does not, so a failure that is replayed comes soon rather than at once.
+Run as a program (``scripts/chaos``) it runs one seed after the other, for the time given. A seed
+decides about bodies, sizes and the times of kills; how the machine schedules processes it does
+not, so a failure that is replayed comes soon rather than at once.
 """
 
 import argparse
@@ -41,7 +41,7 @@ KILLS_A_LIFE: Final = 4
 """After so many kills everything is stopped cleanly and started again: the supervisor's delays
 begin anew, and clients see that, too."""
 AGAIN_SHARE: Final = 0.2
-"""Of the kills, so many hit a broker that is starting."""
+"""Share of the kills that hit a broker that is starting."""
 CLIENT_SHARE: Final = 0.3
 """With so many kills a client dies, too."""
 LOAD_S: Final = (0.3, 1.5)
@@ -57,11 +57,11 @@ _SEGMENT_BYTES: Final = 16 * MIB
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one run of a scenario.
+    """Result of one run of a scenario.
 
     Attributes:
-        report: The checker's.
-        metrics: What was measured, by name.
+        report: Report of the checker.
+        metrics: Measured values, by name.
     """
 
     report: Report

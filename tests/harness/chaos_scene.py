@@ -62,9 +62,9 @@ LOOKUPS: Final = 40
 """Messages that are looked up by id and by key at the end."""
 QUERY_TIMEOUT_MS: Final = 10_000
 OFFSETS_SAVED_MS: Final = 1_000
-"""How often the broker saves committed offsets in these scenes."""
+"""Interval of the broker's saves of committed offsets in these scenes."""
 OFFSETS_SLACK_MS: Final = 1_500
-"""How long the saving itself may take on a machine that is busy."""
+"""Time that a save itself may take on a busy machine."""
 
 
 class ChaosFailure(AssertionError):
@@ -72,11 +72,11 @@ class ChaosFailure(AssertionError):
 
 
 class Cluster(Protocol):
-    """What a scene needs of a cluster."""
+    """Interface of a cluster for scenes."""
 
     @property
     def namesrv_addr(self) -> str:
-        """Name servers, as clients are given them."""
+        """Addresses of the name servers, as clients take them."""
 
     @property
     def broker_endpoint(self) -> str:
@@ -241,11 +241,11 @@ class Scene:
 
     @property
     def clients_killed(self) -> int:
-        """How many workers were killed."""
+        """Number of killed workers."""
         return len(self._dead)
 
     def living(self, workers: Iterable[Worker]) -> list[Worker]:
-        """Those that were not killed."""
+        """Returns the workers that were not killed."""
         return [one for one in workers if one.plan.name not in self._dead]
 
     def wait_progress(self) -> float:
@@ -351,7 +351,7 @@ class Scene:
         return resources_of(BROKER, int(metrics.number("pid")), self._folder)
 
     def _log(self) -> str:
-        """What the broker has logged in all its lives."""
+        """Returns the broker's log of all its lives."""
         logs = sorted(self._folder.rglob(f"{BROKER}.log*"))
         return "".join(one.read_text(encoding="utf-8", errors="replace") for one in logs)
 

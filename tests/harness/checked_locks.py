@@ -23,7 +23,7 @@ class LockWatch:
         return CheckedLock(self, rank)
 
     def held(self) -> list[LockRank]:
-        """What the calling thread holds, outermost first."""
+        """Returns the ranks of the calling thread's locks, outermost first."""
         if not hasattr(self._own, "ranks"):
             self._own.ranks = []
         ranks: list[LockRank] = self._own.ranks

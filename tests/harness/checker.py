@@ -1,6 +1,6 @@
 """Decides whether a recorded history keeps what mqmesh promises. Pure.
 
-Whoever sends writes down each attempt and what became of it; whoever consumes, each delivery;
+Producers write down each attempt and its outcome; consumers, each delivery;
 at the end the whole log is read once more. ``check`` compares these with the invariants:
 
 ==== ==================================================================================
@@ -74,11 +74,11 @@ __all__ = [
 ]
 
 EXAMPLES: Final = 3
-"""How many violations of an invariant a report shows."""
+"""Violations of an invariant that a report shows."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of one invariant.
+    """Verdict on one invariant.
 
     Attributes:
         invariant: ``C1`` to ``C13``, or ``H4``.
@@ -90,7 +90,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of a history.
+    """Verdicts on a history.
 
     Attributes:
         verdicts: One for each invariant.

@@ -1,6 +1,6 @@
-"""H4: each queue is linearizable, judged by when who called and was answered. Pure.
+"""H4: each queue is linearizable, judged by the times of calls and answers. Pure.
 
-A send that is acknowledged tells the place of its message, and a look at a queue how far the queue
+An acknowledged send gives the place of its message, and a look at a queue how far the queue
 goes. So no search for an order is needed, as it is for registers: there is one if and only if
 moments can be chosen at which the places of a queue are taken, one behind the other, that lie
 within what each send, delivery and look allows.
@@ -48,18 +48,18 @@ def _of_sends(history: History) -> "_Bounds":
 
 
 class _Bounds:
-    """For each place when it was not taken yet at the latest, and when it was at the earliest."""
+    """Bounds of each place: not taken before a time, and taken by a time."""
 
     def __init__(self) -> None:
         self._earliest: dict[Place, _Bound] = {}
         self._latest: dict[Place, _Bound] = {}
 
     def not_before(self, place: Place, at_ms: float, why: str) -> None:
-        """It is not taken before that."""
+        """Notes that a place is not taken before a time."""
         self._earliest[place] = max(self._earliest.get(place, (at_ms, why)), (at_ms, why))
 
     def by(self, place: Place, at_ms: float, why: str) -> None:
-        """It is taken by then."""
+        """Notes that a place is taken by a time."""
         self._latest[place] = min(self._latest.get(place, (at_ms, why)), (at_ms, why))
 
     def broken(self) -> Iterable[str]:

@@ -175,8 +175,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_ports_of_replicas() -> list[int]:
-    """Of a name server, a coordinator and the first of three replicas: the others have those 10 and
-    20 above it.
+    """Returns free ports of a name server, a coordinator and the first of three replicas.
+
+    The other replicas have the ports 10 and 20 above the first one's.
     """
     while True:
         namesrv, coordinator, broker = free_ports(3)
@@ -190,7 +191,7 @@ def _is_free(port: int) -> bool:
 
 
 def wait_until_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> list[int]:
-    """Waits until processes have ended, whoever's children they are.
+    """Waits until processes have ended, also those that are no children of this one.
 
     Returns:
         Those that are still there.

@@ -46,7 +46,7 @@ class SimulatedSite:
         return self.node.clock
 
     def transport(self, name: str) -> SimulatedTransport:
-        """That of a new process."""
+        """Makes the transport of a new process."""
         node = SimulatedNode(self.simulation, name)
         node.on_death.append(lambda: self.network.break_connections(node))
         transport = SimulatedTransport(self.network, node)
@@ -61,7 +61,7 @@ class SimulatedSite:
         self.server.start()
 
     def kill(self) -> None:
-        """As kill -9: only what is in the file stays."""
+        """Kills the process as kill -9 does: only what is in the file stays."""
         self.node.kill()
         self.server.stop()
 
@@ -86,7 +86,7 @@ class SimulatedSite:
 
     def until(self, is_so: Callable[[], object], limit_ms: int = PATIENCE_MS) -> None:
         """Lets simulated time pass."""
-        # In steps: what is waited for may be the time, of which no event tells.
+        # In steps: the condition may be the time, which makes no event.
         for _ in range(limit_ms // STEP_MS):
             if self.simulation.run_until(lambda: bool(is_so()), STEP_MS):
                 return

@@ -31,7 +31,7 @@ LOAD_S: Final = (0.05, 0.5)
 DELAY_MS: Final = 1_500
 BATCHES_A_STEP: Final = 5
 SERVICE_SHARE: Final = 0.6
-"""Of the kills, so many hit the schedule service."""
+"""Share of the kills that hit the schedule service."""
 CANCEL_SHARE: Final = 0.1
 
 

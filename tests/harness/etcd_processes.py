@@ -41,10 +41,10 @@ class StatusHeader(msgspec.Struct):
 
 
 class MemberStatus(msgspec.Struct):
-    """What a member says of itself.
+    """Status of a member, from its own answer.
 
     Attributes:
-        leader: Its id; empty for none.
+        leader: Id of the leader; empty for none.
     """
 
     header: StatusHeader
@@ -90,14 +90,14 @@ class EtcdCluster:
 
     @property
     def url(self) -> str:
-        """As a setting of brokers."""
+        """Address of the cluster, as a setting of brokers."""
         return f"etcd://{','.join(self.addresses)}"
 
     def leader(self) -> int:
-        """Who leads, by member.
+        """Returns the number of the member that leads.
 
         Raises:
-            AssertionError: Nobody does.
+            AssertionError: No member leads.
         """
         for number, status in enumerate(map(self._status, self.addresses)):
             if status is not None and status.leader == status.header.member_id:
@@ -109,7 +109,7 @@ class EtcdCluster:
         self._processes[number].send_signal(signum)
 
     def kill(self, number: int) -> None:
-        """As kill -9."""
+        """Kills a member with SIGKILL."""
         self._processes[number].kill()
         self._processes[number].wait()
 

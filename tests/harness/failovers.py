@@ -60,7 +60,7 @@ with AdminClient(sys.argv[1]) as admin:
             break
 """
 SLOW_S: Final = 2.0
-"""A pause that is longer is told at once."""
+"""Pause of sends above which a failover is printed at once."""
 
 
 class SupervisedReplica:
@@ -106,7 +106,7 @@ class SupervisedReplica:
         self._process.wait()
 
     def stop(self) -> None:
-        """As `mqmesh down`."""
+        """Ends the supervisor as `mqmesh down` does."""
         self._process.terminate()
         self._process.wait()
 
@@ -231,10 +231,10 @@ class ElectedGroup:
 
     @contextmanager
     def told_lag(self, replica_id: int) -> Iterator[Callable[[], int]]:
-        """What tells how many bytes of its log a replica says may be taken back.
+        """Gives a function that asks a replica how many bytes of its log may be taken back.
 
-        It is asked on its own machine, by a process that is there before anything happens: soon
-        after it is cut off it leads no more, and says 0.
+        A process on the replica's machine asks, and runs before anything happens: soon after the
+        replica is cut off it leads no more, and reports 0.
         """
         assert self.machines is not None
         place = self.machines.inside(f"r{replica_id}")
@@ -316,7 +316,7 @@ class Load:
         self._thread.start()
 
     def slowest_s(self) -> float:
-        """How long the slowest send took since this was asked last."""
+        """Returns the time of the slowest send since the last call, in seconds."""
         slowest, self._slowest_s = self._slowest_s, 0.0
         return slowest
 
@@ -391,15 +391,15 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of some failovers.
+    """Result of some failovers.
 
     Attributes:
         rounds: Each of them.
         acked: Messages that were acknowledged, and where the log had them.
-        errors: Of sends.
+        errors: Errors of sends.
         lost: Messages that were acknowledged and are gone.
-        twice: That are there twice.
-        delivered: That are gone, and that a consumer had.
+        twice: Messages that are in the log twice.
+        delivered: Lost messages that a consumer had.
     """
 
     rounds: list[Round]
@@ -431,14 +431,14 @@ def run_failovers(
     fault: str = "kill",
     whom: Sequence[int] = (),
 ) -> Result:
-    """Takes the master away so many times under load, and gives him back each time.
+    """Takes the master away ``count`` times under load, and brings it back each time.
 
     Args:
-        group: That runs.
-        count: How often.
+        group: Running group.
+        count: Number of failovers.
         whom: Replicas to take away instead of the master, one after the other.
-        on_round: Told of each, with the time that sends stood still.
-        fault: What happens to him, see ``FAULTS``.
+        on_round: Called after each failover, with the time that sends stood still.
+        fault: Fault of the master, see ``FAULTS``.
     """
     load, rounds = Load(group.namesrv.endpoint), []
     reader: Reader | None = None
@@ -490,7 +490,7 @@ def fail_over(group: ElectedGroup) -> bool:
 
 
 def _harm(group: ElectedGroup, master: int, fault: str) -> int:
-    """What can be lost by that, as far as the master says."""
+    """Injects the fault; returns how many bytes may be lost by it, as the master reports."""
     if fault == "switch":
         group.admin.switch_over(GROUP)
     elif fault == "stop":

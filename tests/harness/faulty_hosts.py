@@ -32,13 +32,13 @@ class FaultyHosts:
             self.set(name)
 
     def before(self, name: str) -> tuple[str, ...]:
-        """What the command of a process begins with; nothing for one of another name."""
+        """Returns the prefix of a process's command; empty for an unknown name."""
         if not self._file(name).exists():
             return ()
         return ("env", f"LD_PRELOAD={self._library}", f"FAULTY_HOST={self._file(name)}")
 
     def set(self, name: str, *, sync_errno: int = 0, sync_ms: int = 0, clock_ms: int = 0) -> None:
-        """How it is with a process from now on; without arguments all is well."""
+        """Sets the faults of a process from now on; without arguments, none."""
         descriptor = os.open(self._file(name), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, _FAULTS.pack(sync_errno, sync_ms, clock_ms), 0)

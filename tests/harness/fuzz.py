@@ -67,15 +67,15 @@ class FuzzFailure(AssertionError):
 
 
 class Fuzzed(msgspec.Struct, frozen=True):
-    """What a run has shown.
+    """Result of a run.
 
     Attributes:
-        places: What each place was sent and answered.
-        grown: How much memory of its own each process had at most beyond what it had before,
-            in bytes, by its name.
+        places: Frames and answers of each place.
+        grown: Most memory of its own that each process had beyond its memory before, in bytes,
+            by its name.
         before: 50th and 99th percentile of a send in ms, without the frames.
         meanwhile: The same with them.
-        sends: Of the producer meanwhile; each was stored, and consumed.
+        sends: Sends of the producer meanwhile; each was stored, and consumed.
     """
 
     places: list[Found]
@@ -173,7 +173,7 @@ class MemoryWatch:
         self._thread.join()
 
     def grown(self) -> dict[str, int]:
-        """How much more each had at most than before."""
+        """Returns the most memory of each process beyond its memory before, in bytes."""
         return {name: self._peak[name] - self._before[name] for name in self._pids}
 
     def _run(self) -> None:
@@ -379,7 +379,7 @@ def strangers(folder: Path, count: int = STRANGERS, sends: int = 4 * IDLE_SENDS)
 
 
 def _beside(target: Target, traffic: Traffic, sends: int, module: str, *arguments: str) -> Fuzzed:
-    """How long our sends take before and while there is a process with a crowd."""
+    """Measures our sends before and while a process makes a crowd of connections."""
     before = traffic.send_while(lambda number: number < sends)
     with (
         MemoryWatch(target.pids) as memory,
@@ -399,7 +399,7 @@ def _beside(target: Target, traffic: Traffic, sends: int, module: str, *argument
 
 
 def table(result: Fuzzed) -> str:
-    """What a run has shown, for people."""
+    """Formats the result of a run for people."""
     lines = [
         f"{'place':34} {'frames':>9} {'connections':>11} {'ended':>6}  answers",
         *(

@@ -27,7 +27,7 @@ CONNECTION_SHARE: Final = 0.05
 """So many of the frames are connections that break ZMTP."""
 PATIENCE_S: Final = 30.0
 NICE: Final = 5
-"""It shall have what the cluster leaves of the processors."""
+"""Niceness: the sender gets what the cluster leaves of the processors."""
 HELD_CONNECTIONS: Final = 40
 """Half handshakes that stay open for a while."""
 LIFE: Final = 50
@@ -38,16 +38,16 @@ _PREFIX = struct.Struct("<BBHIQ")
 
 
 class Found(msgspec.Struct):
-    """What became of the frames of one place.
+    """Result of the frames of one place.
 
     Attributes:
-        place: Where they were sent.
-        frames: How many.
-        kinds: How many of each kind.
-        answers: Answers by the names of their codes.
-        connections: That were made.
+        place: Destination of the frames.
+        frames: Number of frames.
+        kinds: Number of frames by kind.
+        answers: Number of answers by the names of their codes.
+        connections: Connections that were made.
         ended: Connections that the server ended.
-        fault: What the server owes; empty if nothing.
+        fault: Promise that the server broke; empty if none.
     """
 
     place: str

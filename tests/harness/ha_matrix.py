@@ -76,22 +76,22 @@ OF_ONE: Final = (
     "wiped",
     "backup",
 )
-"""To one replica: more of them at once may take what was acknowledged."""
+"""Faults of one replica: more of them at once may take what was acknowledged."""
 OF_MASTERS: Final = ("unanswered",)
-"""He is stopped when sends are written that he has not answered, until another one leads."""
+"""The master is stopped when sends are written but not answered, until another one leads."""
 TAIL: Final = "tail"
-"""He comes back with many MB that nobody else has, and is killed again and again as he cuts."""
+"""The master comes back with many MB that no other replica has; kills interrupt its cuts."""
 RESTART: Final = "restart"
-"""It is away for a while, and meanwhile a follower starts again."""
+"""The replica is away for a while, and meanwhile a follower starts again."""
 HOUR_MS: Final = 3_600_000
 BIG_BYTES, MOST_BIG, BIG_S = 1 * MIB, 100, 2.0
 CUT_KILLS, CUT_S = 5, 0.4
 AWAY_S: Final = 20.0
 ALL, POWER = "all", "power"
-"""It fails for all replicas and their coordinator at once, and what is not synced is gone."""
+"""Power fails for all replicas and their coordinator at once, and unsynced data is gone."""
 UNSYNCED_S: Final = 1.0
-"""What was acknowledged in that time before it may be lost with ``ASYNC_FLUSH``: half a second, and
-what syncs take on a busy machine."""
+"""Time before a power cut in which acknowledged messages may be lost with ``ASYNC_FLUSH``: half a
+second, and the time of syncs on a busy machine."""
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SHUT_DOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_JOURNAL: Final = struct.pack("I", 2)  # EXT4_GOING_FLAGS_NOLOGFLUSH
@@ -148,11 +148,11 @@ def _pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
 
 
 class SmallDisks(FaultyHosts):
-    """Machines whose disks are small, and whose syncs and clocks go wrong when they are told to.
+    """Machines with small disks, whose syncs and clocks can be made to fail.
 
     Args:
-        folder: Of the group.
-        names: Of the machines; each has its data in a file system of its own.
+        folder: Folder of the group.
+        names: Names of the machines; each has its data in a file system of its own.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ class SmallDisks(FaultyHosts):
 
 
 class PoweredDisks(SmallDisks):
-    """Those that forget what is not synced when their power fails: ext4 on loop devices."""
+    """Disks that lose unsynced data when their power fails: ext4 on loop devices."""
 
     def _make(self, name: str) -> None:
         # Processes on machines have mounts of their own, and would keep what is unmounted here.
@@ -195,7 +195,7 @@ class PoweredDisks(SmallDisks):
         return self.folder / f"{name}.ext4"
 
     def lose_power(self) -> None:
-        """Nothing is written from now on, and what was not synced is gone."""
+        """Cuts the power: nothing is written from now on, and unsynced data is gone."""
         for name in self._names:
             directory = os.open(self.folder / name, os.O_RDONLY)
             try:
@@ -268,12 +268,12 @@ class Harm:
 
     @property
     def _is_replaced(self) -> bool:
-        """Whether another one has to lead while the fault lasts."""
+        """True if another replica has to lead while the fault lasts."""
         has_copies = self._mode != "none"
         return self._victim == "master" and self._fault in FROM_REPLICAS and has_copies
 
     def run(self) -> None:
-        """All of it, from the fault to its end; whoever was ended runs again."""
+        """Runs the fault from its beginning to its end; ended processes run again."""
         fault = self._fault
         if fault.startswith("stop-"):
             self._signal(signal.SIGSTOP)
@@ -551,7 +551,7 @@ def _takes_unsynced(cell: Cell) -> bool:
 def _lacking(
     cell: Cell, load: Load, reader: Reader, found: Sequence[Stored], began_s: float
 ) -> tuple[list[str], list[int]]:
-    """What is wrong with the messages that the group has, and which ones are lost."""
+    """Returns the faults of the group's messages, in words, and the numbers of lost ones."""
     times = Counter(one.number for one in found)
     lost = [number for number in load.acked if not times[number]]
     since_s, may_go = math.inf, set(lost if cell.mode == "none" else ())

@@ -1,12 +1,12 @@
 """Every course that three replicas can take, within bounds: breadth-first over the real machines.
 
-What is driven are ``ConfirmedLog``, ``InSyncSet``, ``Election`` and ``ReplicaState`` themselves;
+The model drives ``ConfirmedLog``, ``InSyncSet``, ``Election`` and ``ReplicaState`` themselves;
 logs, the coordinator's record and the network are tuples here. Whatever may be late or lost is a
-step that may be taken at any time, or never. A request that nobody waits for any more may still
-change the record. Suspicion has no part in it: anybody stands at any time.
+step that may be taken at any time, or never. A request whose caller waits no more may still
+change the record. Suspicion has no part in it: any replica stands for election at any time.
 
-Followers are cut where the histories part, by comparing records; how epochs tell that place is
-tested with ``log_copy``. States are told apart by 64 bits.
+Followers are cut where the histories part, by comparing records; finding that place by epochs is
+tested with ``log_copy``. States are distinguished by 64 bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Step = tuple[str | int, ...]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How much may happen in one course."""
+    """Limits of the events in one course."""
 
     records: int = 2
     epochs: int = 3
@@ -62,7 +62,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Violation(Exception):
-    """What must never be."""
+    """Violation of a promise."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct):
-    """One of the three."""
+    """One of the three replicas."""
 
     state: ReplicaState
     log: tuple[Record, ...] = ()
@@ -86,11 +86,11 @@ class Replica(msgspec.Struct):
 
     @property
     def epoch(self) -> int:
-        """That it leads."""
+        """Epoch in which the replica leads; 0 if it does not lead."""
         return 0 if self.lead is None else self.lead.log.epoch
 
     def clone(self) -> Replica:
-        """One that changes on its own."""
+        """Returns a copy that changes on its own."""
         made = msgspec.structs.replace(self)
         if self.lead is not None:
             old = self.lead.log
@@ -102,7 +102,7 @@ class Replica(msgspec.Struct):
         return made
 
     def key(self) -> tuple[object, ...]:
-        """What makes it differ from others."""
+        """Returns the values by which states of replicas differ."""
         lead, one = self.lead, self.election
         return (
             self.state,
@@ -170,7 +170,7 @@ class World:
         return made
 
     def steps(self) -> Iterator[Step]:
-        """What may happen now."""
+        """Yields the steps that may happen now."""
         yield from self._steps_of_changes()
         for number, one in self.replicas.items():
             if one.lead is not None:
@@ -348,7 +348,7 @@ class World:
             self._carry_out(number, effects, of_election=False)
 
     def do_carry_out(self, at: int) -> None:
-        """The coordinator gets a change, and tells who asked how it ended."""
+        """Carries out a change at the coordinator, which answers the caller."""
         asked = self._sorted()[at]
         self._told(asked, self._change(asked))
 
@@ -360,7 +360,7 @@ class World:
         self._told(asked, OutcomeUnknown("lost"))
 
     def do_delay(self, at: int) -> None:
-        """Who asked gives up; the change may come later."""
+        """Gives up waiting for a change; the change may come later."""
         self._use("unknown")
         asked = self._sorted()[at]
         self._orphan(asked)
@@ -456,7 +456,7 @@ class World:
             raise Violation(f"epoch {state.epoch} has two masters")
         self.masters += ((state.epoch, number),)
         if state.unclean_since == state.epoch:
-            self.confirmed = _common(self.confirmed, one.log)  # it is told what may be lost
+            self.confirmed = _common(self.confirmed, one.log)  # it knows what may be lost
         one.log += ((state.epoch, f"marker of {number}"),)
         log = ConfirmedLog(state.epoch, one.state.member, rule_of(state), len(one.log))
         one.lead, one.follows = InSyncSet(log, record, LAG_MAX_MS), 0
@@ -498,14 +498,14 @@ def _common(one: tuple[Record, ...], other: tuple[Record, ...]) -> tuple[Record,
 
 
 class Explored(msgspec.Struct):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        states: So many were visited.
-        depth: Of the deepest, in steps.
-        is_exhausted: There are no others within the bounds.
-        found: What must never be.
-        course: The shortest way to it.
+        states: Number of visited states.
+        depth: Depth of the deepest state, in steps.
+        is_exhausted: True if there are no other states within the bounds.
+        found: Violation that was found; None for none.
+        course: Shortest course to the violation.
     """
 
     states: int = 0
@@ -540,7 +540,7 @@ def explore(mode: AckReplicas, bounds: Bounds, *, most_states: int) -> Explored:
 
 
 def bounds(records: int = 0, epochs: int = 2, elections: int = 1, **more: int) -> Bounds:
-    """Those, and nothing else may happen."""
+    """Returns bounds that allow these events, and no others."""
     none = {"crashes": 0, "power_cuts": 0, "unknown": 0, "set_changes": 0, "voters": 0}
     return Bounds(records=records, epochs=epochs, elections=elections, **(none | more))
 
@@ -561,7 +561,7 @@ LONG: Final = (
     (AckReplicas.ALL, Bounds()),
     (AckReplicas.QUORUM, Bounds()),
 )
-"""What ``scripts/simulate --model`` explores; the last two never come to an end."""
+"""Searches of ``scripts/simulate --model``; the last two never come to an end."""
 MOST_STATES: Final = 500_000
 
 

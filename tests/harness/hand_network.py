@@ -69,7 +69,7 @@ class HandNetwork:
 
     @property
     def planned(self) -> int:
-        """How many timers there are."""
+        """Number of timers."""
         return sum(not timer.cancelled for _, timer in self._timers)
 
     def post(self, callback: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""What is written down while a cluster is harmed, for ``harness.checker`` to judge.
+"""Records written while a cluster is harmed, for ``harness.checker`` to judge.
 
-Times are in ms, by one clock that everybody who writes shares: the machine's monotonic one, or the
-wall clock where times of delivery are asked for by it.
+Times are in ms, by one clock that all writers share: the machine's monotonic one, or the wall
+clock if delivery times are given by it.
 """
 
 from typing import Final
@@ -86,14 +86,14 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """What the broker said about a committed offset.
+    """Answer of the broker about a committed offset.
 
     Attributes:
         group: Consumer group.
         queue: Queue.
         queue_offset: Next offset to read.
         end_offset: Behind the last message, asked for afterwards; -1 when it is not known.
-        time_ms: When it was asked.
+        time_ms: Time of the request.
     """
 
     group: str
@@ -104,13 +104,13 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How far a queue went for readers.
+    """End of a queue, as readers saw it.
 
     Attributes:
         queue: Queue.
-        end_offset: Behind its last message that is shown.
-        began_ms: When it was asked.
-        ended_ms: When the answer was there.
+        end_offset: Behind the last message that readers may see.
+        began_ms: Time of the request.
+        ended_ms: Time of the answer.
     """
 
     queue: str
@@ -173,13 +173,13 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """What a query for messages answered.
+    """Answer to a query for messages.
 
     Attributes:
         kind: ``key`` or ``id``.
-        value: What was asked for.
-        places: Where the answer says it is.
-        limit: How many were wanted at most.
+        value: Key or id of the query.
+        places: Places in the answer.
+        limit: Most places wanted.
     """
 
     kind: str
@@ -189,10 +189,10 @@ class Lookup(msgspec.Struct, frozen=True):
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What a process, or a directory, needs.
+    """Resources of a process, or a directory.
 
     Attributes:
-        name: Of the process.
+        name: Name of the process or directory.
         rss_bytes, descriptors, threads, disk_bytes: Metrics; 0 where they do not apply.
     """
 
@@ -204,12 +204,12 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class Return(msgspec.Struct, frozen=True):
-    """How far something must come back when the load is over.
+    """Bounds within which resources must return when the load is over.
 
     Attributes:
-        before: While all was well.
-        after: When the harm is over.
-        growth: By how much each metric may have grown all the same.
+        before: Resources while all was well.
+        after: Resources when the harm is over.
+        growth: Growth that each metric may keep.
     """
 
     before: Resources
@@ -232,15 +232,15 @@ class Outage(msgspec.Struct, frozen=True):
 
 
 class Degradation(msgspec.Struct, frozen=True):
-    """Something that a cluster could not do, and how it said so.
+    """Refusal, loss or repair by a cluster, and how it was reported.
 
     Attributes:
         kind: ``refusal``, ``truncation``, ``quarantine``, … and of what.
-        happened: How often, as far as is known from outside; 0 when it did not.
-        error_codes: How often somebody was told by an error code; None where nobody asked, as
-            when a log is cut at a start.
+        happened: Number of times, as far as is known from outside; 0 when it did not happen.
+        error_codes: Number of answers with an error code; None where there was no request, as when
+            a log is cut at a start.
         log_lines: Lines of the log about it; several may share one.
-        counted: What the counter says.
+        counted: Value of the counter.
     """
 
     kind: str
@@ -251,16 +251,16 @@ class Degradation(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct):
-    """Everything that was seen.
+    """History of a run.
 
     Attributes:
-        attempts: Of all producers, each producer's in the order of its calls.
-        deliveries: To the consumers, in any order.
+        attempts: Attempts of all producers, each producer's in the order of its calls.
+        deliveries: Deliveries to the consumers, in any order.
         stored: The log at the end, queue by queue in the order of offsets.
         commits: Looks at committed offsets, in the order of time.
-        looks: How far queues went, seen by whoever reads at the leader of the newest epoch.
-        kills_ms: When a broker was killed.
-        offset_window_ms: How old a saved committed offset may be.
+        looks: Ends of queues, as readers saw them at the leader of the newest epoch.
+        kills_ms: Times at which a broker was killed.
+        offset_window_ms: Most age of a saved committed offset.
         halves: Messages of transactions.
         delayed: Messages for later.
         early_ms: So much before its time a delayed message may come, where clocks are stepped.

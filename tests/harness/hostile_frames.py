@@ -21,18 +21,18 @@ NAMES: Final = (*(f"fuzz-{n}" for n in range(16)), "", "a" * 600, "%DLQ%fuzz-1",
 EDGES: Final = (0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62, 2**63 - 1, -(2**63))
 CODES: Final = tuple(map(int, RequestCode))
 _COPIES: Final = {RequestCode.CREATE_SNAPSHOT, RequestCode.COPY_INDEX}
-"""They take a disk's time and room as often as they are asked for."""
+"""Commands left out: each request takes a disk's time and space."""
 HEADERS: Final[dict[RequestCode, type[msgspec.Struct]]] = {
     code: spec.request
     for code, spec in COMMANDS.items()
     if spec.request is not None and code not in _COPIES
 }
-"""Of requests to servers, but for SEND_MESSAGE, whose header is no struct, and for those that make
-a folder where the caller says: their headers are garbage here."""
+"""Request headers by code, but for SEND_MESSAGE, whose header is no struct, and for requests that
+make a folder where the caller says: their headers are garbage here."""
 MOST_BODY_BYTES: Final = 2_000
 MOST_DEPTH: Final = 3
 TREE_SHARE: Final = 0.03
-"""Of the values of a header, those that are of any type; less in its depth."""
+"""Share of a header's values that are of any type; less in its depth."""
 OPAQUE_BIT: Final = 1 << 62
 """In the opaque of what is sent here; a sender may use the others for frames of its own."""
 
@@ -128,7 +128,7 @@ class HostileFrames:
                 return b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"
 
     def after_handshake(self) -> bytes:
-        """What a connection says behind a good handshake that breaks ZMTP."""
+        """Returns bytes that break ZMTP, to send behind a good handshake."""
         chance = self._chance
         match chance.randrange(6):
             case 0:

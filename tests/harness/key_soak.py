@@ -56,15 +56,15 @@ PATIENCE_S: Final = 30.0
 
 
 class Soaked(msgspec.Struct):
-    """What a run has shown.
+    """Result of a run.
 
     Attributes:
         reloads: Access lists that were put in force.
         rotations: Keys that were replaced by another one.
-        took_ms: Of each send.
-        failures: Of sends, and of changes of the access list; why.
+        took_ms: Time of each send, in ms.
+        failures: Errors of sends, and of changes of the access list.
         unconsumed: Messages that were sent and never came.
-        grown: How many bytes more each role had at the end than at the beginning.
+        grown: Bytes by which each role's memory grew from the beginning to the end.
     """
 
     reloads: int = 0
@@ -76,7 +76,7 @@ class Soaked(msgspec.Struct):
 
 
 class Books:
-    """What was sent and consumed, by all who do."""
+    """Messages sent and consumed by all clients."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Books:
         self.failures: list[str] = []
 
     def send(self, producer: Producer) -> None:
-        """Sends one message, and notes what came of it."""
+        """Sends one message, and notes its outcome."""
         with self._lock:
             self._count += 1
             body = b"%d" % self._count
@@ -101,12 +101,12 @@ class Books:
         self._sent.add(body)
 
     def take(self, messages: list[StoredMessage]) -> ConsumeResult:
-        """Of consumers."""
+        """Notes consumed messages; the listener of the consumers."""
         self._consumed.update(bytes(message.body) for message in messages)
         return ConsumeResult.SUCCESS
 
     def unconsumed(self) -> int:
-        """How many were sent and did not come yet."""
+        """Returns the number of messages that were sent and did not come yet."""
         return len(self._sent - self._consumed)
 
 
@@ -147,7 +147,7 @@ class Member:
         self._producer.close()
 
     def send_no_more(self) -> None:
-        """It consumes only."""
+        """Ends the sends; consuming goes on."""
         self._ended.set()
         self._thread.join()
 

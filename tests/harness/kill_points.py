@@ -1,4 +1,4 @@
-"""What a store's files are before every single system call, and store, that changes one."""
+"""Files of a store before each system call, and each store to memory, that changes one."""
 
 import os
 import shutil

@@ -77,7 +77,7 @@ class Machines:
         return address
 
     def inside(self, name: str) -> tuple[str, ...]:
-        """What a command begins with that is to run on a machine; the process id stays its own."""
+        """Returns the prefix of a command that runs on a machine; the process id stays its own."""
         return ("ip", "netns", "exec", name)
 
     def gone(self, name: str) -> None:

@@ -39,9 +39,9 @@ KINDS: Final = (
     "asked-commit",  # its producer knows only when it is asked
     "asked-rollback",
 )
-"""What messages are sent for."""
+"""Kinds of messages."""
 CONSUMED: Final = ("plain", "weak", "late", "commit", "asked-commit")
-"""Those of ``TOPIC`` that some listener is done with."""
+"""Kinds of messages of ``TOPIC`` that a listener finishes."""
 PAUSE_S: Final = 0.02
 DELAY_MS: Final = 200
 
@@ -98,12 +98,12 @@ class MetricsScene:
 
     @property
     def namesrv_addr(self) -> str:
-        """What clients are given."""
+        """Address of the name server, as clients take it."""
         return self.group.namesrv.endpoint
 
     @property
     def master(self) -> str:
-        """How the exporter names the replica that leads."""
+        """Name of the leading replica in the exporter."""
         return f"{GROUP}-r{self.group.master()}"
 
     def kill_follower(self) -> None:
@@ -112,7 +112,7 @@ class MetricsScene:
         self.group.replicas[follower].kill()
 
     def page(self) -> str:
-        """What the exporter tells."""
+        """Returns the exporter's page."""
         with urlopen(self._page) as answer:
             text: bytes = answer.read()
         return text.decode()
@@ -155,7 +155,7 @@ class MetricsTraffic(TransactionListener):
         self._thread.start()
 
     def counts(self) -> Counter[str]:
-        """How often what happened, as clients saw it: ``sent`` or ``done`` and the kind."""
+        """Counts events that clients saw: ``sent`` or ``done``, and the kind."""
         return Counter(self._events)
 
     def finish(self) -> Counter[str]:
@@ -176,7 +176,7 @@ class MetricsTraffic(TransactionListener):
         self._closing.close()
 
     def execute_local_transaction(self, message: Message, argument: Any) -> LocalTransactionState:
-        """See ``TransactionListener``."""
+        """Implement ``TransactionListener``."""
         known = {
             "commit": LocalTransactionState.COMMIT,
             "rollback": LocalTransactionState.ROLLBACK,
@@ -184,7 +184,7 @@ class MetricsTraffic(TransactionListener):
         return known.get(message.body.decode(), LocalTransactionState.UNKNOWN)
 
     def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
-        """See ``TransactionListener``."""
+        """Implement ``TransactionListener``."""
         kind = message.body.decode()
         self._events.append(f"checked {kind}")
         is_done = kind == "asked-commit"

@@ -16,12 +16,12 @@ from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import KIB, MIB
 
 CUT_LINE: Final = "a torn tail of"
-"""What a broker's log says when it cuts the end of its log off."""
+"""Text in a broker's log line when it cuts the end of its log off."""
 DAMAGE_LINE: Final = "are damaged and passed over"
-"""What it says when it sets damaged bytes aside."""
+"""Text in the log line when it sets damaged bytes aside."""
 
 GROWTH: Final = Resources("growth", 64 * MIB, 48, 6, 0)
-"""What a broker may keep of a load that is over: caches, files that stay open, threads of its
+"""Growth that a broker may keep after a load: caches, files that stay open, threads of its
 pools. Disk is judged against what was stored."""
 INDEX_PATIENCE_S: Final = 30.0
 POLL_S: Final = 0.05
@@ -30,12 +30,12 @@ DISK_SLACK_BYTES: Final = 64 * MIB
 
 
 def resources_of(name: str, pid: int, folder: Path | None = None) -> Resources:
-    """What a process needs now.
+    """Measures the resources of a process.
 
     Args:
         name: For reports.
         pid: Its process id.
-        folder: What it keeps on disk, if that counts.
+        folder: Folder of its files on disk, if disk space counts.
     """
     process = Path("/proc") / str(pid)
     status = (process / "status").read_text(encoding="ascii", errors="replace")
@@ -51,7 +51,7 @@ def resources_of(name: str, pid: int, folder: Path | None = None) -> Resources:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the files below a folder take on the disk."""
+    """Returns the disk space of the files below a folder, in bytes."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -107,7 +107,7 @@ def look_up(
 
 
 def recovery_degradations(metrics: Readings, log: str) -> list[Degradation]:
-    """What a broker cut off or set aside when it was started, and whether it said so.
+    """Returns what a broker cut off or set aside at its start, and whether it reported so.
 
     Args:
         metrics: Its metrics now.
@@ -125,12 +125,12 @@ def recovery_degradations(metrics: Readings, log: str) -> list[Degradation]:
 def refusal_degradation(
     code: str, happened: int, error_codes: int, metrics: Readings, log: str
 ) -> Degradation:
-    """What a broker refused with a response code, and whether it said so.
+    """Returns a broker's refusals with a response code, and whether it reported them.
 
     Args:
         code: Name of the response code.
-        happened: How often, by the asker's count.
-        error_codes: How many of these were answered with that code.
+        happened: Number of refusals, by the client's count.
+        error_codes: Number of these that were answered with that code.
         metrics: The broker's metrics now.
         log: Its log.
     """

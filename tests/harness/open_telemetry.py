@@ -1,4 +1,4 @@
-"""What a client tells OpenTelemetry, kept in memory by its SDK."""
+"""Spans and metrics that a client reports to OpenTelemetry, kept in memory by its SDK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 
 class IntrospectionService:
-    """What was told since a test began."""
+    """Spans and metrics reported since a test began."""
 
     def __init__(self, exporter: InMemorySpanExporter, reader: InMemoryMetricReader) -> None:
         self._exporter = exporter
@@ -28,7 +28,7 @@ class IntrospectionService:
 
         Args:
             name: Only those of this name.
-            scope: Whose.
+            scope: Name of the instrumentation scope.
         """
         found = [
             one
@@ -40,7 +40,7 @@ class IntrospectionService:
         return sorted(found, key=lambda one: one.start_time or 0)
 
     def metric(self, name: str) -> list[tuple[dict[str, Any], float]]:
-        """What was counted, by attributes; of a histogram, how often."""
+        """Returns counts of a metric by attributes; of a histogram, the number of values."""
         grown = {key: count - self._before.get(key, 0) for key, count in self._all().items()}
         return [
             (dict(labels), count) for (one, labels), count in grown.items() if one == name and count

@@ -1,4 +1,4 @@
-"""What consumers were called with, and whether that was in order. Pure.
+"""Calls of consumers' listeners, and a check of their order. Pure.
 
 Each consumer writes a line for each message that its listener answered with SUCCESS, with the
 times at which the call began and ended. The clock is one for all processes of a machine.
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     ended_ns: int
 
     def line(self) -> bytes:
-        """As it is written; in one call, so that a crash leaves no half of it."""
+        """Encodes the call as a line; written in one call, so that a crash leaves no half of it."""
         return (
             f"{self.member} {self.queue} {self.queue_offset} {self.number} {self.generation} "
             f"{self.began_ns} {self.ended_ns}\n"
@@ -109,7 +109,7 @@ def find_overlaps(calls: Iterable[Call]) -> list[str]:
 
 
 def handovers_s(calls: Iterable[Call]) -> list[float]:
-    """How long queues rested when they went from one member to another, sorted."""
+    """Returns how many seconds queues rested between two members' calls, sorted."""
     return sorted(
         (after.began_ns - before.ended_ns) / 1e9
         for some in _by_queue(calls).values()

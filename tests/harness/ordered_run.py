@@ -52,10 +52,10 @@ IN_FLIGHT: Final = 20_000
 
 
 class Metrics(msgspec.Struct):
-    """What a run showed.
+    """Result of a run.
 
     Attributes:
-        faults: What must not be; none if all is well.
+        faults: Broken promises; none if all is well.
         messages: Messages sent.
         repeats: Messages consumed again.
         keys: Sharding keys.
@@ -65,8 +65,8 @@ class Metrics(msgspec.Struct):
         failovers: Masters killed, of a group that elects another one.
         seconds: From the first message sent to the last one consumed.
         longest_pause_s: Longest time in which no message at all was consumed.
-        handover_s: How long a queue rested when it went from one member to another, median.
-        longest_handover_s: The longest of them; after a kill, the time of grace is in it.
+        handover_s: Median time that a queue rested when it went from one member to another.
+        longest_handover_s: Longest of these times; after a kill it includes the time of grace.
     """
 
     faults: list[str]

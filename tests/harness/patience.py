@@ -9,7 +9,7 @@ from mqmesh.errors import MQMeshError
 
 PATIENCE_S: Final = 40.0
 _PAUSE_S: Final = 0.01
-"""Who looks without a pause takes the processor from those that he waits for."""
+"""Pause between two looks: without one, waiting takes the processor from other processes."""
 
 _T = TypeVar("_T")
 

@@ -101,7 +101,7 @@ class Prometheus:
         return self._told("up == 1", since_s, until_s) - self._told(expression, since_s, until_s)
 
     def rules(self) -> dict[str, str]:
-        """How the evaluation of each alarm went last, by name: ``ok``, or what is wrong."""
+        """Returns how the last evaluation of each alarm went, by name: ``ok``, or what is wrong."""
         (group,) = self._ask("rules")["groups"]
         return {one["name"]: one.get("lastError") or one["health"] for one in group["rules"]}
 
@@ -110,7 +110,7 @@ class Prometheus:
         return {one["labels"]["alertname"] for one in self._ask("alerts")["alerts"]}
 
     def targets(self) -> list[dict[str, Any]]:
-        """What it says of its targets."""
+        """Returns the active targets, as Prometheus reports them."""
         active: list[dict[str, Any]] = self._ask("targets")["activeTargets"]
         return active
 

@@ -47,7 +47,7 @@ class Group:
         self.replicas[broker_id], self.endpoints[broker_id] = process, process.endpoint
 
     def status(self, broker_id: int) -> HaStatus | None:
-        """What the replica says that the name server knows by an id; None if there is none."""
+        """Returns the status of the replica that has an id at the name server, or None."""
         reports = {one.broker_id: one.status for one in self.admin.ha_status("broker-a")}
         return reports.get(broker_id)
 

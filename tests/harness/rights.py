@@ -1,4 +1,4 @@
-"""Who may ask for which command, worked out from the tables and not from the code that checks it.
+"""Permitted commands by caller, worked out from the tables and not from the code that checks.
 
 Callers have some rights to one topic and one group; every command needs some. Pure.
 """
@@ -27,7 +27,7 @@ from mqmesh.security.keys import Credentials
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
 PUB, SUB_TOPIC, SUB_GROUP, FILTER, VIEW, ADMIN, INTERNAL, OF_NAMED, KNOWN = range(9)
-"""What a caller may: send to the topic, read it, read as the group, upload for the group, see,
+"""Rights of a caller: send to the topic, read it, read as the group, upload for the group, see,
 change, be a process of the cluster, speak for the broker that requests name, know of the topic."""
 _NEEDS: Final = {
     Right.NONE: set[int](),
@@ -62,11 +62,11 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is there for the commands that look topics up, all of it of the topic.
+    """Data for the commands that look topics up, all of it of the topic.
 
     Attributes:
-        commitlog_offset: Of a message.
-        message_id: Of the same.
+        commitlog_offset: Commit-log offset of a message.
+        message_id: Message id of the same message.
         half_offset: Queue offset of a half message that ``PRODUCER_ID`` sent first.
         delayed: Producer and sequence of delayed messages, one for each caller.
     """
@@ -218,7 +218,7 @@ def _process(name: str, more: set[int], role: UserRole, **fields: Any) -> Caller
 
 
 def _rules(actions: Iterable[Action], topic: str = TOPIC, group: str = GROUP) -> list[Rule]:
-    """What permits actions on a topic and a group; as far as there are such."""
+    """Returns the rules that permit actions on a topic and a group, as far as such exist."""
     asked = set(actions)
     of_topics = sorted(asked & {Action.PUB, Action.SUB, Action.CREATE}) if topic else []
     of_groups = sorted(asked & {Action.SUB, Action.FILTER}) if group else []
@@ -227,5 +227,5 @@ def _rules(actions: Iterable[Action], topic: str = TOPIC, group: str = GROUP) ->
 
 
 def message_id_of(sequence: int) -> str:
-    """Of a message that ``PRODUCER_ID`` sent."""
+    """Returns the id of a message that ``PRODUCER_ID`` sent."""
     return format_message_id(PRODUCER_ID, sequence)

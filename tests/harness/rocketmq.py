@@ -46,7 +46,7 @@ def families(page: str) -> dict[str, set[str]]:
 
 
 def golden_families(root: Path) -> dict[str, set[str]]:
-    """What the golden file says."""
+    """Reads the golden file: label sets by metric family."""
     text = (root / "tests" / "data" / f"rocketmq-{VERSION}-labels.txt").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: {labels} for name, _, labels in (line.partition(" ") for line in lines)}
@@ -54,11 +54,11 @@ def golden_families(root: Path) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a real broker, and the clients that it had, have told.
+    """Metrics page and traces of a real broker, and of its clients.
 
     Attributes:
         page: The broker's page for Prometheus.
-        sent: Message id and offset message id of what was sent, by name.
+        sent: Message id and offset message id of each sent message, by name.
         traces: Keys, and body, of each message of the trace topic.
     """
 
@@ -72,8 +72,8 @@ def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]
 
     Args:
         folder: For its files.
-        metrics: That the page must have before it is taken.
-        events: That the trace topic must tell of; see ``RocketMQTraffic.java``.
+        metrics: Metrics that the page must have before it is taken.
+        events: Events that the trace topic must have; see ``RocketMQTraffic.java``.
     """
     java = [
         *("java", "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),

@@ -21,10 +21,10 @@ POLL_MS: Final = 20
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What is needed to get in.
+    """Keys that an attacker needs to get in.
 
     Attributes:
-        users: As whom to connect, one after the other.
+        users: Users to connect as, one after the other.
         servers: Public key of the server at each place that takes requests.
     """
 

@@ -33,7 +33,7 @@ class Guard:
 
     Attributes:
         forbidden: Topics.
-        told: What was looked up: names of commands, and topics.
+        told: Lookups: names of commands, and topics.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Guard:
         self.told: list[tuple[str, str]] = []
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
-        """See ``Authorizer.check``."""
+        """Implement ``Authorizer.check``."""
         if header is not None and spec.request is not None:
             for topic in spec.topic_names(header):
                 self.check_topic(principal, spec, topic)
@@ -50,7 +50,7 @@ class Guard:
         """Everybody may have topics made here."""
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
-        """See ``Authorizer.check_topic``."""
+        """Implement ``Authorizer.check_topic``."""
         self.told.append((spec.code.name, topic))
         if topic in self.forbidden:
             raise NoPermission(f"planned: nothing of {topic!r} for you")
@@ -123,7 +123,7 @@ def served(features: BrokerFeatures) -> dict[int, Serve]:
 
 
 class KeptState:
-    """What a broker keeps in its log beside messages, without a process.
+    """State that a broker keeps in its log beside messages, without a process.
 
     Args:
         config: Settings.

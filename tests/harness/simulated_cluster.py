@@ -48,16 +48,16 @@ MOST_BATCHES: Final = 4_096
 
 
 class FaultKind(enum.Enum):
-    """What may happen to a send."""
+    """Faults of a send."""
 
     NONE = enum.auto()
-    """It is stored and answered."""
+    """The batch is stored and answered."""
     DROP_ANSWER = enum.auto()
-    """It is stored, and nobody is told."""
+    """The batch is stored, and no answer comes."""
     LOSE = enum.auto()
-    """It never arrives."""
+    """The batch never arrives."""
     CRASH_BEFORE = enum.auto()
-    """The broker ends before it stores it."""
+    """The broker ends before it stores the batch."""
     CRASH_AFTER = enum.auto()
     """The broker ends between storing and answering."""
     REFUSE = enum.auto()
@@ -67,13 +67,13 @@ class FaultKind(enum.Enum):
     LATE = enum.auto()
     """The answer takes so many ms."""
     TWICE = enum.auto()
-    """It is answered twice."""
+    """The batch is answered twice."""
     GARBAGE = enum.auto()
-    """It is stored, and the answer cannot be read."""
+    """The batch is stored, and the answer cannot be read."""
     STATUS = enum.auto()
-    """It is stored, with a send status other than SEND_OK."""
+    """The batch is stored, with a send status other than SEND_OK."""
     DEPOSE = enum.auto()
-    """It is stored, and answered by a master that is deposed meanwhile."""
+    """The batch is stored, and answered by a master that is deposed meanwhile."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class SimulatedBroker(SimulatedServer):
 
     @property
     def address(self) -> BrokerAddress:
-        """As name servers are told."""
+        """Address of the broker, as it registers at name servers."""
         return BrokerAddress(self.endpoint.removeprefix("tcp://"))
 
     def add_topic(self, topic: str, queues: int = 4, perm: int = Perm.READ_WRITE.value) -> None:
@@ -240,7 +240,7 @@ class SimulatedNamesrv(SimulatedServer):
     """A name server.
 
     Args:
-        cluster: Whose routes it tells.
+        cluster: Cluster whose routes it serves.
         endpoint: Where it listens.
 
     Attributes:
@@ -356,7 +356,7 @@ class SimulatedCluster:
 
     @property
     def namesrv_addr(self) -> str:
-        """What clients are given."""
+        """Addresses of the name servers, as clients take them."""
         return ";".join(one.endpoint.removeprefix("tcp://") for one in self.namesrvs)
 
     def announce(self, broker_name: str) -> None:

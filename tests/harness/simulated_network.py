@@ -163,7 +163,7 @@ class SimulatedNetwork:
 
 
 def _wants_to_run(thread: threading.Thread) -> bool:
-    """Whether a thread waits for nothing, as the kernel sees it while nobody holds the GIL."""
+    """Returns True if a thread is runnable, as the kernel sees it while nobody holds the GIL."""
     try:
         stat = os.open(f"/proc/self/task/{thread.native_id}/stat", os.O_RDONLY)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ Pair = tuple[bytes, bytes]
 
 
 class SortedPairs:
-    """What ``storage.lmdb_env.LmdbEnv`` does, without a file.
+    """Pairs sorted by key, as in ``storage.lmdb_env.LmdbEnv``, without a file.
 
     Attributes:
         writes: Transactions so far.
@@ -22,11 +22,11 @@ class SortedPairs:
         return len(self._keys)
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``LmdbEnv.get``."""
+        """Implement ``LmdbEnv.get``."""
         return self._values.get(key)
 
     def at_or_before(self, key: bytes) -> Pair | None:
-        """See ``LmdbEnv.at_or_before``."""
+        """Implement ``LmdbEnv.at_or_before``."""
         index = bisect.bisect_right(self._keys, key)
         if not index:
             return None
@@ -34,13 +34,13 @@ class SortedPairs:
         return found, self._values[found]
 
     def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
-        """See ``LmdbEnv.range``."""
+        """Implement ``LmdbEnv.range``."""
         first = bisect.bisect_left(self._keys, start)
         last = min(bisect.bisect_left(self._keys, stop), first + most)
         return [(key, self._values[key]) for key in self._keys[first:last]]
 
     def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
-        """See ``LmdbEnv.write``."""
+        """Implement ``LmdbEnv.write``."""
         self.writes += 1
         for key in deletes:
             if key in self._values:

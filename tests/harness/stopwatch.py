@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 _MOST_SHARE: Final = 0.8
-"""Of a span, that may be put down to the machine: a bound is at most five times as wide."""
+"""Most of a span that counts as the machine's: a bound is at most five times as wide."""
 
 
 class Stopwatch:
@@ -13,7 +13,7 @@ class Stopwatch:
     The kernel counts how long a runnable task waited for a processor, and any task for a disk
     (pressure stall information, Linux 4.20). A bound of two seconds is one of two seconds on a
     quiet machine; beside busy programs what was lost to them does not count. Where the kernel
-    does not tell, all counts.
+    does not report this, all counts.
     """
 
     def __init__(self) -> None:

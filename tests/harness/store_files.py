@@ -151,7 +151,7 @@ def put_bodies(
 
 
 def deliverable(store: MessageStore, topic: str = "topic", queue_id: int = 0) -> dict[int, str]:
-    """What a patient consumer gets: bodies by queue offset, past everything that is damaged."""
+    """Reads what a patient consumer gets: bodies by queue offset, past everything damaged."""
     found: dict[int, str] = {}
     queue_offset, end = store.queue_bounds(topic, queue_id)
     while queue_offset < end:

@@ -12,12 +12,12 @@ class Terminal(io.StringIO):
     """Keeps what is printed, and says that it is a terminal."""
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Returns True: it is a terminal."""
         return True
 
     @property
     def lines(self) -> list[str]:
-        """What was printed, in lines."""
+        """Printed lines."""
         return self.getvalue().splitlines()
 
 

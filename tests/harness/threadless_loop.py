@@ -7,12 +7,12 @@ from mqmesh.testing.clock import ManualClock
 
 
 class ThreadlessLoop:
-    """What senders see of a loop; nothing happens by itself.
+    """Loop as senders see it; nothing happens by itself.
 
     Attributes:
         clock: Moved by the test.
-        in_loop_thread: Who must not wait.
-        news: What ``has_news`` answers.
+        in_loop_thread: True if the caller must not wait.
+        news: Result of ``has_news``.
     """
 
     def __init__(self, *, in_loop_thread: bool = False) -> None:
@@ -25,7 +25,7 @@ class ThreadlessLoop:
 
     @property
     def loop(self) -> "ThreadlessLoop":
-        """Itself: it is a transport, too, whose threads are real."""
+        """This object: it is a transport, too, whose threads are real."""
         return self
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:

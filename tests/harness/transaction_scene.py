@@ -144,7 +144,7 @@ def judge(fates: dict[str, str], seen: Counter[str]) -> Report:
 
 
 def read_keys(namesrv_addr: str) -> Counter[str]:
-    """How often each key is in the log.
+    """Counts how often each key is in the log.
 
     Raises:
         ChaosFailure: A message that must be there does not come.

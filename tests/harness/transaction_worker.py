@@ -1,7 +1,7 @@
 """A process that sends messages in transactions, and the books that its local transactions are in.
 
-The books are a SQLite database that all workers share; what stands there is final. A worker
-can be told to die, as by ``kill -9``, the n-th time that it comes to a step.
+The books are a SQLite database that all workers share; what stands there is final. A plan can
+make a worker die, as by ``kill -9``, the n-th time that it comes to a step.
 """
 
 import os
@@ -36,17 +36,17 @@ OUTCOME_TIMEOUT_S: Final = 60.0
 
 
 class WorkerPlan(msgspec.Struct, frozen=True):
-    """What a worker does.
+    """Plan of a worker.
 
     Attributes:
-        name: Its own.
+        name: Name of the worker.
         namesrv_addr: Name servers.
-        topic: Where it sends.
+        topic: Topic to send to.
         group: Producer group.
         books: File of the books.
-        seed: Of what is left to chance.
+        seed: Seed of its random choices.
         die_at: One of ``STEPS``; empty to live.
-        die_after: At which occurrence of the step.
+        die_after: Occurrence of the step at which it dies.
         sends: False to only answer questions.
     """
 
@@ -81,7 +81,7 @@ class Books:
         return str(row[0])
 
     def all(self) -> dict[str, str]:
-        """What became of every key."""
+        """Returns the outcome of every key."""
         return dict(self._connection().execute("SELECT key, state FROM fates"))
 
     def _connection(self) -> sqlite3.Connection:
@@ -186,7 +186,7 @@ def _look(future: TransactionFuture) -> None:
     try:
         future.result(OUTCOME_TIMEOUT_S)
     except MQMeshError:
-        return  # not stored, or not known: the books and the log will tell
+        return  # not stored, or not known: the books and the log will show
 
 
 class TransactionWorker:

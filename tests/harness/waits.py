@@ -1,4 +1,4 @@
-"""What batches of no producer wait with."""
+"""Lock, events and clock for waits of batches without a producer."""
 
 import threading
 

@@ -1,9 +1,9 @@
 """Producers and consumers in processes of their own that write down all they see.
 
 A worker is started with its plan as an argument and works until its standard input ends,
-so that it also ends with whoever started it. It appends a line to its file *before* it
-sends, and another one when it knows the outcome, each with one write: what a killed worker
-knew is in its file.
+so that it also ends with its parent. It appends a line to its file *before* it sends,
+and another one when it knows the outcome, each with one write: what a killed worker knew
+is in its file.
 """
 
 import hashlib
@@ -48,18 +48,18 @@ _COMPRESSIBLE: Final = 6
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker does.
+    """Plan of a worker.
 
     Attributes:
-        name: Of the worker.
+        name: Name of the worker.
         kind: ``sync``, ``async`` or ``batch`` for producers, ``consume``.
         namesrv_addr: Name servers.
         topic: Topic.
-        file: Where it writes what it sees.
-        seed: Of the bodies and their sizes.
-        group: Of a consumer.
+        file: File for the lines that it writes.
+        seed: Seed of the bodies and their sizes.
+        group: Group of a consumer.
         rate: Messages a second, at most.
-        timeout_ms: Of a send.
+        timeout_ms: Timeout of a send, in ms.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Worker:
         self.pid = self._process.pid
 
     def lines(self) -> list[Line]:
-        """What it has written so far; a last line that is not whole is left out."""
+        """Returns the lines written so far; a last line that is not whole is left out."""
         try:
             with open(self.plan.file, "rb") as file:
                 file.seek(self._position)
@@ -147,7 +147,7 @@ class Worker:
         return self._lines
 
     def count(self, event: str) -> int:
-        """How many lines of an event it has written so far."""
+        """Returns the number of lines of an event written so far."""
         self.lines()
         return self._counts[event]
 
@@ -187,7 +187,7 @@ class Worker:
 
 
 def read_attempts(name: str, lines: Sequence[Line]) -> Iterator[Attempt]:
-    """What a producer tried, in the order of its calls, and what became of it."""
+    """Yields a producer's attempts, in the order of its calls, with their outcomes."""
     outcomes = {line.number: line for line in lines if line.event != "send"}
     for sent in lines:
         if sent.event != "send":
@@ -210,7 +210,7 @@ def read_attempts(name: str, lines: Sequence[Line]) -> Iterator[Attempt]:
 
 
 def read_deliveries(name: str, lines: Sequence[Line]) -> Iterator[Delivery]:
-    """What a consumer got."""
+    """Yields the deliveries of a consumer."""
     for line in lines:
         if line.event == "got":
             yield Delivery(
@@ -263,7 +263,7 @@ def make_keys(producer: str, number: int) -> tuple[str, ...]:
 
 
 def split_body(body: bytes) -> tuple[str, int]:
-    """Who sent a body, and its number; nobody and -1 if it is none of ours."""
+    """Returns the producer and number of a body; "" and -1 if it is none of ours."""
     parts = body.split(b"|", 2)
     if len(parts) == 3 and parts[1].isdigit():
         return parts[0].decode(errors="replace"), int(parts[1])
@@ -287,7 +287,7 @@ class Recorder:
 
 
 def judge(error: MQMeshError) -> str:
-    """What an error of a send says about the message."""
+    """Returns the outcome of a message whose send failed: unknown, or refused."""
     in_doubt = RequestTimeout | EndpointUnreachable | ProtocolError | ClientClosed
     return UNKNOWN if isinstance(error, in_doubt) else REFUSED
 

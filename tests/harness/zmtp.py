@@ -35,7 +35,7 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 def long_head(size: int, flags: int = 0) -> bytes:
-    """What announces a frame of so many bytes, u64."""
+    """Encodes the head of a frame of so many bytes, u64."""
     return _LONG.pack(flags | LONG, size)
 
 

@@ -1,4 +1,4 @@
-"""What the clients of a simulation write down, and how it is judged.
+"""Records of a simulation's clients, and how they are judged.
 
 The invariants are those of ``harness.checker``: one history for each group and topic. Beside them:
 
@@ -44,7 +44,7 @@ from mqmesh.sdk.producer.send_result import SendFuture
 PLAIN, ORDERED, TRANSACTED, DELAYED = "plain", "ordered", "transacted", "delayed"
 TOPICS: Final = (PLAIN, ORDERED, TRANSACTED, DELAYED)
 LOST: Final = "lost"
-"""What became of a transaction whose messages went with a master."""
+"""Outcome of a transaction whose messages went with a master."""
 PUSH, ORDER, PULL = "push", "order", "pull"
 READERS: Final = {
     PUSH: (PLAIN, TRANSACTED, DELAYED),
@@ -113,7 +113,7 @@ class Books:
         self.attempts[topic][producer, number] = attempt
 
     def outcome(self, topic: str, key: MessageKey, future: SendFuture) -> None:
-        """What became of it."""
+        """Notes the outcome of a send."""
         error = future.exception()
         if error is not None:
             self.failed_send(topic, key, error)
@@ -135,8 +135,8 @@ class Books:
         )
 
     def failed_send(self, topic: str, key: MessageKey, error: MQMeshError) -> None:
-        """It was not acknowledged."""
-        # Whoever closes a producer is not told what became of what it had sent.
+        """Notes that a send was not acknowledged."""
+        # A producer that is closed does not report what became of what it had sent.
         in_doubt = RequestTimeout | EndpointUnreachable | NotMaster | ClientClosed
         outcome = UNKNOWN if isinstance(error, in_doubt) else REFUSED
         self._came_to(topic, key, outcome=outcome)
@@ -183,7 +183,7 @@ class Books:
             self.failed[group].clear()
 
     def missing(self) -> list[str]:
-        """What must still be delivered, in words; empty when all is there."""
+        """Returns what must still be delivered, in words; empty when all is there."""
         found = []
         unasked = [key for key in self.undecided if key not in self.decisions]
         if unasked:

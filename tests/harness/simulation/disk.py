@@ -47,17 +47,17 @@ class LogRecord(msgspec.Struct):
 
 
 class Disk:
-    """What a broker's process leaves behind.
+    """Disk of a broker, which outlives its processes.
 
     Attributes:
         records: The log.
-        durable_offset: What was synced.
-        epoch: How often a store was opened on it.
-        slowest_sync_ms: So long a sync takes at most.
-        full: No byte more is taken.
-        sync_fails: The next sync fails.
-        on_write: Told when something was written.
-        on_failure: Told when a sync failed.
+        durable_offset: End of the synced part of the log.
+        epoch: Number of times that a store was opened on it.
+        slowest_sync_ms: Longest time of a sync, in ms.
+        full: True if no byte more fits.
+        sync_fails: True if the next sync fails.
+        on_write: Called after a write.
+        on_failure: Called when a sync failed.
         opener: Opens the store; planted bugs have another one.
     """
 
@@ -73,7 +73,7 @@ class Disk:
         self.opener: Callable[..., LoggedStore] = LoggedStore
 
     def opener_for(self, node: SimulatedNode) -> Callable[..., MessageStore]:
-        """What a broker opens its store with; see ``mqmesh.storage.backends.open_store``."""
+        """Returns the opener of a broker's store; see ``mqmesh.storage.backends.open_store``."""
 
         def open_it(
             backend: str,
@@ -152,7 +152,7 @@ class LoggedStore(MemoryStore):
         *,
         despite_full: bool = False,
     ) -> list[PutResult]:
-        """See ``MessageStore.put``."""
+        """Implement ``MessageStore.put``."""
         self._check_writable()
         if self._disk.full:
             raise DiskFull("the simulated disk is full")
@@ -176,7 +176,7 @@ class LoggedStore(MemoryStore):
         tag_hashes: frozenset[int] | None = None,
         verify: bool = False,
     ) -> GetResult:
-        """See ``MessageStore.get``."""
+        """Implement ``MessageStore.get``."""
         found = super().get(
             topic, queue_id, queue_offset, max_bytes=max_bytes, tag_hashes=tag_hashes
         )
@@ -196,28 +196,28 @@ class LoggedStore(MemoryStore):
         )
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
-        """See ``MessageStore.queue_bounds``."""
+        """Implement ``MessageStore.queue_bounds``."""
         bounds = super().queue_bounds(topic, queue_id)
         hidden = self._hidden.get((topic, queue_id))
         return bounds if hidden is None else (bounds[0], QueueOffset(hidden))
 
     def delete_topic(self, topic: str) -> None:
-        """See ``MessageStore.delete_topic``."""
+        """Implement ``MessageStore.delete_topic``."""
         self._check_writable()
         super().delete_topic(topic)
         self._disk.records.append(LogRecord(topic, 0, b"", b"", self._end))
 
     def stats(self) -> StoreStats:
-        """See ``MessageStore.stats``."""
+        """Implement ``MessageStore.stats``."""
         return msgspec.structs.replace(super().stats(), epoch=self._disk.epoch)
 
     def durable_offset(self) -> CommitLogOffset:
-        """See ``MessageStore.durable_offset``."""
+        """Implement ``MessageStore.durable_offset``."""
         self._check_open()
         return CommitLogOffset(self._disk.durable_offset)
 
     def tick(self, now_ms: int) -> bool:
-        """Nothing to do but to tell of a failure."""
+        """Does nothing, but raises if the store has failed."""
         self._check_writable()
         return False
 
@@ -287,7 +287,7 @@ class LoggedStore(MemoryStore):
         self._disk.sync_fails = False
 
     def takes(self, record: LogRecord) -> bool:
-        """Whether a record is whole; what follows one that is not is cut off."""
+        """Returns True if a record is whole; the log is cut before one that is not."""
         try:
             return not record.data or bool(check_stored(record.data))
         except CorruptBatch:

@@ -126,7 +126,7 @@ class ElectionRun(Run):
 
     @property
     def profile(self) -> dict[str, int] | None:
-        """How often which fault comes."""
+        """Frequency of each fault; None if all are alike."""
         return FAULTS[self.seed % len(FAULTS)]
 
     def _start(self) -> None:
@@ -149,15 +149,15 @@ class ElectionRun(Run):
         master = self._master()
         leadership = None if master is None else leadership_of(master)
         if leadership is not self._last:
-            # Whoever consumes goes back by what was not committed yet, at most.
+            # Consumers go back by what was not committed yet, at most.
             self.books.kills_ms.append(float(self.world.now_ms))
             self._last = leadership
         for process in self.replicas:
             leadership = leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
                 self._note(process, leadership)
-        # Only the newest: whoever is cut off, or stands still, may not know yet that another one
-        # leads. That one may have led between two looks only; those who elected it tell.
+        # Only the newest: a replica that is cut off, or stands still, may not know yet that another
+        # one leads. That one may have led between two looks only; its voters know the epoch.
         newest = max([*self._leaders, *map(promised_epoch_of, self.replicas)])
         for process in self.replicas:
             leadership = leadership_of(process)
@@ -181,7 +181,7 @@ class ElectionRun(Run):
         self._confirmed = max(self._confirmed, confirmed)
 
     def _read_back(self, master: Process) -> None:
-        """How far whoever leads shows a queue to which something came last."""
+        """Notes the end of a queue that got a message lately, as the leader shows it."""
         store, chance = self._store(master), self.world.simulation.random
         topic = chance.choice((PLAIN, ORDERED))
         acked = [one for one in self.books.attempts[topic].values() if one.outcome == ACKED]
@@ -199,7 +199,7 @@ class ElectionRun(Run):
         return disk.store
 
     def _master(self) -> Process | None:
-        """Of the newest epoch; one that was stopped goes on as a master until it hears of that."""
+        """Returns the master of the newest epoch; a stopped one may not know yet of a newer."""
         epochs = {one: found.epoch for one in self.replicas if (found := leadership_of(one))}
         return max(epochs, key=lambda one: epochs[one], default=None)
 
@@ -256,7 +256,7 @@ class ElectionRun(Run):
         connection.request(code, done, header=encode_header(asked))
 
     def _remove_replica(self) -> None:
-        """A replica belongs to the group no more for a while, whoever knows of that."""
+        """Removes a replica from the group for a while, whether it knows of that or not."""
         chance = self.world.simulation.random
         number = chance.randint(1, REPLICAS)
         self._ask_master(RequestCode.CHANGE_VOTERS, ChangeVotersRequest(number, False))

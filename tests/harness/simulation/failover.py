@@ -53,7 +53,7 @@ class FailoverRun(Run):
 
     @property
     def profile(self) -> dict[str, int]:
-        """What may go wrong besides."""
+        """Frequency of the other faults."""
         return CLIENTS_ONLY
 
     def _start(self) -> None:
@@ -124,7 +124,7 @@ class FailoverRun(Run):
         return [] if self._is_promoted else ["C11: the follower was never made the master"]
 
     def close(self) -> None:
-        """See ``Run.close``."""
+        """Implement ``Run.close``."""
         super().close()
         if hasattr(self, "_lost"):
             self._lost.release()

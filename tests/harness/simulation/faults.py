@@ -1,4 +1,4 @@
-"""What is done to a simulated cluster, by its seed."""
+"""Faults of a simulated cluster, planned by its seed."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ MEMBERS: Final = {
 }
 DISKS: Final = {"broker killed": 6, "full disk": 1, "failing sync": 2, "broker stopped": 1}
 PROFILES: Final[tuple[dict[str, int] | None, ...]] = (None, MEMBERS, DISKS)
-"""What a seed's faults are: all alike, or how often which; rare ones meet each other there."""
+"""Frequencies of faults by seed; None for all alike. Rare faults meet each other with these."""
 
 
 class Faults:

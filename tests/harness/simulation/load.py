@@ -97,14 +97,14 @@ class Client(ABC):
         """Has it do something, once it is started."""
 
     def kill(self) -> None:
-        """As kill -9; another one takes its place."""
+        """Kills the client as kill -9 does; another one takes its place."""
         if self.transport.node.alive:
             self.transport.node.kill()
             self.abandon()
             self.world.simulation.after(REPLACE_MS, self.start)
 
     def abandon(self) -> None:
-        """What a killed process has, nobody closes."""
+        """Abandons what a killed process has open: nobody closes it."""
         if isinstance(self.api, Producer):
             self.api._forked()
 
@@ -304,8 +304,9 @@ class SimulatedTransactions(Client):
             if at_once and chance.randrange(3) == 0:
                 books.undecided[key] = None
                 return LocalTransactionState.UNKNOWN
-            # Whoever is asked back about a transaction that nobody ran excludes that it ever runs:
-            # its sender may have been told that the half message is not safe, and rolls it back.
+            # A producer that is asked about a transaction that nobody ran excludes that it ever
+            # runs: its sender may have learned that the half message is not safe, and rolls it
+            # back.
             good = chance.randrange(3) > 0 and (at_once or key in books.undecided)
             made = COMMITTED if good else ROLLED_BACK
             books.decisions[key] = made, float(self.transport.clock.monotonic_ms())

@@ -58,14 +58,14 @@ _T = TypeVar("_T")
 
 
 class RealDisk(Disk):
-    """What a broker's process leaves behind in files.
+    """Disk of a broker with files, which outlives its processes.
 
     Args:
-        folder: For the files of each life.
+        folder: Folder for the files of each life.
         seed: Decides how long chores take, apart from everything else.
 
     Attributes:
-        synced_offset: The log is on the disk to here.
+        synced_offset: End of the log that is on the disk.
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -80,16 +80,16 @@ class RealDisk(Disk):
 
     @property
     def files(self) -> Path:
-        """Of the life that runs, or ran last."""
+        """Files of the life that runs, or ran last."""
         return self._folder / f"store-{self._lives}"
 
     @property
     def store(self) -> CommitLogStore:
-        """Of the life that runs, or ran last."""
+        """Store of the life that runs, or ran last."""
         return self._stores[-1]
 
     def opener_for(self, node: SimulatedNode) -> Callable[..., MessageStore]:
-        """See ``Disk.opener_for``."""
+        """Implement ``Disk.opener_for``."""
 
         def open_it(
             backend: str,
@@ -123,7 +123,7 @@ class RealDisk(Disk):
     def copier(
         self, directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True
     ) -> Path | None:
-        """See ``begin_copy``; the files of this life are meant, whatever the directory."""
+        """Begins a copy of this life's files, whatever the directory; see ``begin_copy``."""
         return begin_copy(self.files, beginning, now_ms=now_ms, keeps=keeps)
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
@@ -156,7 +156,7 @@ class RealDisk(Disk):
             _replace(path, data)
 
     def messages(self, topic: str, broker_name: str) -> list[StoredMessage]:
-        """See ``Disk.messages``."""
+        """Implement ``Disk.messages``."""
         store, found = self.store, list[StoredMessage]()
         for queue_id in store.queues(topic):
             low, end = store.queue_bounds(topic, queue_id)
@@ -267,7 +267,7 @@ class SteppedFlusher(Flusher):
         self._is_hurried = False
 
     def written(self, end: int, fds: list[int], *, urgent: bool = False) -> None:
-        """See ``Flusher.written``."""
+        """Implement ``Flusher.written``."""
         self._end, self._fds = end, fds
         if urgent and not self._is_hurried and self._planned is not None:
             self._planned.cancel()
@@ -277,7 +277,7 @@ class SteppedFlusher(Flusher):
             self._plan(0 if urgent else self._wait_ms)
 
     def close(self) -> None:
-        """See ``Flusher.close``; who was killed does nothing more."""
+        """Implement ``Flusher.close``; a killed node does nothing more."""
         if self._node.alive and self.error is None and self._end != self.durable_offset:
             self._flush()
 
@@ -319,14 +319,14 @@ class SteppedChores(Chores):
         self._waiting: deque[tuple[_Chore[Any], Callable[[], Any]]] = deque()
 
     def submit(self, task: Callable[[], _T]) -> "Future[_T]":
-        """See ``Chores.submit``."""
+        """Implement ``Chores.submit``."""
         chore: _Chore[_T] = _Chore(self)
         self._waiting.append((chore, task))
         self._node.after(self._chance.randint(1, SLOWEST_CHORE_MS), self.step)
         return chore
 
     def close(self) -> None:
-        """See ``Chores.close``."""
+        """Implement ``Chores.close``."""
         while self._waiting:
             self.step()
 

@@ -49,15 +49,15 @@ Plant = Callable[["Run"], None]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a seed.
+    """Result of a seed.
 
     Attributes:
-        seed: Which.
+        seed: Number of the seed.
         violations: Sentences, each beginning with its invariant; empty when all is well.
-        simulated_ms: How long it lasted.
-        events: How many events there were.
-        counts: What happened how often.
-        option: Of ``scripts/simulate``, for seeds of another kind.
+        simulated_ms: Simulated time that it took, in ms.
+        events: Number of events.
+        counts: Number of occurrences, by name.
+        option: Option of ``scripts/simulate``, for seeds of another kind.
     """
 
     seed: int
@@ -69,14 +69,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def replay(self) -> str:
-        """What runs it again."""
+        """Command that runs the seed again."""
         return f"scripts/simulate --seed {self.seed}{self.option}"
 
 
 class Complaints(logging.Handler):
-    """What a recovery says of damage. A simulated disk keeps what was synced: it is a store's bug.
+    """Errors that a recovery logs. A simulated disk keeps synced data: each is a bug of a store.
 
-    Whatever is damaged is made anew, so nobody else would notice that it was not synced.
+    Damaged data is made anew, so no other check would notice that it was not synced.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Complaints(logging.Handler):
         self._log.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes it, whether somebody reads the log or not."""
+        """Notes an error, whether somebody reads the log or not."""
         self.told[record.getMessage()] = None
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def profile(self) -> dict[str, int] | None:
-        """How often which fault comes."""
+        """Frequency of each fault; None if all are alike."""
         return PROFILES[self.seed % len(PROFILES)]
 
     def go(self) -> Outcome:
@@ -190,7 +190,7 @@ class Run:
         faults.plan()
 
     def _let_in(self) -> list[str]:
-        """What strangers got in, and who of them was not refused."""
+        """Returns what strangers got in, and strangers that were never refused."""
         found = [what for stranger in self.strangers for what in stranger.wrong]
         for stranger in self.strangers:
             stranger.stop()
@@ -199,7 +199,7 @@ class Run:
         return found
 
     def _judged(self) -> list[str]:
-        """What is wrong beside the histories."""
+        """Returns faults that the histories do not show."""
         return []
 
     def _start(self) -> None:
@@ -239,7 +239,7 @@ class Run:
                 yield name, role.features
 
     def _left(self) -> list[str]:
-        """What brokers still hold for somebody, once that has had time to end."""
+        """Returns what brokers still hold for clients, after the time that it needs to end."""
         for _ in range(LEFT_LOOKS):
             left = [
                 f"{name} holds {count} {what}"

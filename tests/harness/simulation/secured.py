@@ -77,7 +77,7 @@ class Access:
         return ring
 
     def guard(self, process: str, clock: SimulatedClock) -> Guard | None:
-        """What a role goes by; None for clients."""
+        """Returns the guard of a role; None for clients."""
         if self._server(process) is None:
             return None
 

@@ -1,4 +1,4 @@
-"""Who may not send in seeds with security on, and tries again and again."""
+"""Clients that may not send in seeds with security on, and try again and again."""
 
 import itertools
 from typing import Final
@@ -14,7 +14,7 @@ from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.transport.simulated.node import NodeKilled
 
 EVERY_MS: Final = 2_000
-"""Such a client tries so often."""
+"""Interval of a stranger's tries."""
 PATIENCE_MS: Final = 1_000
 
 
@@ -22,8 +22,8 @@ class Stranger(Client):
     """One of ``secured.STRANGERS``; arguments as for ``Client``.
 
     Attributes:
-        refused: How often it was told so.
-        wrong: What it got in; empty when all is well.
+        refused: Number of times that it was refused.
+        wrong: Sends that got in; empty when all is well.
     """
 
     def __init__(self, world: World, books: Books, name: str) -> None:
@@ -33,7 +33,7 @@ class Stranger(Client):
         self._numbers = itertools.count()
 
     def make(self) -> Producer:
-        """The client."""
+        """Makes the client."""
         return Producer(
             "strangers",
             client=self.world.client_options(),

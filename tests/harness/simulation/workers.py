@@ -1,4 +1,4 @@
-"""Those who call listeners, as steps of the simulation: a call takes time, and may never end."""
+"""Workers that call listeners, as steps of the simulation: a call takes time, and may never end."""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +18,7 @@ LONG_CALL_EVERY: Final = 100
 
 
 def call_ms(node: SimulatedNode, usual_ms: int = CALL_MS) -> int:
-    """How long the next call takes."""
+    """Returns the duration of the next call, in ms."""
     chance = node.random
     return chance.randrange(LONG_CALL_MS if chance.randrange(LONG_CALL_EVERY) == 0 else usual_ms)
 
@@ -28,9 +28,9 @@ class SimulatedWorkers(Workers):
 
     Args:
         node: The consumer's process.
-        service: Whose turns they take.
-        most: Calls at a time.
-        on_call: Told the first message of each call, and what stands for the time of owning.
+        service: Service whose turns they take.
+        most: Most calls at a time.
+        on_call: Called with the first message of each call, and the work of its queue.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class SimulatedWorkers(Workers):
         service.attach(self)
 
     def wake(self, count: int) -> None:
-        """See ``Workers.wake``."""
+        """Implement ``Workers.wake``."""
         for _ in range(min(count, self._most - self._busy)):
             self._busy += 1
             self._node.after(0, self._look)
 
     def close(self, timeout_s: float) -> bool:
-        """See ``Workers.close``."""
+        """Implement ``Workers.close``."""
         return self._node.wait_until(lambda: self._busy == 0, int(timeout_s * 1_000))
 
     def _look(self) -> None:

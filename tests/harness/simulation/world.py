@@ -36,7 +36,7 @@ RESTART_MS: Final = 1_000
 """The supervisor starts what has ended again after so long."""
 
 DELAY_LEVELS: Final = "1s 2s 2s 4s 6s 8s 10s 15s 20s 30s 1m 2m 3m 4m 5m 6m 7m 8m"
-"""What fails twice comes again while there is something else to do."""
+"""Levels at which a message that fails twice comes again while the load still runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Process:
 
     @property
     def up(self) -> bool:
-        """It runs, or stands still."""
+        """True if the process runs, or stands still."""
         return self.node is not None and self.node.alive
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class Process:
         transport.loop.on_stop(self._ended)
 
     def kill(self) -> None:
-        """As kill -9."""
+        """Kills the process as kill -9 does."""
         if self.node is not None and self.node.alive:
             self.node.kill()
             self._dead.append(self.server)
@@ -95,7 +95,7 @@ class Process:
                 self.server.stop()  # the next life opens the same file
 
     def stop(self) -> None:
-        """As SIGTERM: the role says goodbye."""
+        """Stops the role as SIGTERM does: the role says goodbye."""
         if self.node is not None and self.node.alive and not self.node.paused:
             try:
                 self.server.stop()
@@ -168,7 +168,7 @@ class World:
 
     @property
     def namesrv_addr(self) -> str:
-        """What clients are given."""
+        """Addresses of the name servers, as clients take them."""
         ports = (NAMESRV_PORT + number for number in range(len(self.namesrvs)))
         return ";".join(f"127.0.0.1:{port}" for port in ports)
 
@@ -184,7 +184,7 @@ class World:
         return node
 
     def transport(self, name: str, node: SimulatedNode | None = None) -> SimulatedTransport:
-        """That of a process with one loop; of a new one if none is given."""
+        """Makes the transport of a process with one loop; of a new process if no node is given."""
         node = node or self.node(name)
         ring, guard = None, None
         if self.access is not None:
@@ -194,7 +194,7 @@ class World:
         return transport
 
     def connect_to_broker(self, transport: SimulatedTransport, place: str) -> SimulatedClient:
-        """A connection to a broker, whose key nobody tells."""
+        """Connects to a broker; the transport learns its key here, as no route gives it."""
         endpoint = f"tcp://127.0.0.1:{self.broker_port(place)}"
         if transport.ring is not None:
             transport.ring.learn(endpoint, key_of(place))
@@ -206,7 +206,7 @@ class World:
         return [*self.namesrv_addr.split(";"), *coordinators]
 
     def client_options(self) -> ClientOptions:
-        """Of each client."""
+        """Returns the options of each client."""
         return ClientOptions(namesrv_addr=self.namesrv_addr, use_ipc=False, zone=self.zone)
 
     # ---- Roles -------------------------------------------------------------------------
