@@ -38,7 +38,7 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
         """The name servers of a context, as commands take them.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: There is no context of that name.
         """
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "there are none"
@@ -47,7 +47,7 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def contexts_file() -> Path:
-    """Where contexts are kept: ``mqmesh/contexts.json`` below ``XDG_CONFIG_HOME``."""
+    """Path of the contexts: ``mqmesh/contexts.json`` below ``XDG_CONFIG_HOME``."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     # A relative one is to be ignored: https://specifications.freedesktop.org/basedir-spec/
     base = Path(folder) if folder.startswith("/") else Path.home() / ".config"
@@ -58,7 +58,7 @@ def load_contexts() -> Contexts:
     """Reads the file; without one there are no contexts.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     path = contexts_file()
     try:
@@ -74,7 +74,7 @@ def save_contexts(contexts: Contexts) -> None:
     """Writes the file, as a whole; nobody but its owner may read it.
 
     Raises:
-        ConfigError: It cannot be written, or there are too many contexts.
+        ConfigError: The file cannot be written, or there are too many contexts.
     """
     if len(contexts.contexts) > MAX_CONTEXTS:
         raise ConfigError(f"{MAX_CONTEXTS} contexts are there already; remove one")
@@ -97,15 +97,15 @@ def find_cluster(said: str | None, context: str | None) -> tuple[str, str]:
     """Return the name servers that a command asks, and the file with the keys of their context.
 
     Args:
-        said: ``--namesrv``.
+        said: Value of ``--namesrv``.
         context: ``--context``.
 
     Returns:
-        The name servers that were said; else those of the variable ``MQMESH_NAMESRV``; else those
+        The given name servers; else those of the variable ``MQMESH_NAMESRV``; else those
         of the context in use; else those of `mqmesh up`. And a path; "" where no context says one.
 
     Raises:
-        ConfigError: Both were said, or there is no such context.
+        ConfigError: Both options are given, or there is no such context.
     """
     if said is not None and context is not None:
         raise ConfigError("--namesrv and --context exclude each other")

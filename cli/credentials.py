@@ -20,7 +20,7 @@ def choose_cluster(said: str | None, context: str | None, data_dir: Path) -> str
     A context that is named stands above MQMESH_CREDENTIALS, and the context in use below it.
 
     Args:
-        said: ``--namesrv``.
+        said: Value of ``--namesrv``.
         context: ``--context``.
         data_dir: Folder of a cluster of this machine.
 
@@ -45,7 +45,7 @@ def use_credentials_of(data_dir: Path, namesrv: str) -> None:
 
     Args:
         data_dir: Folder of a cluster.
-        namesrv: Name servers that are to be asked.
+        namesrv: Name servers of the command.
 
     Raises:
         ConfigError: The file is there and cannot be used.

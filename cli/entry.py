@@ -12,7 +12,7 @@ def main() -> int:
         Exit code.
     """
     _keep_descriptors()
-    # While modules are loaded, there is nothing to be ended in order, and nobody who would catch
+    # While modules are loaded, there is nothing to be ended in order, and no code that would catch
     # the interrupt: the signal ends the process. A process that ignores it goes on to do so.
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:

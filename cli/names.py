@@ -63,7 +63,7 @@ class ClusterName(TextArgument):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Names that begin so; none when nobody can be asked."""
+        """Returns the names that begin so; none when no name server can be asked."""
         said = [one.params for one in (ctx, ctx.find_root())]
         namesrv = next((one["namesrv"] for one in said if one.get("namesrv")), None)
         try:
@@ -125,7 +125,7 @@ def check_texts(command: click.Command, inside: str = "") -> None:
     Numbers get a name for errors: nobody types "a valid integer range".
 
     Args:
-        command: Which.
+        command: Command to check.
         inside: Name of the group of commands that it belongs to.
     """
     for param in command.params:

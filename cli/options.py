@@ -39,7 +39,7 @@ def json_option(function: _F) -> _F:
 
 
 def namesrv_option(function: _F) -> _F:
-    """Adds ``--namesrv``; the command gets ``namesrv``: what was said, or is found."""
+    """Adds ``--namesrv``; the command gets ``namesrv``: the option's value, or the one found."""
 
     @click.option("--namesrv", metavar="HOST:PORT,…", help="Name servers.")
     @click.pass_context
@@ -71,11 +71,11 @@ def confirm(effect: str, question: str, *, yes: bool, as_json: bool) -> None:
     Args:
         effect: What the command would do, for the error: "this deletes …".
         question: For a person at a terminal; the answer no ends the command.
-        yes: The user said ``--yes``: nothing is asked.
-        as_json: A program reads the output, so nobody can be asked.
+        yes: The user gave ``--yes``: no question is asked.
+        as_json: A program reads the output, so no person can be asked.
 
     Raises:
-        ConfigError: Nobody can be asked, and ``--yes`` is not there.
+        ConfigError: No person can be asked, and ``--yes`` is not there.
     """
     if yes:
         return

@@ -113,7 +113,7 @@ def print_fields(
     Args:
         fields: Name and value.
         width: Columns for the names.
-        lines: Where they go; None for one of its own.
+        lines: Output for the lines; None for a new one.
     """
     lines = StyledLines() if lines is None else lines
     for name, value in fields:
@@ -135,9 +135,9 @@ class Column(msgspec.Struct, frozen=True):
     """One field of what a command lists, for programs and for people.
 
     Attributes:
-        name: In JSON; stable.
-        heading: In a table; "" for a field that only JSON has.
-        shown: What people see of the value; by default "-" for nothing, yes or no, or a list
+        name: Name in JSON; stable.
+        heading: Heading in a table; "" for a field that only JSON has.
+        shown: Format of the value for people; by default "-" for nothing, yes or no, or a list
             with blanks between.
         value: Takes the value out of a record; by default the record's field of that name.
         rank: Columns of the highest rank leave a narrow terminal first, those of rank 0 never.
@@ -210,7 +210,7 @@ class _Table:
     Args:
         columns: Heads.
         rows: Cells.
-        numbers: Which columns hold numbers.
+        numbers: Indexes of the columns that hold numbers.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ def duration(ms: int) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """So many of something: ``1 member``, ``2,000 members``; ``many`` where an s is not enough."""
+    """Returns a count with its noun: ``1 member``, ``2,000 members``; ``many`` for other plurals."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -315,7 +315,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """So many a second: whole numbers from 10 on."""
+    """Returns a rate a second as text: whole numbers from 10 on."""
     return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
 
 

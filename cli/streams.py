@@ -28,7 +28,7 @@ def standard_output() -> TextIO:
     """Returns standard output.
 
     Raises:
-        OSError: It is closed.
+        OSError: Standard output is closed.
     """
     if sys.stdout is None:
         raise OSError(errno.EBADF, "standard output is closed, so the answer is lost")

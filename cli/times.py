@@ -20,14 +20,14 @@ def parse_time(text: str, now_ms: int, option: str, also: str = "") -> int:
     Args:
         text: ISO 8601 (UTC where it names no zone), ms since 1970, or an age: ``10m``.
         now_ms: Wall clock.
-        option: Its name on the command line, for the error.
-        also: What else the option takes, for the error, with a comma and a space behind.
+        option: Name of the option on the command line, for the error.
+        also: Other values of the option, for the error, with a comma and a space behind.
 
     Returns:
         Milliseconds since 1970.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The text is none of these.
     """
     ago = _AGO.match(text)
     if ago:

@@ -23,13 +23,13 @@ def rows(archive: str, topic: str, since: str, until: str) -> Iterator[dict[str,
     In memory are the places of one day, about 40 bytes a message, and a thousand messages.
 
     Args:
-        archive: Its directory.
-        topic: Of the messages.
+        archive: Directory of the archive.
+        topic: Topic of the messages.
         since: First day, ``2026-03-01``; empty for the first there is.
         until: Last day; empty for the last there is.
 
     Raises:
-        ConfigError: It is no archive, or a day is none.
+        ConfigError: The directory is no archive, or a text is no day.
     """
     for batch in _batches(archive, topic, since, until):
         yield from batch.to_pylist()
@@ -39,8 +39,8 @@ def write_parquet(archive: str, topic: str, since: str, until: str, target: str)
     """Writes rows into one file; the arguments are those of ``rows``.
 
     Args:
-        archive: Its directory.
-        topic: Of the messages.
+        archive: Directory of the archive.
+        topic: Topic of the messages.
         since: First day.
         until: Last day.
         target: Directory that gets ``<topic>.parquet``; the file must not be there.
@@ -49,7 +49,7 @@ def write_parquet(archive: str, topic: str, since: str, until: str, target: str)
         Messages that were written.
 
     Raises:
-        ConfigError: As ``rows``, or the file is there.
+        ConfigError: The same as for ``rows``, or the file is there.
     """
     path = Path(target) / f"{topic}.parquet"
     if path.exists():

@@ -47,10 +47,10 @@ def last_cause(lines: Iterable[str]) -> str:
     """Returns the one line of a Java stack, or of Java's output, that names the last cause.
 
     Args:
-        lines: In the order in which they were written.
+        lines: Lines in the order in which they were written.
 
     Returns:
-        A line without the words before the cause; empty if nothing was said.
+        A line without the words before the cause; empty if there is none.
     """
     said = [line for line in lines if line.strip() and not line.startswith(("\t", *_SAYS_NOTHING))]
     causes = [line for line in said if _BEFORE_CAUSE.match(line)]

@@ -13,7 +13,7 @@ from mqmesh.errors import ConfigError
 from .tables import KEYS, MESSAGES, require_table, rows_where
 
 PLACES_AT_ONCE: Final = 1_000
-"""So many places are looked up in one pass over the messages."""
+"""Places that are looked up in one pass over the messages."""
 
 _PLACE: Final = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
 
@@ -22,8 +22,8 @@ class FoundRows(msgspec.Struct, frozen=True):
     """Messages that were found.
 
     Attributes:
-        rows: By column.
-        more: True if further messages match, that were not asked for.
+        rows: Rows by column.
+        more: True if further messages match, beyond the limit.
     """
 
     rows: list[dict[str, Any]]
@@ -43,7 +43,7 @@ def find(
     """Looks messages of an archive up.
 
     Args:
-        archive: Its directory.
+        archive: Directory of the archive.
         topic: Only of this topic.
         key: Only with this key.
         message_id: Only with this id.
@@ -55,7 +55,7 @@ def find(
         Rows by column, oldest place in the log first, and whether more match.
 
     Raises:
-        ConfigError: It is no archive, or nothing is said to look for.
+        ConfigError: The directory is no archive, or there is nothing to look for.
     """
     if not (topic or key or message_id or from_ms is not None or to_ms is not None):
         raise ConfigError("say what to look for: --topic, --key, --id, --from or --to")

@@ -75,16 +75,16 @@ def ingest(
         path: The snapshot.
         archive: Directory of the archive, made if need be; any place that Spark and Delta Lake
             can write to.
-        name: Of the broker in the archive; empty for its own.
+        name: Name of the broker in the archive; empty for its own.
         allow_gap: Go on where retention was quicker, and remember what is missing.
         on_damage: ``fail``, or ``skip`` to read around damage.
-        topics: As for the reader; empty for all but system topics, and those that ``archive.toml``
-            leaves out. Once a stretch of the log is taken in, other topics of it do not come any
+        topics: Same as for the reader; empty for all but system topics, and those that
+            ``archive.toml`` leaves out. Once a stretch of the log is taken in, other topics of it do not come any
             more.
 
     Raises:
-        ConfigError: It cannot be taken in: a gap, or another store, or another course of its log.
-        StorageError: It is damaged, or cannot be read.
+        ConfigError: The snapshot does not fit: a gap, another store, or another course of its log.
+        StorageError: The snapshot is damaged, or cannot be read.
     """
     snapshot = Snapshot(Path(path))
     store_id = snapshot.manifest.store_id

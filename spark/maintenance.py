@@ -77,14 +77,14 @@ def compact(spark: "SparkSession", archive: str, *, since: str = "") -> dict[str
 
     Args:
         spark: A session.
-        archive: Its directory.
+        archive: Directory of the archive.
         since: Only days from this one on, ``2026-03-01``; empty for all.
 
     Returns:
         Files before and after, of all tables together.
 
     Raises:
-        ConfigError: It is no archive.
+        ConfigError: The directory is no archive.
         StorageError: The messages were others afterwards; ``restore`` of Delta Lake goes back.
     """
     before, files = content_of(spark, archive), _files(archive)
@@ -107,7 +107,7 @@ def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "")
 
     Args:
         spark: A session.
-        archive: Its directory.
+        archive: Directory of the archive.
         before: The first day to keep, ``2026-03-01``.
         topic: Only of this topic; empty for all.
 
@@ -115,7 +115,7 @@ def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "")
         Messages that went. Their files go with ``vacuum``.
 
     Raises:
-        ConfigError: It is no archive, or the day is none.
+        ConfigError: The directory is no archive, or the text is no day.
         InvalidArgument: The topic cannot be one.
     """
     require_table(archive, MESSAGES)
@@ -138,14 +138,14 @@ def expire_by_settings(spark: "SparkSession", archive: str, today: date) -> int:
 
     Args:
         spark: A session.
-        archive: Its directory.
-        today: In UTC; so many days before it are kept.
+        archive: Directory of the archive.
+        today: Present day in UTC; so many days before it are kept.
 
     Returns:
         Messages that went.
 
     Raises:
-        ConfigError: It is no archive, or its settings are wrong.
+        ConfigError: The directory is no archive, or its settings are wrong.
     """
     settings = load_settings(archive)
     gone = 0
@@ -161,7 +161,7 @@ def vacuum(archive: str, *, hours: int, dry_run: bool) -> list[str]:
     """Removes files that no version of the last hours needs; without Spark.
 
     Args:
-        archive: Its directory.
+        archive: Directory of the archive.
         hours: Readers and ingests that began earlier may fail; from 1.
         dry_run: Only list the files.
 
@@ -220,14 +220,14 @@ def query(spark: "SparkSession", archive: str, text: str) -> Any:
 
     Args:
         spark: A session.
-        archive: Its directory.
+        archive: Directory of the archive.
         text: One SELECT.
 
     Returns:
         A data frame.
 
     Raises:
-        ConfigError: It is no archive, or the text is no query.
+        ConfigError: The directory is no archive, or the text is no query.
     """
     from pyspark.errors import PySparkException
 
@@ -249,7 +249,7 @@ def check_reads_only(spark: "SparkSession", text: str) -> None:
     """Refuses what would write, before it is done.
 
     Raises:
-        ConfigError: It is a command.
+        ConfigError: The text is a command.
     """
     jvm: Any = spark._jvm
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)

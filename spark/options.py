@@ -1,4 +1,4 @@
-"""Options of readers and writers as users give them, and what is said when one is wrong."""
+"""Options of readers and writers as users give them, and the errors when one is wrong."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from mqmesh.errors import ConfigError
 
 Options = Mapping[str, str]
-"""By name; Spark's own mapping does not mind capitals, a dict does."""
+"""Values by name; Spark's own mapping does not mind capitals, a dict does."""
 
 
 def check_names(options: Options, known: Iterable[str], what: str) -> None:
-    """Refuses options that nobody knows.
+    """Refuses unknown options.
 
     Args:
-        options: As given.
+        options: Options that the user gave.
         known: Names that may be there.
-        what: What has these options, for the error.
+        what: Name of the reader or writer, for the error.
 
     Raises:
         ConfigError: Names the first unknown one, and all that there are.
@@ -38,7 +38,7 @@ def flag(options: Options, name: str, default: bool = False) -> bool:
     """An option that is ``true`` or ``false``.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither.
     """
     text = (options.get(name) or str(default)).lower()
     if text not in ("true", "false"):
@@ -50,7 +50,7 @@ def number(options: Options, name: str, default: int, low: int, high: int) -> in
     """An option that is a whole number.
 
     Raises:
-        ConfigError: It is none, or out of bounds.
+        ConfigError: The value is no whole number, or out of bounds.
     """
     text = options.get(name)
     if not text:

@@ -70,7 +70,7 @@ class Rows:
 
         Args:
             columns: Names out of ``COLUMNS``.
-            schema: Of the record batches, the same columns.
+            schema: Schema of the record batches, the same columns.
             broker: Value of the column ``broker``.
         """
         self._columns = list(columns)

@@ -33,8 +33,8 @@ class Selection:
         message_ids: Only these; None for all.
         from_ms: Stored at this time or later.
         to_ms: Stored at this time or before.
-        from_offset: In batches that begin at this commit-log offset or behind it.
-        to_offset: In batches that begin before this one; None for all.
+        from_offset: Only batches that begin at this commit-log offset or behind it.
+        to_offset: Only batches that begin before this one; None for all.
         leave_out: Topics that are not wanted all the same, named as ``topics``.
         on_damage: ``fail`` or ``skip``.
     """
@@ -104,8 +104,8 @@ def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> lis
     """The tasks that read what is wanted of a snapshot.
 
     Raises:
-        ConfigError: It is no snapshot.
-        StorageError: It is damaged, or cannot be read.
+        ConfigError: The directory is no snapshot.
+        StorageError: The snapshot is damaged, or cannot be read.
     """
     snapshot = Snapshot(Path(path))
     places, ranges = _look_up(snapshot, wanted)

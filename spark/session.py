@@ -65,12 +65,12 @@ def session(
     """Returns a Spark session, or the one that is running, for snapshots and the archive.
 
     Args:
-        master: Of a Spark cluster, as ``spark://host:7077``; empty for this machine alone.
+        master: Address of a Spark cluster, as ``spark://host:7077``; empty for this machine alone.
         memory: Heap of the driver, as Java writes sizes.
         cores: Tasks at a time on this machine, from 1; not used with ``master``.
         jars: Directory with Delta Lake's jars; None has Spark fetch them from Maven Central, once.
-        name: Of the application.
-        is_short: It is for a query or two: Java starts to work sooner, and a fifth slower.
+        name: Name of the application.
+        is_short: True for a query or two: Java starts to work sooner, and a fifth slower.
         is_quiet: Show nothing of what Java, Ivy and Spark write to standard error. An error of this
             function then has the last cause that they wrote.
         extra: Further settings of Spark; they win over those made here, but ``spark.jars.packages``
@@ -198,10 +198,10 @@ def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
 
     Args:
         spark: A session of ``session``.
-        archive: Its directory.
+        archive: Directory of the archive.
 
     Raises:
-        ConfigError: It is no archive.
+        ConfigError: The directory is no archive.
     """
     require_table(archive, MESSAGES)
     return spark.read.format("delta").load(table_path(archive, MESSAGES))

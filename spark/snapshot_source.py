@@ -56,7 +56,7 @@ class SnapshotReader(DataSourceReader):
 
         Args:
             schema: Wanted columns.
-            options: As the user gave them.
+            options: Options that the user gave.
 
         Raises:
             ConfigError: One is wrong.

@@ -11,13 +11,13 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         broker: Name under which the archive knows the store.
         store_id: Identity of the store.
-        epoch: Of its log at the end of the stretch.
+        epoch: Epoch of its log at the end of the stretch.
         from_offset: Commit-log offset where the stretch begins.
-        to_offset: Where it ends.
+        to_offset: Commit-log offset where it ends.
         gap_before: Bytes of log before it that never came into the archive.
         snapshot: Name of the snapshot that it came of.
-        last_offset: Of the last batch in it, -1 for none.
-        mark: By which that is known again.
+        last_offset: Commit-log offset of the last batch in it, -1 for none.
+        mark: Mark that identifies this batch.
     """
 
     broker: str

@@ -1,4 +1,4 @@
-"""The tables of an archive, and what can be said of them without Spark."""
+"""Tables of an archive, and their state as far as it shows without Spark."""
 
 import os
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A store of which an archive has messages.
 
     Attributes:
-        broker: Its name in the archive.
-        store_id: Its identity.
+        broker: Name of the store in the archive.
+        store_id: Identity of the store.
         position: Commit-log offset to which its messages are there.
-        keys_position: To which their keys are in the table of keys.
+        keys_position: Commit-log offset to which their keys are in the table of keys.
         ingests: Steps that led there, oldest first.
     """
 
@@ -63,7 +63,7 @@ def app_id(store_id: int, broker: str) -> str:
 
 
 def table_path(archive: str, table: str) -> str:
-    """Where a table of an archive is; absolute, as Java has a working directory of its own."""
+    """Returns a table's path; absolute, as Java has a working directory of its own."""
     place = archive.rstrip("/") if "://" in archive else os.path.abspath(archive)
     return f"{place}/{table}"
 
@@ -80,7 +80,7 @@ def require_table(archive: str, table: str) -> DeltaTable:
     """A table that must be there.
 
     Raises:
-        ConfigError: It is not, so this is no archive.
+        ConfigError: The table is missing, so this is no archive.
     """
     found = open_table(archive, table)
     if found is None:

@@ -1,4 +1,4 @@
-"""`mqmesh user`, `mqmesh acl` and `mqmesh key`: who may connect, and who may do what."""
+"""`mqmesh user`, `mqmesh acl` and `mqmesh key`: users, their rights and their keys."""
 
 import datetime
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ from .ha_status import is_well, show_settings, show_status
 
 WATCH_S: Final = 1.0
 MOST_DIFFERENCES: Final = 10
-"""After so many a comparison ends."""
+"""Differences after which a comparison ends."""
 
 
 @click.group()

@@ -46,7 +46,7 @@ class BenchClient:
     """One client's process, in a session of its own, so that Ctrl-C reaches only us.
 
     Args:
-        task: What it does.
+        task: Task of the client.
     """
 
     def __init__(self, task: BenchTask) -> None:
@@ -75,10 +75,10 @@ class BenchClient:
             return  # the caller that waits for its report will read why
 
     def hear(self) -> None:
-        """Takes what it has said.
+        """Takes the client's messages.
 
         Raises:
-            BenchFailed: It cannot go on, or has ended without a report.
+            BenchFailed: The client cannot go on, or has ended without a report.
         """
         data = os.read(self.output.fileno(), 1 << 16)
         if not data and self.report is None:

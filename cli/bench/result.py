@@ -16,7 +16,7 @@ class ClientResult(msgspec.Struct, kw_only=True):
     Attributes:
         messages: Acknowledged, or read.
         failed: Number of sends that failed.
-        seconds: From the first to the last.
+        seconds: From the first message to the last.
         messages_per_second: Rate in these seconds.
         mib_per_second: Rate of their bodies.
         cpu_seconds: Processor time of its process.
@@ -65,10 +65,10 @@ def summarize(
     """The result of some clients.
 
     Args:
-        command: Which.
-        topic: Where.
-        reports: Of the clients whose messages count, at least one.
-        readers: Of those beside, who read what the others sent.
+        command: ``produce``, ``consume`` or ``latency``.
+        topic: Topic of the messages.
+        reports: Reports of the clients whose messages count, at least one.
+        readers: Reports of clients beside, which read the messages of the others.
         is_interrupted: Ctrl-C ended it early.
     """
     everyone = [*reports, *readers]

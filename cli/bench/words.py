@@ -43,7 +43,7 @@ class BenchTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         work: Kind of work.
         namesrv: Name servers.
         topic: Topic to send to, or to read.
-        client: Its number, from 0.
+        client: Number of the client, from 0.
         clients: Number of clients: readers divide the queues.
         run: Number in stamped bodies that identifies this run, 0 to 2**64 - 1.
         message_count: Messages to send; 0 for no end.
@@ -137,8 +137,8 @@ class ClientReport(msgspec.Struct, tag="report", kw_only=True):
         failed: Sends that failed.
         error: Text of the first send error.
         begin_s: Monotonic time at which it began.
-        end_s: When the last one was done.
-        cpu_s: Its processor time from GO on.
+        end_s: Monotonic time at which the last message was done.
+        cpu_s: Processor time of the client from GO on.
         send: Times from call to acknowledgement, of ``SEND_EACH``.
         delivery: Times from the call of send to the reader, of ``READ_STAMPED``.
     """
@@ -171,7 +171,7 @@ def stamp(run: int, filler: bytes) -> bytes:
     """A body with its run and the time, which all processes of a machine share.
 
     Args:
-        run: Of ``BenchTask``.
+        run: Number of the run, see ``BenchTask``.
         filler: The body, ``MIN_STAMPED_BYTES`` or more, whose begin is replaced.
     """
     return _STAMP.pack(run, time.monotonic_ns()) + filler[_STAMP.size :]

@@ -85,8 +85,8 @@ class BenchRun:
     """One task's count, end and report.
 
     Args:
-        task: Which.
-        orders: Of the parent.
+        task: Task of the client.
+        orders: Orders of the parent.
     """
 
     def __init__(self, task: BenchTask, orders: Orders) -> None:

@@ -32,7 +32,7 @@ from ..times import TIME_HELP, parse_time
 from .shown_message import message_dict, parts_of
 
 POLL_MS: Final = 200
-"""So quickly Ctrl-C is noticed."""
+"""Time within which Ctrl-C is noticed."""
 MESSAGES_A_POLL: Final = 1_000
 
 Show = Callable[[StoredMessage], None]

@@ -58,7 +58,7 @@ AGES: Final = (
 """Steps of ages, and up to how many ms each goes."""
 
 _MODULE: Final = re.compile(r"\A(?:\w+\.)+(?=\w+: )")
-"""In front of the class of an exception; in a table what it says matters more."""
+"""Package of an exception's class; left out in a table, where the text matters more."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -41,9 +41,9 @@ PAUSE_S: Final = 0.1
 CLOSE_MS: Final = 500
 """All outcomes were waited for when it is closed, but for Ctrl-C, which must be quick."""
 GRACE_S: Final = 0.3
-"""After Ctrl-C, for outcomes that are still to come."""
+"""Wait after Ctrl-C for outcomes that are still to come."""
 GIVE_UP_S: Final = 30.0
-"""When brokers were there and all sends fail for so long, the rest is not tried any more."""
+"""Time of failed sends after which the rest is not tried any more, if brokers were there."""
 
 
 @click.command()
@@ -191,7 +191,7 @@ def _send_all(
 def _queues(
     producer: Producer, topic: str, queue_id: int | None, broker: str
 ) -> Iterator[MessageQueue | None]:
-    """Where messages go, one after the other; None where the producer chooses."""
+    """Yields the queues of the messages; None where the producer chooses."""
     if queue_id is None and not broker:
         return itertools.repeat(None)
     known = producer.fetch_publish_queues(topic)
@@ -317,7 +317,7 @@ def _paced(
     for number, message in enumerate(messages):
         if rate is not None:
             due = began + number / rate
-            # Who was held up for long does not make up for it with a burst.
+            # A send that was held up for long is not made up for with a burst.
             if time.monotonic() - due > LONG_OVER_RATE_S:
                 began += time.monotonic() - due
             interrupt.wait(due - time.monotonic())
@@ -364,7 +364,7 @@ def properties_of(pairs: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
-    """When messages are to be delivered, 0 for at once."""
+    """Returns the delivery time of the messages, 0 for at once."""
     if delay is not None and deliver_at is not None:
         raise click.UsageError("--delay and --deliver-at exclude each other")
     if deliver_at is not None:

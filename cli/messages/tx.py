@@ -195,7 +195,7 @@ def as_dict(half: HalfMessage) -> dict[str, Any]:
 
 
 def next_check(half: HalfMessage) -> str:
-    """When a half message is asked about again, in words."""
+    """Returns when a half message is checked next, in words."""
     if half.is_parked:
         return "parked"
     if half.info.next_check_ms < 0:

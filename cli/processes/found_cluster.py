@@ -20,18 +20,18 @@ from .layout import RUN, SECURITY, ClusterConfig, data_folders
 from .start_plan import FoundCluster, FoundStore, LastBroker, LastStart
 
 LAST_START: Final = "last-start.json"
-"""In the folder of the roles' settings."""
+"""Name of the file, in the folder of the roles' settings."""
 
 
 def find_cluster(cluster: ClusterConfig) -> FoundCluster:
     """Looks into a data folder; the caller has its lock.
 
     Args:
-        cluster: What is to be started in it.
+        cluster: Cluster to start in it.
 
     Raises:
-        ConfigError: It cannot be read.
-        CorruptRecord: What a store, or the last start, says of itself cannot be read.
+        ConfigError: The folder cannot be read.
+        CorruptRecord: The record of a store, or of the last start, cannot be read.
     """
     folder = cluster.folder.absolute()
     try:
@@ -65,11 +65,11 @@ def save_last_start(cluster: ClusterConfig, file: Path | None) -> None:
     """Keeps what a start is, for the next one.
 
     Args:
-        cluster: What is started; the folder of the roles' settings is there.
+        cluster: Cluster that starts; the folder of the roles' settings is there.
         file: Its cluster file, None for none.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The record cannot be written.
     """
     brokers = tuple(
         LastBroker(

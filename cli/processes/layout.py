@@ -71,10 +71,10 @@ class ClusterSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Security of the roles of a cluster.
 
     Attributes:
-        enable: As of each role. Keys, access list and ``client.toml`` for administrators are made
-            in ``data_dir/security`` where they are missing. Where nothing is said it is on if there
+        enable: Security of each role. Keys, access list and ``client.toml`` for administrators are
+            made in ``data_dir/security`` where they are missing. Without a value it is on if there
             are any.
-        insecure: As of each role: start without security what was secured before.
+        insecure: Each role may start without security although it was secured before.
     """
 
     enable: bool | None = None
@@ -168,7 +168,7 @@ def load_cluster(
 
 
 def key_file(folder: Path, user: str) -> Path:
-    """Where `mqmesh up --secure` keeps the keys of a user of its own.
+    """Returns the path of the keys of a user that `mqmesh up --secure` makes.
 
     Args:
         folder: Data folder of the cluster.
@@ -218,9 +218,9 @@ def _server_key(settings: msgspec.Struct) -> str:
 
 
 def seats_of_replicas(config: ClusterConfig) -> dict[str, ReplicaSeat]:
-    """Where replicas that elect have their sessions, by the names of their processes.
+    """Returns the coordinators' seats of replicas that elect, by the names of their processes.
 
-    Those of a coordinator that runs beside them are left out: it sees itself who is dead.
+    Replicas of a coordinator that runs beside them are left out: it sees itself which are dead.
     """
     beside = f"embedded://{_where(config.coordinator)}" if _needs_coordinator(config) else ""
     return {
@@ -284,7 +284,7 @@ def _fill(data: dict[str, Any]) -> None:
 
 
 def _share(data: dict[str, Any]) -> None:
-    """Gives each role what is said once for all: how brokers replicate, and where its keys are.
+    """Gives each role the settings of all: how brokers replicate, and where its keys are.
 
     Before anything is checked, since rules of a role ask for it. What is of a wrong type is left to
     that check.
@@ -356,12 +356,12 @@ def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def replica_folder(root: Path, broker_id: int, mode: HaMode) -> Path:
-    """Where a replica has its store. The first one has that of a broker without replicas.
+    """Returns the store folder of a replica; the first one has that of a broker without replicas.
 
     Args:
-        root: Of that store.
-        broker_id: Of the replica.
-        mode: Of the group.
+        root: Store folder of a broker without replicas.
+        broker_id: Id of the replica.
+        mode: HA mode of the group.
     """
     return root if _is_first(broker_id, mode) else root.with_name(f"{root.name}-r{broker_id}")
 
@@ -384,8 +384,8 @@ def broker_user(broker_name: str, broker_id: int, mode: HaMode) -> str:
 
     Args:
         broker_name: Broker group.
-        broker_id: Of the replica.
-        mode: Of the group.
+        broker_id: Id of the replica.
+        mode: HA mode of the group.
     """
     return broker_name if mode is not HaMode.AUTO else f"{broker_name}-r{broker_id}"
 

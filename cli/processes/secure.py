@@ -67,7 +67,7 @@ def new_credentials(user: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) ->
     """New keys.
 
     Args:
-        user: Whose.
+        user: Name of the user.
         namesrv_key: Public key of the name servers, or both; "" if these are theirs.
         namesrv_addr: The name servers, for clients.
     """

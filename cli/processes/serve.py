@@ -51,7 +51,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         """The settings of a role.
 
         Args:
-            kind: Of the role.
+            kind: Type of the role's settings.
             namesrv: Name servers that a command would ask: of a role that watches a cluster, unless
                 its settings name some.
 

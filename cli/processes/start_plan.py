@@ -28,8 +28,8 @@ class FoundStore(msgspec.Struct, frozen=True, kw_only=True):
     """A broker's store on this disk.
 
     Attributes:
-        path: Its folder, absolute.
-        history: Which roles it had.
+        path: Folder of the store, absolute.
+        history: Roles that the store had.
     """
 
     path: Path
@@ -41,8 +41,8 @@ class LastBroker(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         broker_name: Broker group.
-        broker_id: Of the replica.
-        total_replicas: Of its group; 0 where no master is elected.
+        broker_id: Id of the replica.
+        total_replicas: Replicas of its group; 0 where no master is elected.
         root: Folder of its store, absolute.
     """
 
@@ -118,9 +118,9 @@ def plan_start(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -
     """Decides what flags leave open.
 
     Args:
-        cluster: As settings and flags alone have it.
-        found: What is in its data folder.
-        flags: What was said.
+        cluster: Cluster from settings and flags alone.
+        found: Content of its data folder.
+        flags: Flags of the start.
 
     Raises:
         ConfigError: The data folder is a store, or was secured and is to be opened by settings.
@@ -140,9 +140,9 @@ def check_stores(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags)
     """Checks that a planned start uses every store there is, and each as what it is.
 
     Args:
-        cluster: As it is to be started.
-        found: What is in its data folder.
-        flags: What was said.
+        cluster: Cluster that is to start.
+        found: Content of its data folder.
+        flags: Flags of the start.
 
     Returns:
         Lines for people: which broker gets replicas.

@@ -13,7 +13,7 @@ def span_seconds(text: str) -> int:
     """Seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is no span.
     """
     unit = SPAN_SECONDS.get(text[-1:], 0)
     number = text[:-1]

@@ -88,7 +88,7 @@ def fits_sql(expression: str, message: Message) -> bool:
     """True when an expression is TRUE for a message.
 
     Raises:
-        InvalidArgument: As ``parse_sql``.
+        InvalidArgument: The expression is wrong, see ``parse_sql``.
     """
 
     def lookup(name: str) -> str | None:
@@ -173,7 +173,7 @@ _Plan: TypeAlias = Callable[[_Columns], _Verdicts]
 
 
 class _Leaf(dict[Any, int]):
-    """Verdicts by value, or by tuple of values; found out when first asked for."""
+    """Verdicts by value, or by tuple of values; evaluated at the first lookup."""
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -206,9 +206,9 @@ class Predicate:
         expression: SQL92.
 
     Attributes:
-        expression: As given.
+        expression: Expression as given.
         tags: A message that matches has one of these tags; None if the expression does not say.
-        leaf_count: How often a message is looked at.
+        leaf_count: Number of evaluations a message.
 
     Raises:
         InvalidArgument: Says at which character, counted from 1, what is wrong.

@@ -32,8 +32,8 @@ class PythonFilter:
         source: Python, up to 64 KiB as UTF-8.
 
     Attributes:
-        source: As above.
-        filter_id: Its name on the wire: 32 hex digits.
+        source: Python source of the filter.
+        filter_id: Name of the filter on the wire: 32 hex digits.
 
     Raises:
         InvalidArgument: The source is no text, empty or too long.
@@ -74,7 +74,7 @@ def check_filter_id(text: str) -> str:
     """Returns a filter's id if it has the form of one.
 
     Raises:
-        InvalidArgument: It has not.
+        InvalidArgument: The text has another form.
     """
     if len(text) != ID_LENGTH or any(c not in "0123456789abcdef" for c in text):
         raise InvalidArgument(f"{text[:64]!r} is no filter id, which has {ID_LENGTH} hex digits")

@@ -244,7 +244,7 @@ class _Part(NamedTuple):
     value: Any
     """A node or an operand."""
     position: int
-    """Where it begins, from 0."""
+    """Start of the part, from 0."""
     terms: int = 1
     depth: int = 0
 

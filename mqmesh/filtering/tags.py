@@ -54,7 +54,7 @@ def expression_hashes(expression: str) -> frozenset[int] | None:
         Of each tag ``message.tag_hash``; None when every message fits.
 
     Raises:
-        InvalidArgument: As ``parse_tags``.
+        InvalidArgument: The expression is wrong, see ``parse_tags``.
     """
     if expression == ALL:
         return None

@@ -83,7 +83,7 @@ def confine(limits: Limits) -> list[str]:
     spaces = _enter_namespaces(libc, _NAMESPACES) if os.geteuid() == 0 else []
     rungs = [*spaces, *_become_nobody()]
     if not spaces:
-        # Who is not root, or root without its powers, may do it within a user namespace.
+        # A user who is not root, or root without its powers, may do it within a user namespace.
         rungs += _enter_namespaces(libc, _CLONE_NEWUSER | _NAMESPACES)
     if _enter_landlock(libc):
         rungs.append("landlock")

@@ -21,7 +21,7 @@ position bytes type meaning
 13       …     …    body: see ``Status``
 ======== ===== ==== ==========================================================
 
-A worker that says anything else, or more than it was asked, is not trusted any more.
+A worker that writes anything else, or more than the question asks for, is not trusted any more.
 """
 
 import enum
@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     Attributes:
         status: A ``Status``.
-        body: See there.
+        body: Body of the answer, see ``Status``.
     """
 
     status: Status
@@ -81,15 +81,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class FramingSlip(Exception):
-    """Raised when a worker said something that is no answer."""
+    """Raised when a worker's output is no answer."""
 
 
 class AnswerReader:
     """Takes what a worker writes, and never holds more of it than an answer may be.
 
     Args:
-        nonce: Of the question.
-        messages: Of the batches asked about; 0 for the setup.
+        nonce: Nonce of the question.
+        messages: Messages in the batches of the question; 0 for the setup.
     """
 
     def __init__(self, nonce: int, messages: int) -> None:
@@ -101,7 +101,7 @@ class AnswerReader:
         """Takes a piece; the answer once it is complete.
 
         Raises:
-            FramingSlip: That is no answer to the question.
+            FramingSlip: The output is no answer to the question.
         """
         self._data += data
         if len(self._data) < ANSWER.size:

@@ -65,7 +65,7 @@ def load_filter(source: str) -> Match:
     """Runs a filter's source and finds its ``match``.
 
     Raises:
-        FilterError: It is no Python, fails, or has no ``match``.
+        FilterError: The source is no Python, fails, or has no ``match``.
     """
     names: dict[str, Any] = {"__name__": FILE_NAME, "__builtins__": _builtins()}
     try:
@@ -86,8 +86,8 @@ def match_all(match: Match, messages: Iterable[StoredMessage]) -> bytes:
         One byte a message: 1 for a match, else 0.
 
     Raises:
-        FilterExhausted: It has used up its memory.
-        FilterError: It raised, or answered something else than True or False.
+        FilterExhausted: The filter has used up its memory.
+        FilterError: The filter raised, or returned something else than True or False.
     """
     found = bytearray()
     add = found.append

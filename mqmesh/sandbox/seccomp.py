@@ -103,7 +103,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         mprotect=226,
     ),
 }
-"""By ``platform.machine()``. Numbers are the kernel's and never change."""
+"""Numbers by ``platform.machine()``. They are the kernel's and never change."""
 
 
 def program(architecture: Architecture) -> bytes:

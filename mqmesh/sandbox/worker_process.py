@@ -53,7 +53,7 @@ class WorkerLoop(Protocol):
 
 
 class WorkerProcess:
-    """One worker; it is asked one question at a time.
+    """One worker; answers one question at a time.
 
     Args:
         loop: Event loop of the process.
@@ -117,7 +117,7 @@ class WorkerProcess:
 
         Args:
             parts: Whole batches, checked.
-            messages: How many they hold, from 1.
+            messages: Number of messages in the batches, from 1.
             deadline_ms: A worker that has not answered by then is killed.
         """
         self._question(parts, messages, deadline_ms)

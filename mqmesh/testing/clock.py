@@ -7,8 +7,8 @@ class ManualClock:
     """The twin of ``mqmesh.clock.SystemClock`` for tests.
 
     Args:
-        monotonic_ms: Where the monotonic clock begins.
-        wall_ms: Where the wall clock begins, ms since 1970-01-01 UTC.
+        monotonic_ms: Start of the monotonic clock.
+        wall_ms: Start of the wall clock, ms since 1970-01-01 UTC.
     """
 
     def __init__(self, monotonic_ms: int = 1_000, wall_ms: int = 1_600_000_000_000) -> None:
@@ -35,7 +35,7 @@ class ManualClock:
         """Lets time pass on both clocks.
 
         Args:
-            duration_ms: How long, from 0 on.
+            duration_ms: Duration, from 0 on.
         """
         assert duration_ms >= 0, "time does not go back; see jump_wall"
         self._monotonic_ms += duration_ms

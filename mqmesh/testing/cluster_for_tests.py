@@ -42,8 +42,8 @@ class SharedCluster:
         broker_settings: Settings of the broker, as after ``--set``.
 
     Attributes:
-        namesrv_addr: What clients are given.
-        started_in_s: How long its start took.
+        namesrv_addr: Addresses of the name servers, for clients.
+        started_in_s: Seconds that its start took.
         admin: For topics.
     """
 
@@ -74,7 +74,7 @@ class SharedCluster:
         """Ends the broker, by SIGTERM, or as a crash would.
 
         Raises:
-            RuntimeError: It is to be killed and is no process of its own.
+            RuntimeError: The broker is to be killed, and is no process of its own.
         """
         if self._processes is not None:
             broker = self._processes.brokers[BROKER]

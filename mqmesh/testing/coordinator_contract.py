@@ -36,7 +36,7 @@ GROUP: Final = "broker-a"
 TTL_MS: Final = 2_000
 PATIENCE_MS: Final = 20_000
 SLACK_MS: Final = 6_000
-"""So much longer than its time may a session live in any engine."""
+"""Time beyond its TTL that a session may live in any engine."""
 
 
 class CoordinatorSite(Protocol):
@@ -57,7 +57,7 @@ class CoordinatorSite(Protocol):
         """Lets time pass until something is so.
 
         Raises:
-            AssertionError: It did not become so in time.
+            AssertionError: The condition did not become true in time.
         """
 
 
@@ -65,7 +65,7 @@ def ask(site: CoordinatorSite, method: Callable[..., None], *arguments: Any) -> 
     """Calls a method and waits for its value.
 
     Raises:
-        MQMeshError: That was the outcome.
+        MQMeshError: The call failed with this error.
     """
     outcomes: list[Any] = []
     method(*arguments, outcomes.append)

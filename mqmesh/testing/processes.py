@@ -26,18 +26,18 @@ class RoleProcess:
     Args:
         role: ``namesrv``, ``broker`` or ``schedule``.
         settings: Keys and values, as after ``--set``.
-        log_file: Where the process logs to.
+        log_file: File of the process's log.
         program: Arguments of the interpreter before the role.
         before: Command and arguments before the interpreter, such as ``ip netns exec NAME``; what
             it runs has to keep its process id.
         options: Further options of the role, such as ``--health=8086``.
 
     Attributes:
-        endpoint: Where it listens, ``host:port``.
-        pid: Of the process.
+        endpoint: Address where it listens, ``host:port``.
+        pid: Id of the process.
 
     Raises:
-        RuntimeError: It did not become ready; the text holds its last log lines.
+        RuntimeError: The process did not become ready; the text holds its last log lines.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class ProcessCluster:
 
     Args:
         folder: For stores and logs; a short path, since it also holds Unix sockets.
-        namesrvs: How many name servers.
+        namesrvs: Number of name servers.
         brokers: Names of the broker groups.
         broker_settings: Settings of every broker.
-        broker_program: As ``RoleProcess`` takes it.
+        broker_program: Program of brokers, as for ``RoleProcess``.
         keys: Folder as `mqmesh up --secure` makes it, with keys of the name servers, of each
             broker and of the administrator ``client``; None for no security.
 
@@ -133,7 +133,7 @@ class ProcessCluster:
         namesrvs: The name servers' processes.
         brokers: The brokers' processes, by name.
         schedules: The schedule services that were started, by the names of their brokers.
-        namesrv_addr: What clients are given.
+        namesrv_addr: Addresses of the name servers, for clients.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ProcessCluster:
         known so far, if there are any.
 
         Raises:
-            RuntimeError: One hears nothing of a broker.
+            RuntimeError: A name server has not heard of a broker in time.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         credentials = "" if self._keys is None else str(self._keys / "client.toml")

@@ -56,13 +56,13 @@ def make_batch(
     """A batch for tests.
 
     Args:
-        bodies: Of its messages.
+        bodies: Bodies of the messages.
         topic: Physical topic.
-        queue_id: From 0.
-        producer_id: Of its producer.
-        first_sequence: Of its first message.
+        queue_id: Queue id, from 0.
+        producer_id: Id of the producer.
+        first_sequence: Sequence of the first message.
         tags: One a message, or none at all.
-        attributes: Of the batch.
+        attributes: Attributes of the batch.
     """
     messages = [
         Message(topic, body.encode() if isinstance(body, str) else body, tag)
@@ -130,7 +130,7 @@ class StoreContract:
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
-        """Where the store of a test is."""
+        """Returns the directory of a test's store."""
         return tmp_path / "store"
 
     @pytest.fixture

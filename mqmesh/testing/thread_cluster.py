@@ -34,14 +34,14 @@ class RoleThread:
     """A role with an event loop and a thread of its own; it serves once this returns.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
         make: Makes the role.
 
     Attributes:
-        endpoint: Where it listens, ``host:port``.
+        endpoint: Address where it listens, ``host:port``.
 
     Raises:
-        RuntimeError: It did not start; its cause says why.
+        RuntimeError: The role did not start; the cause says why.
     """
 
     def __init__(self, name: str, make: MakeRole) -> None:
@@ -93,7 +93,7 @@ class ThreadCluster:
         broker_settings: Settings of the broker, as after ``--set``.
 
     Attributes:
-        namesrv_addr: What clients are given.
+        namesrv_addr: Addresses of the name servers, for clients.
     """
 
     def __init__(self, folder: Path, broker_settings: Mapping[str, str] | None = None) -> None:
@@ -121,7 +121,7 @@ class ThreadCluster:
         """Starts the broker, again with its old address and data; nothing if it serves.
 
         Raises:
-            RuntimeError: It did not start, or the name server hears nothing of it.
+            RuntimeError: The broker did not start, or the name server has not heard of it in time.
         """
         if self._broker is None:
             self._broker = RoleThread("broker", self._make_broker)

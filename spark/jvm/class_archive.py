@@ -26,8 +26,8 @@ def class_archive_options(java: Java, packages: str, cache: Path, now_s: float) 
     """Options for Java that use the archive of classes, or have it written; may be empty.
 
     Args:
-        java: That will run.
-        packages: What is loaded, with versions: other classes need another archive.
+        java: Java that will run.
+        packages: Loaded packages, with versions: other classes need another archive.
         cache: Directory for files that can be made again.
         now_s: Unix time, in seconds.
     """

@@ -43,7 +43,7 @@ def jar_files(directory: Path) -> list[Path]:
     """The jars in a directory that somebody has filled by ``mqmesh archive jars``.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are no jars.
     """
     found = sorted(directory.glob("*.jar"))
     if not any(path.name.startswith(("delta-spark", "io.delta_delta-spark")) for path in found):
@@ -77,7 +77,7 @@ def remember_jars(package: str, jars: list[str]) -> None:
 
     Args:
         package: Maven coordinates.
-        jars: As Spark names them, see ``jar_path``.
+        jars: Jars by Spark's names, see ``jar_path``.
     """
     paths = [str(jar_path(jar)) for jar in jars]
     path = _list_file(package)
@@ -91,10 +91,10 @@ def remember_jars(package: str, jars: list[str]) -> None:
 
 
 def jar_path(entry: str) -> Path:
-    """Returns where a jar is.
+    """Returns the path of a jar.
 
     Args:
-        entry: As Spark names it: a path, or a URI with ``file:``, where a space is ``%20``.
+        entry: Spark's name of it: a path, or a URI with ``file:``, where a space is ``%20``.
     """
     path = entry.removeprefix("file:")
     return Path("/" + (path if path == entry else unquote(path)).lstrip("/"))

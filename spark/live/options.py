@@ -17,9 +17,9 @@ from ..options import Options, check_names, flag, json_object, number, time_ms, 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 FIRST: Final = -2
-"""In JSON, where the queue begins."""
+"""Beginning of the queue, in JSON."""
 END: Final = -1
-"""In JSON, where it ends."""
+"""End of the queue, in JSON."""
 MOST_PARTITIONS: Final = 10_000
 MOST_ROWS: Final = 1_000_000
 MOST_FETCH: Final = 16 * MIB
@@ -51,8 +51,8 @@ class Place:
     """A place in a queue.
 
     Attributes:
-        offset: Queue offset of the next message; ``FIRST`` or ``END`` in what users say.
-        epoch: Of the broker's log when that was right; 0 if it is not known.
+        offset: Queue offset of the next message; ``FIRST`` or ``END`` in users' options.
+        epoch: Epoch of the broker's log when the offset was right; 0 if it is not known.
     """
 
     offset: int
@@ -64,13 +64,13 @@ Places = dict[MessageQueue, Place]
 
 @dataclass(frozen=True)
 class Bound:
-    """From where, or up to where, queues are read.
+    """Beginning, or end, of what is read of queues.
 
     Attributes:
-        name: Of the option, for errors.
+        name: Name of the option, for errors.
         everywhere: ``FIRST`` or ``END``.
-        time_ms: In place of that, the first message stored at or after a time; -1 for none.
-        places: In place of both, queue by queue; None if there is no such option.
+        time_ms: First message stored at or after a time, in place of ``everywhere``; -1 for none.
+        places: Places by queue, in place of both; None if there is no such option.
     """
 
     name: str
@@ -104,12 +104,12 @@ class LiveOptions:
         topics: Names, or beginnings of names with ``*`` behind.
         pattern: Expression that names of topics fit as a whole; empty for none.
         assigned: Queues, in place of topics.
-        starting: Where to begin.
-        ending: Where to end; of batches.
+        starting: Beginning of the read.
+        ending: End of the read; of batches.
         min_partitions: Tasks, if there are as many messages; 0 for one a queue.
         max_offsets: Messages of a batch of a stream; 0 for no limit.
         fail_on_loss: Messages that are gone make the query fail.
-        selector: Which messages are wanted.
+        selector: Selector of the wanted messages.
         group: Consumer group for requests to brokers.
         most_rows: Rows of a record batch.
         fetch_bytes: Bytes of one answer of a broker.
@@ -142,11 +142,11 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
     """Reads the options of a reader.
 
     Args:
-        options: As the user gave them.
-        stream: Of a stream, which has other ones than a batch.
+        options: Options that the user gave.
+        stream: True for a stream, which has other options than a batch.
 
     Raises:
-        ConfigError: One is wrong: says which, its value, and what it may be.
+        ConfigError: An option is wrong; names it, its value, and what it may be.
     """
     check_names(options, OF_STREAMS if stream else OF_BATCHES, "a live source of mqmesh")
     topics, pattern, assigned = _which(options)
@@ -202,11 +202,11 @@ def from_json(value: Mapping[str, Any], what: str) -> Places:
     """Places of a checkpoint, or of an option, which may give offsets as plain numbers.
 
     Args:
-        value: By topic, by queue.
-        what: For errors.
+        value: Offsets by topic and queue.
+        what: Name of the value, for errors.
 
     Raises:
-        ConfigError: It is nothing of the kind.
+        ConfigError: The value has another form.
     """
     places: Places = {}
     for topic, queues in value.items():

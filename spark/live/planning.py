@@ -39,10 +39,10 @@ def queues_of(
     """The queues that the options mean now, sorted.
 
     Args:
-        client: To ask.
-        options: Which are meant.
-        known: Where a stream has been; name servers forget a topic while its brokers are away, and
-            so may be missing what is there.
+        client: Reader of queues.
+        options: Options of the reader.
+        known: Queues of a stream so far; name servers forget a topic while its brokers are away,
+            and so may miss queues that exist.
 
     Raises:
         TopicNotFound: A topic that was named does not exist.
@@ -86,13 +86,13 @@ def resolve(client: QueueReader, bound: Bound, queue: MessageQueue, edges: Queue
     """The place that options mean.
 
     Args:
-        client: To ask about times.
-        bound: What the options say.
-        queue: Of which queue.
-        edges: Where it begins and ends.
+        client: Reader of queues, for lookups by time.
+        bound: Bound that the options set.
+        queue: Queue of the place.
+        edges: Beginning and end of the queue.
 
     Raises:
-        ConfigError: An end that the queue has not reached, or nothing is said of this queue.
+        ConfigError: An end that the queue has not reached, or the options do not name this queue.
         MQMeshError: The broker does not answer.
     """
     if bound.time_ms >= 0:
@@ -187,8 +187,8 @@ def capped(start: Places, latest: Places, most: int) -> Places:
     """Ends that are so many messages behind the start at most, each queue by its share.
 
     Args:
-        start: Where the stream stands; a queue that is not there begins at 0.
-        latest: Where queues end.
+        start: Position of the stream; a queue that is not there begins at 0.
+        latest: Ends of the queues.
         most: Messages; 0 for no limit.
     """
     waiting = {
@@ -215,12 +215,12 @@ def capped(start: Places, latest: Places, most: int) -> Places:
 def latest_places(
     client: QueueReader, queues: Iterable[MessageQueue], known: Places
 ) -> tuple[Places, dict[MessageQueue, QueueEdges]]:
-    """Where queues end now; those of brokers that are away end where they were known to.
+    """Returns the present ends of queues; with brokers that are away, the ends known before.
 
     Args:
-        client: To ask; a broker that has known queues only is asked once.
+        client: Reader of queues; a broker that has known queues only is asked once.
         queues: The options' at present.
-        known: Where the stream has come to.
+        known: Position of the stream.
 
     Raises:
         MQMeshError: The broker of a queue that is not known does not answer.

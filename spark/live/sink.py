@@ -84,9 +84,9 @@ class _Sink:
         """Sends the rows of a task and waits until they are stored.
 
         Args:
-            rows: The task's.
-            write_id: Which write it is; the same whenever it is done again.
-            partition: Which part of it.
+            rows: Rows of the task.
+            write_id: Id of the write; the same whenever it is done again.
+            partition: Number of the part.
             first: Sequence of the first row.
         """
         name = f"{write_id}/{partition}" if self.idempotent else uuid.uuid4().hex
@@ -163,8 +163,8 @@ class BatchSink(DataSourceArrowWriter):
 
         Args:
             schema: Columns of the rows.
-            options: As the user gave them.
-            overwrite: Of the mode; refused.
+            options: Options that the user gave.
+            overwrite: True in the mode ``overwrite``, which is refused.
 
         Raises:
             ConfigError: An option or a column is wrong.

@@ -40,7 +40,7 @@ def check_columns(types: dict[str, str], topic: str) -> None:
 
     Args:
         types: Spark's name of the type, by column.
-        topic: Of the option; empty if there is none.
+        topic: Topic of the option; empty if there is none.
 
     Raises:
         ConfigError: One is unknown or has a wrong type, or one is missing.
@@ -69,7 +69,7 @@ def messages_of(batch: pa.RecordBatch, topic: str) -> Iterator[Message]:
 
     Args:
         batch: Rows whose columns were checked.
-        topic: Of all; empty where rows say it.
+        topic: Topic of all messages; empty where rows name it.
 
     Raises:
         InvalidArgument: A row has no topic, or no body.
@@ -129,8 +129,8 @@ class Flights:
 
         Args:
             queues_of: Writable queues of a topic, at least one.
-            first_sequence: Of the first message.
-            turn: Which queue the first messages without a sharding key go to.
+            first_sequence: Sequence of the first message.
+            turn: Index of the queue that the first messages without a sharding key go to.
         """
         self._queues_of = queues_of
         self._sequence = first_sequence

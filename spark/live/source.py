@@ -97,7 +97,7 @@ class LiveReader(DataSourceReader):
 
         Args:
             schema: Wanted columns.
-            options: As the user gave them.
+            options: Options that the user gave.
 
         Raises:
             ConfigError: One is wrong.
@@ -137,7 +137,7 @@ class LiveStreamReader(DataSourceStreamReader):
 
         Args:
             schema: Wanted columns.
-            options: As the user gave them.
+            options: Options that the user gave.
 
         Raises:
             ConfigError: One is wrong.
@@ -149,7 +149,7 @@ class LiveStreamReader(DataSourceStreamReader):
         self._position: Places | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Returns the position where a new query begins."""
         return to_json(self._begin())
 
     def latestOffset(self) -> dict[str, Any]:
