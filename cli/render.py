@@ -305,7 +305,7 @@ def duration(ms: int) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Returns a count with its noun: ``1 member``, ``2,000 members``; ``many`` for other plurals."""
+    """Returns a count and its noun: ``1 member``, ``2,000 members``; ``many`` for other plurals."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

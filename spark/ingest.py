@@ -79,8 +79,8 @@ def ingest(
         allow_gap: Go on where retention was quicker, and remember what is missing.
         on_damage: ``fail``, or ``skip`` to read around damage.
         topics: Same as for the reader; empty for all but system topics, and those that
-            ``archive.toml`` leaves out. Once a stretch of the log is taken in, other topics of it do not come any
-            more.
+            ``archive.toml`` leaves out. Once a stretch of the log is taken in, other topics of it
+            do not come any more.
 
     Raises:
         ConfigError: The snapshot does not fit: a gap, another store, or another course of its log.
