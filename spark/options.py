@@ -68,7 +68,7 @@ def json_object(options: Options, name: str) -> dict[str, Any]:
     """An option that is an object of JSON.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is no object of JSON.
     """
     text = options.get(name) or ""
     try:
@@ -84,7 +84,7 @@ def time_ms(text: str | None, default: int) -> int:
     """A time as ms since 1970, or in ISO form, UTC where it says nothing else.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is no time.
     """
     if not text:
         return default

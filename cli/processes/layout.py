@@ -104,8 +104,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
         ha: Settings of replication for brokers that do not say them.
-        security: Who may connect; where it is enabled, each role has its keys below ``data_dir``
-            unless it says others.
+        security: Security of the roles; where it is enabled, each role has its keys below
+            ``data_dir`` unless it says others.
     """
 
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR

@@ -218,7 +218,7 @@ def latest_places(
     """Returns the present ends of queues; with brokers that are away, the ends known before.
 
     Args:
-        client: Reader of queues; a broker that has known queues only is asked once.
+        client: Reader of queues; a broker that has known queues only gets one request.
         queues: The options' at present.
         known: Position of the stream.
 

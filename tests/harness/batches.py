@@ -48,7 +48,7 @@ def split_batches(buffer: Buffer, *, most: int) -> list[tuple[int, BatchHeader]]
 
     Args:
         buffer: Nothing but batches.
-        most: How many are allowed.
+        most: Limit of batches.
 
     Returns:
         Position and header of each; all are checked as by ``check_batch``.

@@ -43,7 +43,7 @@ begin anew, and clients see that, too."""
 AGAIN_SHARE: Final = 0.2
 """Share of the kills that hit a broker that is starting."""
 CLIENT_SHARE: Final = 0.3
-"""With so many kills a client dies, too."""
+"""Share of the kills at which a client dies, too."""
 LOAD_S: Final = (0.3, 1.5)
 START_S: Final = (0.0, 0.6)
 PAUSE_S: Final = 3.0
@@ -206,7 +206,7 @@ class Processes(ProcessCluster):
 
     Args:
         folder: For stores and logs.
-        namesrvs: How many name servers.
+        namesrvs: Number of name servers.
     """
 
     def __init__(self, folder: Path, namesrvs: int = 1) -> None:
@@ -251,8 +251,8 @@ def run_one(
     """Runs a scenario once in a folder of its own, which stays if it fails.
 
     Args:
-        name: Of the scenario.
-        seed: Of what is left to chance.
+        name: Name of the scenario.
+        seed: Seed of all random choices.
         rounds: Kills, for scenarios that have rounds.
         out: A file that gets a line of JSON about each run.
         secure: Nobody gets in without a key.

@@ -179,14 +179,14 @@ class Scene:
     Args:
         cluster: The cluster, running.
         folder: For the workers' files.
-        seed: Of everything that is left to chance.
+        seed: Seed of all random choices.
 
     Attributes:
         chance: The scene's own source of chance.
         producers: Workers that send, dead ones too.
         outages: Times without service, to be judged at the end.
         consumers: Workers that consume, dead ones too.
-        kills_ms: When the broker was killed.
+        kills_ms: Times at which the broker was killed.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
@@ -276,7 +276,7 @@ class Scene:
             How many seconds that took.
 
         Raises:
-            ChaosFailure: It does not become so.
+            ChaosFailure: The consumers did not get these shares in time.
         """
         began = time.monotonic()
         wait_until(f"consumers to have {wanted} queues", lambda: self._shares() == sorted(wanted))
@@ -373,7 +373,7 @@ class Looks:
         keys: Folder of keys; None without security.
 
     Attributes:
-        seen: What was seen, in the order of time.
+        seen: Observed offsets, in the order of time.
     """
 
     def __init__(self, endpoint: str, keys: Path | None) -> None:
@@ -486,7 +486,7 @@ def wait_until(what: str, condition: Callable[[], object], patience_s: float = P
     """Looks until something is so.
 
     Raises:
-        ChaosFailure: It did not become so in time.
+        ChaosFailure: The condition did not become true in time.
     """
     deadline = time.monotonic() + patience_s
     pause = threading.Event()

@@ -46,7 +46,7 @@ class CheckedLock:
         self._lock = threading.Lock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Takes it; who does not wait cannot wait for ever, and may do so in any order."""
+        """Takes the lock; a caller that does not wait may take locks in any order."""
         if blocking:
             self._watch.on_acquire(self._rank)
         taken = self._lock.acquire(blocking, timeout)

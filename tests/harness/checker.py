@@ -244,7 +244,7 @@ def _commits_go_on(history: History) -> Iterable[str]:
             yield f"{look.group} committed {look.queue_offset} of {look.queue}, beyond its end"
         queue = look.group, look.queue
         before = looks[queue]
-        # Who is not behind the highest offset that was ever seen needs no excuse.
+        # A commit that is not behind the highest offset that was ever seen needs no excuse.
         if look.queue_offset < highest[queue]:
             if look.queue_offset < _must_be_kept(history, before, look.time_ms):
                 yield f"{look.group} went back to {look.queue_offset} in {look.queue}"

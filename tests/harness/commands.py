@@ -24,11 +24,11 @@ class CommandProcess:
     """`mqmesh …` in a process of its own.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
         folder: Working folder, None for this process's.
 
     Attributes:
-        pid: Of the process.
+        pid: Id of the process.
         out: Lines on standard output so far.
         err: Lines on standard error so far.
     """
@@ -69,11 +69,11 @@ class CommandProcess:
 
         Args:
             pattern: Regular expression, found anywhere in the line.
-            timeout_s: How long at most.
+            timeout_s: Longest wait, in seconds.
             anywhere: Also before the line that was expected last.
 
         Raises:
-            AssertionError: It did not come in time, or the process has ended without it.
+            AssertionError: The line did not come in time, or the process has ended without it.
         """
         deadline = time.monotonic() + timeout_s
         if anywhere:
@@ -104,7 +104,7 @@ class CommandProcess:
             The exit code; minus the number of the signal that killed it.
 
         Raises:
-            AssertionError: It is still running after ``timeout_s``.
+            AssertionError: The process is still running after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         while self._read(deadline - time.monotonic()):
@@ -155,10 +155,10 @@ class CommandProcess:
 
 
 def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> CommandProcess:
-    """Runs `mqmesh …` to its end; ``out`` and ``err`` hold what it said.
+    """Runs `mqmesh …` to its end; ``out`` and ``err`` hold its output.
 
     Raises:
-        AssertionError: It is still running after ``timeout_s``.
+        AssertionError: The command is still running after ``timeout_s``.
     """
     with CommandProcess(*arguments) as command:
         command.wait(timeout_s)

@@ -25,8 +25,8 @@ class SimulatedSite:
     """A coordinator with a real file on a simulated network; each client is a node of its own.
 
     Args:
-        folder: Of its file.
-        seed: Of all that is left to chance.
+        folder: Folder of the coordinator's file.
+        seed: Seed of all random choices.
     """
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
@@ -101,10 +101,10 @@ class SimulatedSite:
 
 
 class RealSite:
-    """An engine of real processes, asked over real sockets by one loop that a test turns.
+    """An engine of real processes; one loop that a test turns sends requests over real sockets.
 
     Args:
-        url: Of the engine.
+        url: Address of the engine.
     """
 
     def __init__(self, url: str) -> None:

@@ -19,13 +19,13 @@ DOWNLOAD_S = 60
 
 @cache
 def debian_program(package: str, name: str) -> str:
-    """Where a program is: on PATH, or in a folder of its own, from the distribution's package.
+    """Returns the path of a program: on PATH, or in a folder, from the distribution's package.
 
     Where it cannot be had its tests are left out and say why, but never in ``.ci/run``.
 
     Args:
-        package: That has it.
-        name: Of the program.
+        package: Package that has the program.
+        name: Name of the program.
     """
     return shutil.which(name) or str(debian_folder(package) / "usr" / "bin" / name)
 

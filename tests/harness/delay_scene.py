@@ -57,7 +57,7 @@ class DelayScene:
 
     Args:
         folder: For everything on disk.
-        seed: Of what is left to chance.
+        seed: Seed of all random choices.
         flush: The broker's ``flush_disk_type``.
     """
 
@@ -146,10 +146,10 @@ class DelayScene:
 def run_delay_rounds(
     folder: Path, seed: int, rounds: int, flush: str
 ) -> tuple[Report, Counter[str]]:
-    """So many kills.
+    """Runs rounds of one kill each.
 
     Returns:
-        The judgement, and how often who was killed.
+        The report, and the number of kills by victim.
     """
     scene = DelayScene(folder, seed, flush)
     try:

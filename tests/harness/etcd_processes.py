@@ -21,7 +21,7 @@ QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
 
 
 def etcd_program() -> str:
-    """Where etcd is; see ``debian_program``."""
+    """Returns the path of etcd; see ``debian_program``."""
     return debian_program("etcd-server", "etcd")
 
 
@@ -35,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class StatusHeader(msgspec.Struct):
-    """Says who answers."""
+    """Header of a status, with the member that answers."""
 
     member_id: str = ""
 
@@ -55,10 +55,10 @@ class EtcdCluster:
     """Members that run on this machine.
 
     Args:
-        folder: Of their data and logs.
-        count: How many.
-        options: Of etcd.
-        machines: Where each gets one of its own, ``e1`` and so on; None: all are here.
+        folder: Folder for their data and logs.
+        count: Number of members.
+        options: Options of etcd.
+        machines: Each member gets a machine, ``e1`` and so on; None: all are here.
 
     Attributes:
         addresses: For clients, by member.

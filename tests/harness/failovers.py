@@ -67,14 +67,14 @@ class SupervisedReplica:
     """A replica that a `mqmesh up` runs, as on a machine of its own; it serves once this returns.
 
     Args:
-        endpoint: Where it is to listen.
-        settings: Of the broker.
+        endpoint: Address where it listens.
+        settings: Settings of the broker.
         folder: For the cluster file and what the supervisor keeps.
-        before: What the command begins with.
+        before: Prefix of the command.
 
     Attributes:
-        endpoint: As given.
-        pid: Of the supervisor, whom all that is done to this object is done to.
+        endpoint: Address where it listens.
+        pid: Id of the supervisor's process, which gets the signals.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SupervisedReplica:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends the supervisor alone: its processes hear of that, and end by themselves."""
+        """Ends the supervisor alone: its processes notice that, and end by themselves."""
         self._process.kill()
         self._process.wait()
 
@@ -131,16 +131,16 @@ class ElectedGroup:
 
     Args:
         folder: For their data and logs.
-        machines: Where each gets one of its own, ``r1`` and so on, and ``coordinator``; the name
+        machines: Each process gets a machine, ``r1`` and so on, and ``coordinator``; the name
             server is where this program is. None: all are there, on the loopback.
-        before: What the command of the process of a name begins with.
+        before: Returns the prefix of a command by the name of its process.
         etcd: Their coordinator is one of three members, on machines ``e1`` and so on.
         supervised: Each replica is run by a `mqmesh up` of its machine.
-        settings: Of all replicas, as after ``--set``; two underscores for a dot.
+        settings: Settings of all replicas, as after ``--set``; two underscores for a dot.
 
     Attributes:
         replicas: Their processes, by id.
-        machines: As given.
+        machines: Machines of the processes.
         etcd: The members; None where the coordinator is mqmesh's own.
     """
 
@@ -301,7 +301,7 @@ class Load:
     Attributes:
         acked: Numbers of messages that were acknowledged as safe, and where the log had them.
         acked_s: And when, monotonic clock.
-        errors: What a caller of ``send`` would have had to handle.
+        errors: Errors that a caller of ``send`` would have had to handle.
     """
 
     def __init__(self, namesrv_addr: str) -> None:
@@ -350,7 +350,7 @@ class Reader:
         namesrv_addr: Name server.
 
     Attributes:
-        found: What came.
+        found: Messages that came.
     """
 
     def __init__(self, namesrv_addr: str) -> None:
@@ -380,9 +380,9 @@ class Round(msgspec.Struct, frozen=True):
     """One failover.
 
     Attributes:
-        gap_s: How long sends stood still.
+        gap_s: Time that sends stood still, in seconds.
         last: Number of the message that was acknowledged last.
-        lag_bytes: Of the old master's log that could be taken back, as it said when it was gone.
+        lag_bytes: Bytes of the old master's log that could be taken back, as it last reported.
     """
 
     gap_s: float
@@ -410,7 +410,7 @@ class Result(msgspec.Struct, frozen=True):
     delivered: list[int]
 
     def untold(self) -> list[str]:
-        """Rounds that lost more of the log than the old master had said."""
+        """Returns rounds that lost more of the log than the old master had reported."""
         found, first = [], 0
         for number, one in enumerate(self.rounds, 1):
             at = [self.acked[each] for each in self.lost if first <= each <= one.last]

@@ -17,10 +17,10 @@ class FaultyHosts:
 
     Args:
         folder: For the library and the faults.
-        names: Of the processes.
+        names: Names of the processes.
 
     Attributes:
-        folder: See above.
+        folder: Folder of the library and the faults.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ def filled(kind: Any, texts: Mapping[str, str] | None = None) -> Any:
 
     Args:
         kind: The type.
-        texts: What stands in fields of these names, at any depth; in others stands ``named``.
+        texts: Values of fields of these names, at any depth; other fields get ``named``.
     """
     return _filled(kind, "", texts or {})
 

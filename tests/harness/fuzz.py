@@ -51,7 +51,7 @@ PARTS: Final = 8
 WATCH_S: Final = 0.1
 BODY: Final = bytes(1_000)
 BUG: Final = "Traceback (most recent call last)"
-"""In a log: what was no error that anybody had thought of."""
+"""Text of a log for an error that no code handles."""
 IDLE_CLIENTS: Final = 2_000
 DEAF_CLIENTS: Final = 60
 STRANGERS: Final = 1_000
@@ -90,7 +90,7 @@ class Traffic:
 
     Args:
         namesrv_addr: Name servers.
-        topic: Of their own.
+        topic: Topic of their own.
         credentials: File of their keys; "" for none.
     """
 
@@ -192,9 +192,9 @@ class Target:
     Attributes:
         namesrv_addr: Name server.
         credentials: File of our own keys; "" for none.
-        roles: Its processes by the names of their roles.
-        pids: Of those and of all that they started.
-        keys: Of the hostile; nothing where none are needed.
+        roles: Processes of the cluster by the names of their roles.
+        pids: Ids of these processes and of all that they started.
+        keys: Keys of the hostile clients; none where none are needed.
     """
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
@@ -305,9 +305,9 @@ def fuzz(
 
     Args:
         folder: For stores and logs; a short path.
-        seed: Of the frames.
-        frames: How many.
-        idle_sends: Of the producer before they begin.
+        seed: Seed of the frames.
+        frames: Number of frames.
+        idle_sends: Sends of the producer before they begin.
         secure: The cluster lets nobody in without a key. The frames are broken handshakes then, and
             those of an administrator, and of a user who may do nothing.
 

@@ -24,7 +24,7 @@ from mqmesh.protocol.command import PREFIX_SIZE, RESPONSE, encode_frame
 BATCH: Final = 128
 """Frames before it is waited until the server has read them."""
 CONNECTION_SHARE: Final = 0.05
-"""So many of the frames are connections that break ZMTP."""
+"""Share of the frames that are connections which break ZMTP."""
 PATIENCE_S: Final = 30.0
 NICE: Final = 5
 """Niceness: the sender gets what the cluster leaves of the processors."""
@@ -97,8 +97,8 @@ class Attack:
     """The frames for one place.
 
     Args:
-        place: Where to send them.
-        frames: What to send.
+        place: Destination of the frames.
+        frames: Source of the frames.
     """
 
     def __init__(self, place: str, frames: HostileFrames) -> None:

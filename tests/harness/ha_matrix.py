@@ -60,7 +60,7 @@ VICTIMS: Final = (
 SUPERVISOR: Final = "supervisor"
 """The `mqmesh up` of the master's machine."""
 EVERYWHERE: Final = ("kill", "stop-1", "stop-3", "stop-10", "gone", "cut", "cut-in", "cut-out")
-"""Faults that may happen to anybody."""
+"""Faults that may happen to any process."""
 FROM_REPLICAS: Final = ("from-replicas", "cut-in-replicas", "cut-out-replicas")
 """Cut off from the other replicas; nothing of theirs arrives; nothing that it sends them arrives.
 A master that waits for others is to be replaced while that lasts, though its coordinator hears it.
@@ -98,7 +98,7 @@ _WITHOUT_JOURNAL: Final = struct.pack("I", 2)  # EXT4_GOING_FLAGS_NOLOGFLUSH
 
 
 class Cell(NamedTuple):
-    """One of the matrix: who, what, and the group's mode and flush."""
+    """Cell of the matrix: victim, fault, and the group's mode and flush."""
 
     victim: str
     fault: str
@@ -224,17 +224,17 @@ def _unmount(path: Path, *options: str) -> bool:
 
 
 class Harm:
-    """Does to a group what a cell says, and ends it.
+    """Injects the fault of a cell into a group, and ends it.
 
     Args:
-        group: That runs.
-        hosts: Its replicas'.
-        cell: Who, and what.
-        chance: Which replica is the slave, and what else the cell leaves open.
+        group: Running group.
+        hosts: Hosts of its replicas.
+        cell: Victim and fault.
+        chance: Source of chance for the slave's choice, and all else that the cell leaves open.
 
     Attributes:
-        replicas: Whom it is done to.
-        began_s: When the power failed, monotonic clock.
+        replicas: Replicas that get the fault.
+        began_s: Time of the power cut, monotonic clock.
     """
 
     def __init__(
@@ -575,7 +575,7 @@ def _lacking(
 
 
 def _start_ended(group: ElectedGroup) -> bool:
-    """Starts who has ended, as a supervisor does, and says so; always False.
+    """Starts replicas that ended, as a supervisor does, and says so; always False.
 
     libzmq may end a process that hung while its connections broke: ``Assertion failed: !_io_error
     (src/stream_engine_base.cpp:310)``.
@@ -588,7 +588,7 @@ def _start_ended(group: ElectedGroup) -> bool:
 
 
 def _level_end(group: ElectedGroup) -> int:
-    """Where the logs of all end, once that is one place; 0 before."""
+    """Returns the end of all logs, once it is the same; 0 before."""
     ends = [one.status.log_end for one in group.admin.ha_status() if one.status is not None]
     return ends[0] if len(ends) == len(group.replicas) and len(set(ends)) == 1 else 0
 

@@ -162,7 +162,7 @@ class World:
         """The state after a step.
 
         Raises:
-            Violation: It must not be.
+            Violation: The state breaks a promise.
         """
         made = self.clone()
         name, *arguments = step
@@ -278,7 +278,7 @@ class World:
         self._check_confirmed(leader)
 
     def do_look(self, number: int, late: int) -> None:
-        """The leader looks who is in sync; one follower is late."""
+        """Updates the set of replicas in sync at the leader; one follower is late."""
         self._use("set_changes")
         one = self.replicas[number]
         assert one.lead is not None
@@ -297,7 +297,7 @@ class World:
             lead.change_voters(other, 1, adds=adds, deadline_ms=LAG_MAX_MS)
 
     def do_tick(self, number: int) -> None:
-        """The leader looks whether it may change who belongs to the group."""
+        """Lets the leader check whether it may change the members of the group."""
         lead = self.replicas[number].lead
         assert lead is not None
         self._carry_out(number, lead.tick(0), of_election=False)
@@ -311,7 +311,7 @@ class World:
         self._carry_out(number, one.election.on_read(self.record, 0, leader_lives=False))
 
     def do_fence(self, number: int, other: int) -> None:
-        """A replica is asked to promise; what it answers arrives at once."""
+        """Requests a promise of a replica; the answer arrives at once."""
         election, asked = self.replicas[number].election, self.replicas[other]
         assert election is not None and election.record.state is not None
         epoch = election.record.state.epoch + 1
@@ -332,13 +332,13 @@ class World:
         self._carry_out(number, election.tick(OTHERS_WAIT_MS))
 
     def do_give_up(self, number: int) -> None:
-        """The candidate's time is over; what it asked for may still happen."""
+        """Ends the candidate's time; its requests may still be carried out."""
         election = self.replicas[number].election
         assert election is not None
         self._carry_out(number, election.tick(ELECTION_MS))
 
     def do_read(self, number: int) -> None:
-        """The record is read, by who does not know how its change ended, or seen by a watch."""
+        """Reads the record, after a change of unknown outcome, or as a watch does."""
         one = self.replicas[number]
         if one.election is not None:
             effects = one.election.on_read(self.record, 0, leader_lives=False)

@@ -12,7 +12,7 @@ class Asked:
     """A request that has no answer yet.
 
     Attributes:
-        broker_name, code, body, header, timeout_ms: As it was asked.
+        broker_name, code, body, header, timeout_ms: Parts of the request.
         on_done: Takes the answer.
     """
 
@@ -39,8 +39,8 @@ class HandNetwork:
     Attributes:
         asked: Requests without an answer, the oldest first.
         away: Brokers without a connection.
-        hopeless: Of these, the ones that are not worth waiting for.
-        connecting: Brokers that a connection was asked for, each time.
+        hopeless: Brokers among these that are not worth waiting for.
+        connecting: Brokers of each call for a connection.
         closed: Nothing may be posted any more.
     """
 
@@ -106,7 +106,7 @@ class HandNetwork:
         header: bytes,
         timeout_ms: int,
     ) -> None:
-        """Notes what is asked."""
+        """Notes the request."""
         body = b"".join(parts)
         self.asked.append(Asked(broker_name, code, body, header, timeout_ms, on_done))
 

@@ -26,15 +26,15 @@ class Attempt(msgspec.Struct, frozen=True):
     Attributes:
         producer: Name of the producer.
         number: Counts its messages, from 0.
-        body_hash: Of the body.
+        body_hash: Hash of the body.
         outcome: ``acked``, ``returned``, ``refused``, or ``unknown``, as it is for a producer that
             died.
-        mode: How it was sent: ``single`` or ``batch``.
-        queue: Where the acknowledgement says it is.
-        queue_offset: And at which offset.
-        message_id: And under which id.
-        called_ms: When the producer called.
-        answered_ms: When it knew the outcome.
+        mode: ``single`` or ``batch``.
+        queue: Queue in the acknowledgement.
+        queue_offset: Queue offset in the acknowledgement.
+        message_id: Message id in the acknowledgement.
+        called_ms: Time of the call.
+        answered_ms: Time at which the producer knew the outcome.
     """
 
     producer: str
@@ -50,18 +50,18 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One message that somebody got, or that stands in the log.
+    """One message that a consumer got, or that is in the log.
 
     Attributes:
         producer: Name of the producer, read from the body; "" when it cannot be read.
         number: The producer's number, read from the body.
-        body_hash: Of the body.
-        queue: Where it came from.
-        queue_offset: And from which offset.
-        message_id: Its id.
-        time_ms: When, on a clock that all consumers share.
-        consumer: Who got it.
-        keys: Its business keys.
+        body_hash: Hash of the body.
+        queue: Queue that it came from.
+        queue_offset: Queue offset that it came from.
+        message_id: Id of the message.
+        time_ms: Time of the delivery, on a clock that all consumers share.
+        consumer: Name of the consumer.
+        keys: Business keys of the message.
     """
 
     producer: str
@@ -81,7 +81,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Place of the message."""
         return self.queue, self.queue_offset
 
 
@@ -92,7 +92,7 @@ class Commit(msgspec.Struct, frozen=True):
         group: Consumer group.
         queue: Queue.
         queue_offset: Next offset to read.
-        end_offset: Behind the last message, asked for afterwards; -1 when it is not known.
+        end_offset: Behind the last message, by a later request; -1 when it is not known.
         time_ms: Time of the request.
     """
 
@@ -131,10 +131,10 @@ class HalfMessage(msgspec.Struct, frozen=True):
     a producer that died wanted to do.
 
     Attributes:
-        producer, number, body_hash: As of an ``Attempt``.
+        producer, number, body_hash: The same as for an ``Attempt``.
         decision: ``committed``, ``rolled back``, or ``undecided``: nobody ever decided, as with a
             listener that always answers UNKNOWN.
-        decided_ms: When a commit was decided at the earliest; nobody may see the message before.
+        decided_ms: Earliest time of the commit's decision; no consumer may see the message before.
     """
 
     producer: str
@@ -153,8 +153,8 @@ class DelayedMessage(msgspec.Struct, frozen=True):
     """One message that was to be delivered later.
 
     Attributes:
-        producer, number, body_hash, outcome: As of an ``Attempt``.
-        due_ms: When it may be delivered at the earliest, by the clock of the deliveries.
+        producer, number, body_hash, outcome: The same as for an ``Attempt``.
+        due_ms: Earliest time of its delivery, by the clock of the deliveries.
         cancelled: ``acked`` if the broker said that it will not be delivered, ``unknown`` if
             nobody knows, "" if it was not cancelled or that was refused.
     """
@@ -221,9 +221,9 @@ class Outage(msgspec.Struct, frozen=True):
     """A time in which something was not served.
 
     Attributes:
-        what: What happened.
-        lasted_ms: Until it was served again; None if it never was.
-        bound_ms: How long it may last.
+        what: Cause of the outage.
+        lasted_ms: Time until it was served again; None if it never was.
+        bound_ms: Longest time that it may last.
     """
 
     what: str
@@ -263,13 +263,13 @@ class History(msgspec.Struct):
         offset_window_ms: Most age of a saved committed offset.
         halves: Messages of transactions.
         delayed: Messages for later.
-        early_ms: So much before its time a delayed message may come, where clocks are stepped.
-        late_ms: So much after its time it must have come; 0 for no bound.
-        delayed_repeats: So many delayed messages may be stored again, under the same ids.
-        lookups: Queries, asked when the log did not grow any more.
+        early_ms: Time by which a delayed message may come too early, where clocks are stepped.
+        late_ms: Time after its due time within which it must have come; 0 for no bound.
+        delayed_repeats: Number of delayed messages that may be stored again, under the same ids.
+        lookups: Queries, sent when the log did not grow any more.
         returns: Metrics before and after.
         outages: Times without service.
-        degradations: What was refused, cut or set aside.
+        degradations: Refusals, cuts and quarantines.
     """
 
     attempts: list[Attempt] = []

@@ -34,7 +34,7 @@ MOST_DEPTH: Final = 3
 TREE_SHARE: Final = 0.03
 """Share of a header's values that are of any type; less in its depth."""
 OPAQUE_BIT: Final = 1 << 62
-"""In the opaque of what is sent here; a sender may use the others for frames of its own."""
+"""Bit in the opaque of frames sent here; a sender may use the others for its own frames."""
 
 _PREFIX = struct.Struct("<BBHIQ")
 

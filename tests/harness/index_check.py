@@ -21,7 +21,7 @@ def check(directory: Path, *, suspect: bool) -> None:
     """
     indexed = IndexedStore(directory, suspect=suspect)
     try:
-        # First as it is: what is damaged shall be noticed by those who look for something.
+        # First as it is: lookups shall notice damage.
         indexed.tell()
         for message in indexed.scan()[:20]:
             for key in message.keys:

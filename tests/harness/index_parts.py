@@ -21,7 +21,7 @@ def next_slice(part: IndexPart, size: int = 100, **fields: Any) -> LogSlice:
     Args:
         part: The part.
         size: Bytes of the log.
-        fields: Of the slice, in place of those of one record stored at time 0.
+        fields: Fields of the slice, in place of those of one record stored at time 0.
     """
     start = part.head.segment_start + part.head.through
     fields = {"oldest_ms": 0, "newest_ms": 0, **fields}

@@ -52,11 +52,11 @@ def make_messages_batch(
     Args:
         messages: At least one.
         topic: Physical topic.
-        queue_id: From 0.
-        producer_id: Of the producer.
-        first_sequence: Of the first message.
-        attributes: Of the batch.
-        compress_over_bytes: As for ``encode_batch``.
+        queue_id: Queue id, from 0.
+        producer_id: Id of the producer.
+        first_sequence: Sequence of the first message.
+        attributes: Attributes of the batch.
+        compress_over_bytes: The same as for ``encode_batch``.
     """
     data = encode_batch(
         messages,
@@ -80,8 +80,8 @@ class IndexedStore:
         store: The store, open.
         index: The index, open.
         dispatcher: Follows the log.
-        has_room: What the disk is said to have.
-        boot_id: Of the system; a test may restart it.
+        has_room: True if the disk has capacity left.
+        boot_id: Boot id of the system; a test may restart it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class IndexedStore:
 
         Args:
             directory: The store's; the index is below it.
-            config: Of the store.
+            config: Settings of the store.
             map_size: Room for an environment at first.
             step_bytes: Log bytes for one step.
             most_open: Parts to keep open.
@@ -117,7 +117,7 @@ class IndexedStore:
 
     @property
     def index_directory(self) -> Path:
-        """Where the index is."""
+        """Folder of the index."""
         return self.files.directory / "index"
 
     def open_index(self, *, suspect: bool = False) -> None:
@@ -241,11 +241,11 @@ class IndexedStore:
     def by_key(
         self, key: str, topic: str = "topic", from_ms: int = 0, to_ms: int = MAX_TIMESTAMP_MS
     ) -> Found:
-        """Where messages with a key are."""
+        """Returns the places of messages with a key."""
         return places(self.search(KeyQuery(topic, key, from_ms, to_ms)).messages)
 
     def by_id(self, producer_id: int, sequence: int) -> Found:
-        """Where messages with an id are."""
+        """Returns the places of messages with an id."""
         return places(self.search(IdQuery(producer_id, sequence)).messages)
 
     # ---- The scan --------------------------------------------------------------------
@@ -307,7 +307,7 @@ class IndexedStore:
 
 
 def places(messages: Sequence[StoredMessage]) -> Found:
-    """Where messages are."""
+    """Returns the places of messages."""
     return [(int(message.commitlog_offset), message.ordinal) for message in messages]
 
 

@@ -116,7 +116,7 @@ class Member:
     Args:
         namesrv_addr: Name server.
         own: Keys.
-        books: Of what is done.
+        books: Records of its sends and messages.
     """
 
     def __init__(self, namesrv_addr: str, own: Credentials, books: Books) -> None:
@@ -160,9 +160,9 @@ class Administrator:
     """Puts ever new access lists in force at all roles.
 
     Args:
-        client: That it asks with.
+        client: Client for the requests.
         others: Users that stay as they are.
-        result: What came of it.
+        result: Result of the run.
     """
 
     def __init__(self, client: AccessClient, others: list[User], result: Soaked) -> None:
@@ -188,8 +188,8 @@ def soak(folder: Path, seconds: float, every_s: float = EVERY_S) -> Soaked:
 
     Args:
         folder: For keys, stores and logs; a short path.
-        seconds: How long.
-        every_s: From one access list to the next one.
+        seconds: Duration of the run, in seconds.
+        every_s: Time from one access list to the next one, in seconds.
     """
     keys, result, books = secured_folder(folder), Soaked(), Books()
     own = new_key(keys)

@@ -1,4 +1,4 @@
-"""Users with keys, for tests of who may connect."""
+"""Users with keys, for tests of access rights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TODAY = datetime.date(2026, 11, 24)
 def credentials(
     user: str, server: Credentials | None = None, namesrv_addr: str = ""
 ) -> Credentials:
-    """New keys of a user, who trusts this server; of a server, if there is none."""
+    """Makes new keys of a user that trusts this server; of a server, if there is none."""
     public, secret = new_key_pair()
     return Credentials(
         user=user,

@@ -1,4 +1,4 @@
-"""Where processes listen and what memory they have, by ``/proc``. Linux."""
+"""Addresses where processes listen, and their memory, by ``/proc``. Linux."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def family(pid: int) -> list[int]:
 
 
 def listening(pid: int) -> list[str]:
-    """Where a process accepts connections: ``tcp://host:port`` and ``ipc://path``."""
+    """Returns the addresses where a process listens: ``tcp://host:port`` and ``ipc://path``."""
     inodes = set()
     for entry in (PROC / str(pid) / "fd").iterdir():
         try:

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Final
 
 HERE: Final = "192.0.2.254"
-"""Where the program itself is; of the block that is for examples, which nobody routes."""
+"""Address of the program itself, from the block for examples, which no router forwards."""
 TOOLS: Final = ("ip", "mount", "unshare")
 NEW: Final = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 MARK: Final = "MQMESH_TEST_MACHINES"
 """Set in the environment of what is inside already."""
 NOBODY: Final = "02:00:00:00:00:00"
-"""No card has this address: the bridge drops what is sent there, and the sender hears nothing."""
+"""Address that no card has: the bridge drops frames to it, and the sender gets no error."""
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 _SIGKILL: Final = 9
 
@@ -33,7 +33,7 @@ def enter(module: str, arguments: Sequence[str]) -> None:
 
     Args:
         module: The program's, as after ``python -m``.
-        arguments: Of the program.
+        arguments: Arguments of the program.
     """
     if MARK in os.environ:
         # Without this a killed parent would leave the namespaces, and us, behind.
@@ -61,7 +61,7 @@ class Machines:
         """Makes a machine.
 
         Args:
-            name: At most 10 letters and digits.
+            name: Name of at most 10 letters and digits.
 
         Returns:
             Its address.
@@ -92,7 +92,7 @@ class Machines:
         """Nothing that one machine sends to another one arrives; the other way is open.
 
         Args:
-            sender: Its name; "" for where the program is.
+            sender: Name of the machine; "" for the program's own.
             receiver: The same.
         """
         _run(*self._neighbour(sender, receiver, "replace"), "lladdr", NOBODY, "nud", "permanent")

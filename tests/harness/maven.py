@@ -16,7 +16,7 @@ DOWNLOAD_S = 60
 
 
 def maven_jars(archives: dict[str, str]) -> list[Path]:
-    """Where archives are; fetched once a machine. Where they cannot be had, see ``leave_out``.
+    """Returns the paths of archives; fetched once a machine. Without access, see ``leave_out``.
 
     Args:
         archives: SHA-256 of each, by its path below Maven Central.

@@ -34,7 +34,7 @@ def resources_of(name: str, pid: int, folder: Path | None = None) -> Resources:
 
     Args:
         name: For reports.
-        pid: Its process id.
+        pid: Id of the process.
         folder: Folder of its files on disk, if disk space counts.
     """
     process = Path("/proc") / str(pid)
@@ -65,9 +65,9 @@ def came_back(before: Resources, after: Resources, stored_bytes: int) -> Return:
     """The bound that a broker must come back to after a load.
 
     Args:
-        before: While nothing was stored yet.
-        after: When all clients are gone.
-        stored_bytes: Of all messages that are in the log.
+        before: Resources while nothing was stored yet.
+        after: Resources when all clients are gone.
+        stored_bytes: Size of all messages that are in the log.
     """
     growth = Resources(
         "growth",
@@ -86,7 +86,7 @@ def look_up(
     """Asks for messages that are there, and for some that are not.
 
     Args:
-        query: Whom to ask.
+        query: Client for the queries.
         topic: Their topic.
         stored: The whole log.
         chance: Chooses.
@@ -110,8 +110,8 @@ def recovery_degradations(metrics: Readings, log: str) -> list[Degradation]:
     """Returns what a broker cut off or set aside at its start, and whether it reported so.
 
     Args:
-        metrics: Its metrics now.
-        log: Its log.
+        metrics: Present metrics of the broker.
+        log: Log of the broker.
     """
     return [
         Degradation("truncation of a torn tail", int(cut > 0), None, log.count(CUT_LINE), cut)
@@ -132,7 +132,7 @@ def refusal_degradation(
         happened: Number of refusals, by the client's count.
         error_codes: Number of these that were answered with that code.
         metrics: The broker's metrics now.
-        log: Its log.
+        log: Log of the broker.
     """
     lines = len(re.findall(rf"refused with {code}: ", log))
     counted = int(metrics.number("refusals_total", code.lower()))
@@ -140,7 +140,7 @@ def refusal_degradation(
 
 
 def _places(topic: str, ask: Callable[[], QueryResult]) -> tuple[Place, ...]:
-    """Where an answer that is whole says that messages of a topic are."""
+    """Returns the places of messages that a complete answer names."""
     deadline = time.monotonic() + INDEX_PATIENCE_S
     pause = threading.Event()
     while True:

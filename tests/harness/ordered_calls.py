@@ -21,9 +21,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         member: The consumer.
         queue: Broker and queue id.
-        queue_offset: Of the message.
-        number: Of the message, counted by its producer from 0.
-        generation: In which the consumer was given the queue.
+        queue_offset: Queue offset of the message.
+        number: Number of the message, counted by its producer from 0.
+        generation: Generation in which the consumer was given the queue.
         began_ns: Monotonic clock.
         ended_ns: Monotonic clock.
     """
@@ -55,7 +55,7 @@ class CallLog:
     """Follows the files that consumers write.
 
     Args:
-        folder: Where they are, each named ``*.calls``.
+        folder: Folder of the files, each named ``*.calls``.
 
     Attributes:
         calls: All that was read, in no order.
@@ -145,7 +145,7 @@ def find_disorder(calls: Iterable[Call], keys: Sequence[str]) -> list[str]:
 
     Args:
         calls: All of them.
-        keys: Of each message by its number; empty for those without a key.
+        keys: Sharding key of each message by its number; empty for those without a key.
 
     Returns:
         One text for each key whose sequence, without repeats, differs from what was sent.

@@ -29,7 +29,7 @@ class Member:
     """One consumer and its file.
 
     Args:
-        path: Where calls are written to.
+        path: File for the calls.
         failing: Share of the calls that fail, by chance.
     """
 

@@ -45,7 +45,7 @@ GROUP: Final = "ordered"
 QUEUES: Final = 8
 LOOK_S: Final = 0.05
 PATIENCE_S: Final = 60.0
-"""So long nothing new may be consumed before a run is given up."""
+"""Time without a newly consumed message after which a run is given up."""
 CLOSE_S: Final = 10.0
 MEMBERS: Final = (2, 6)
 IN_FLIGHT: Final = 20_000
@@ -63,7 +63,7 @@ class Metrics(msgspec.Struct):
         leaves: Members that left by themselves.
         kills: Members killed.
         failovers: Masters killed, of a group that elects another one.
-        seconds: From the first message sent to the last one consumed.
+        seconds: Time from the first message sent to the last one consumed.
         longest_pause_s: Longest time in which no message at all was consumed.
         handover_s: Median time that a queue rested when it went from one member to another.
         longest_handover_s: Longest of these times; after a kill it includes the time of grace.
@@ -98,10 +98,10 @@ class Group:
     """Consumers in processes of their own.
 
     Args:
-        namesrv_addr: Where they consume.
+        namesrv_addr: Address of the name server.
         folder: For their files.
         failing: Share of calls that fail.
-        orderly: How they consume.
+        orderly: True if they consume in order.
     """
 
     def __init__(self, namesrv_addr: str, folder: Path, *, failing: float, orderly: bool) -> None:
@@ -166,7 +166,7 @@ class Load:
     """Sends messages from a thread of its own.
 
     Args:
-        namesrv_addr: Where to.
+        namesrv_addr: Address of the name server.
         keys: Sharding key of each message, empty for none.
         rate: Messages a second; 0 for as fast as it goes.
     """
@@ -273,15 +273,15 @@ def run_churn(
 
     Args:
         folder: Empty; a short path.
-        seconds: How long.
+        seconds: Duration of the load, in seconds.
         events_a_minute: Joins and leaves.
         rate: Messages a second.
-        orderly: How the members consume.
-        kill_share: Of the leaves, so many are kills.
+        orderly: True if the members consume in order.
+        kill_share: Share of the leaves that are kills.
         brokers: Broker groups, 1 to 4; each counts generations of its own.
-        failover_s: So often the master is killed of one group of three replicas, which elect
+        failover_s: Time between kills of the master of one group of three replicas, which elect
             another one; 0 for brokers without replicas.
-        seed: Decides who comes and goes.
+        seed: Seed of joins and leaves.
     """
     chance = random.Random(seed)
     keys = [f"key-{chance.randrange(500)}" for _ in range(int(seconds * rate))]
@@ -366,7 +366,7 @@ def _judge(group: Group, metrics: Metrics, keys: Sequence[str], *, orderly: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what was asked for and prints metrics; returns 1 if something was wrong."""
+    """Runs the command line's test and prints metrics; returns 1 if something was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/ordered", description=__doc__)
     parser.add_argument("what", choices=["flights", "churn"])
     parser.add_argument("--seconds", type=float, default=120.0, help="of churn")

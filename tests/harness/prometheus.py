@@ -37,7 +37,7 @@ class Prometheus:
         folder: For its files.
         target: ``host:port`` of what it scrapes twice a second.
         rules: File of its rules.
-        labels: What it adds to each series.
+        labels: Labels that it adds to each series.
     """
 
     def __init__(self, folder: Path, target: str, rules: Path, labels: dict[str, str]) -> None:
@@ -78,25 +78,25 @@ class Prometheus:
         """The series that an expression gives.
 
         Args:
-            expression: What is asked for.
-            at_s: When, seconds since 1970; None for now.
+            expression: PromQL expression.
+            at_s: Time of the query, seconds since 1970; None for now.
         """
         when = {} if at_s is None else {"time": str(at_s)}
         found: list[dict[str, Any]] = self._ask("query", query=expression, **when)["result"]
         return found
 
     def scraped_s(self) -> float:
-        """When it read the page last, seconds since 1970; 0 for never."""
+        """Returns the time of the last scrape, seconds since 1970; 0 for never."""
         found = self.query("timestamp(up == 1)")
         return float(found[0]["value"][1]) if found else 0.0
 
     def gaps(self, expression: str, since_s: float, until_s: float) -> set[float]:
-        """When an expression gave nothing though the page had just been read.
+        """Returns the times at which an expression gave nothing though a scrape had just succeeded.
 
         Args:
-            expression: What is asked for.
-            since_s: From here on, seconds since 1970, each second.
-            until_s: Up to here.
+            expression: PromQL expression.
+            since_s: Start of the span, seconds since 1970; looked at each second.
+            until_s: End of the span.
         """
         return self._told("up == 1", since_s, until_s) - self._told(expression, since_s, until_s)
 

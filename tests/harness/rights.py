@@ -43,12 +43,12 @@ _RULES: Final = frozenset({PUB, SUB_TOPIC, SUB_GROUP, FILTER, KNOWN})
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Somebody who asks.
+    """Caller of commands.
 
     Attributes:
         credentials: Keys.
         user: Entry in the access list; None for nobody's keys.
-        holds: What it may.
+        holds: Rights of the caller.
     """
 
     credentials: Credentials
@@ -78,7 +78,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def callers() -> list[Caller]:
-    """All who may connect; those last that disturb the others."""
+    """Returns all callers that may connect; those last that disturb the others."""
     return [
         _caller("stranger"),
         _caller("of-others", allow=_rules(Action, "others*", "others*")),
@@ -103,7 +103,7 @@ def callers() -> list[Caller]:
 
 
 def intruders() -> list[Caller]:
-    """All who have keys and may not even connect."""
+    """Returns all callers that have keys and may not even connect."""
     yesterday = datetime.date(2020, 1, 1)
     return [
         Caller(credentials("unknown-key"), None),
@@ -142,11 +142,11 @@ def frame_of(spec: CommandSpec, number: int, found: Found) -> bytes:
 
     Args:
         spec: The command.
-        number: Of the caller.
-        found: What it may be about.
+        number: Number of the caller.
+        found: Data that it may be about.
 
     Raises:
-        LookupError: It finds out topics for itself, and nothing here is such a request.
+        LookupError: The command finds topics by itself, and there is no such request here.
     """
     header, body = b"", b""
     if spec.code in _EXAMPLES:

@@ -56,7 +56,7 @@ def put_users(keys: Path, users: Iterable[User]) -> None:
 
 
 def place_of(endpoint: str) -> str:
-    """Where a process says that it listens, as ZeroMQ has it."""
+    """Returns the address where a process listens, in ZeroMQ's form."""
     return endpoint if "://" in endpoint else f"tcp://{endpoint}"
 
 
@@ -65,7 +65,7 @@ class Roles:
 
     Args:
         folder: For keys, stores and logs; a short path.
-        broker_settings: Of the broker.
+        broker_settings: Settings of the broker.
         users: Nobody gets in without a key; these users are there beside those that every
             secured cluster has. None for no security.
 

@@ -33,13 +33,13 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class SecuredAttack(Attack):
-    """The frames for one place: broken handshakes of strangers, and commands of who has a key.
+    """Frames for one place: broken handshakes of strangers, and commands of a user with a key.
 
     Args:
-        place: Where to send them. One that takes no requests gets broken handshakes only.
-        frames: What to send.
+        place: Destination. One that takes no requests gets broken handshakes only.
+        frames: Source of the frames.
         context: For connections with keys.
-        keys: As whom.
+        keys: Keys of the user.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SecuredAttack(Attack):
         return found
 
     def _wait(self) -> None:
-        """Waits for news; a connection that the server has ended is one."""
+        """Waits for an event; the end of a connection by the server is one."""
         assert self._socket is not None
         assert self._monitor is not None
         self._socket.poll(POLL_MS)

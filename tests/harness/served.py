@@ -79,10 +79,10 @@ def features_on(
         replies: Way to peers.
         is_kept: Topics, groups and offsets are kept in the store's log.
         is_follower: The role only reads.
-        instance_id: Of the process.
-        seed: Of random numbers.
-        epoch: Of a master.
-        leadership: Of a master that was elected.
+        instance_id: Instance id of the process.
+        seed: Seed of random numbers.
+        epoch: Epoch of a master.
+        leadership: Leadership of a master that was elected.
         index: Connection to the index process.
     """
     followers = follower_table_of(config, ReplicaCounts(), began_ms=clock.monotonic_ms())
@@ -109,7 +109,7 @@ def dispatched(features: BrokerFeatures, guard: Guard | None = None) -> Dispatch
     """The dispatch of a broker.
 
     Args:
-        features: Its features.
+        features: Features of the broker.
         guard: Looks up rights.
     """
     dispatch = Dispatch(ServedBy.BROKER, features.core.clock.monotonic_ns, guard)
@@ -118,7 +118,7 @@ def dispatched(features: BrokerFeatures, guard: Guard | None = None) -> Dispatch
 
 
 def served(features: BrokerFeatures) -> dict[int, Serve]:
-    """By request code, all but PING."""
+    """Returns the handlers by request code, all but PING."""
     return dispatched(features).handlers
 
 
@@ -128,7 +128,7 @@ class KeptState:
     Args:
         config: Settings.
         clock: Source of time.
-        store: Its log; None to keep nothing.
+        store: Store of its log; None to keep nothing.
 
     Attributes:
         topics, groups, offsets: The tables.

@@ -80,9 +80,9 @@ class Fault(msgspec.Struct, frozen=True):
     """One fault.
 
     Attributes:
-        kind: Which.
+        kind: Kind of fault.
         value: Code, ms or status.
-        retry_after_ms: Of a refusal.
+        retry_after_ms: Delay that a refusal gives, in ms.
     """
 
     kind: FaultKind
@@ -94,17 +94,17 @@ class SimulatedBroker(SimulatedServer):
     """A broker master that keeps what it stored over its crashes.
 
     Args:
-        cluster: Where it registers.
+        cluster: Cluster where it registers.
         name: Broker group.
-        endpoint: Where it listens.
+        endpoint: Address where it listens.
 
     Attributes:
-        faults: What happens to the next sends, in order; then all is well.
+        faults: Faults of the next sends, in order; then all is well.
         sends: Queues and sequences of the batches of every send that arrived.
-        heartbeats: What clients said of themselves.
+        heartbeats: Contents of clients' heartbeats.
         topics: Queues and permission by name.
-        epoch: Of the master; the broker is one with its successors.
-        is_elected: They come by themselves.
+        epoch: Epoch of the master; the broker is one with its successors.
+        is_elected: True if successors come by themselves.
     """
 
     def __init__(self, cluster: "SimulatedCluster", name: str, endpoint: str) -> None:
@@ -241,7 +241,7 @@ class SimulatedNamesrv(SimulatedServer):
 
     Args:
         cluster: Cluster whose routes it serves.
-        endpoint: Where it listens.
+        endpoint: Address where it listens.
 
     Attributes:
         known: Names of the brokers that have registered.
@@ -319,15 +319,15 @@ class SimulatedCluster:
     """Name servers and brokers of one simulated network.
 
     Args:
-        network: Which.
+        network: Network of all servers.
         brokers: Names of the brokers; the n-th one listens at port 10911 + n.
-        namesrvs: How many; the n-th one listens at port 9876 + n.
+        namesrvs: Number of name servers; the n-th one listens at port 9876 + n.
         topics: Created on all brokers.
         auto_create: Brokers create topics by themselves.
 
     Attributes:
-        brokers: By name.
-        namesrvs: In the order of their ports.
+        brokers: Brokers by name.
+        namesrvs: Name servers in the order of their ports.
         notices_deaths: Name servers notice when brokers end.
     """
 

@@ -35,14 +35,14 @@ Answer = Callable[[Reply, int], None]
 
 
 class SimulatedServer:
-    """Somebody who answers at an endpoint; subclasses say what.
+    """Server that answers at an endpoint; subclasses define the answers.
 
     Args:
-        network: Where.
+        network: Network of the server.
         endpoint: ``tcp://host:port``.
 
     Attributes:
-        up: It listens. Set it by ``start`` and ``crash``.
+        up: True if it listens. Set it by ``start`` and ``crash``.
         requests: Codes of all requests so far.
     """
 
@@ -74,8 +74,8 @@ class SimulatedNetwork:
 
     Attributes:
         clock: The one clock of all.
-        servers: By endpoint.
-        hearers: Who listens to hints.
+        servers: Servers by endpoint.
+        hearers: Callbacks that get hints.
         random: Chance.
     """
 

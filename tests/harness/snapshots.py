@@ -25,11 +25,11 @@ def take_snapshot(
         indexed: The store, with its index or without.
         directory: The store's.
         root: For snapshots.
-        name: Of the snapshot.
-        broker_name: That it is of.
-        end_offset: Where it ends; None for the end of the log.
-        keep: How many to keep, 0 for all.
-        pace: Of what must be copied; None for no limit.
+        name: Name of the snapshot.
+        broker_name: Name of the broker.
+        end_offset: Commit-log offset where it ends; None for the end of the log.
+        keep: Number of snapshots to keep, 0 for all.
+        pace: Pace of the copying; None for no limit.
     """
     store = indexed if isinstance(indexed, CommitLogStore) else indexed.store
     new = begin_snapshot(directory, root, name, reserve_bytes=0)

@@ -26,7 +26,7 @@ def step_clock(file: Path, offset_ms: int) -> None:
 
     Args:
         file: Made if need be.
-        offset_ms: By how much their clock is ahead of the right one; negative: behind.
+        offset_ms: Time by which their clock is ahead of the right one; negative: behind.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
     try:

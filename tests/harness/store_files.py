@@ -32,7 +32,7 @@ class StoreFiles:
 
         Args:
             directory: The store's.
-            config: Of the store; with segments of ``SEGMENT_BYTES``.
+            config: Settings of the store; with segments of ``SEGMENT_BYTES``.
         """
         self.directory = directory
         self.config = config or StoreConfig(

@@ -1,4 +1,4 @@
-"""A process with a crowd of strangers, who have no key that a server knows.
+"""A process with a crowd of strangers, which have no key that a server knows.
 
 Run by ``harness.fuzz``: ``python -m harness.strangers PLACE SERVER_KEY TOPIC COUNT``. Of three one
 breaks the handshake, one stops in its middle, and one has an unknown key and sends to a topic. It

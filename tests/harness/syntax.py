@@ -10,7 +10,7 @@ def parsed(source: str) -> ast.Module:
     """The tree of a Python source; nobody changes it.
 
     Raises:
-        SyntaxError: It is no Python.
+        SyntaxError: The text is no Python.
     """
     return cast(ast.Module, walked(source)[0])
 
@@ -20,7 +20,7 @@ def walked(source: str) -> tuple[ast.AST, ...]:
     """All nodes of the tree of a Python source, in the order of ``ast.walk``.
 
     Raises:
-        SyntaxError: It is no Python.
+        SyntaxError: The text is no Python.
     """
     # To look for cycles among a million nodes takes longer than to make them.
     gc.disable()

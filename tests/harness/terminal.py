@@ -25,7 +25,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, term: str = "xter
     """Makes standard output a terminal; call it in the test, fixtures have another one.
 
     Args:
-        monkeypatch: Of the test.
+        monkeypatch: Fixture of the test.
         columns: Width.
         term: Kind; ``dumb`` has no colours.
     """

@@ -29,7 +29,7 @@ class ThreadlessLoop:
         return self
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
-        """Takes who is called at the end of a turn."""
+        """Adds a callback for the end of each turn."""
         self._tick_ends.append(callback)
 
     def has_news(self) -> bool:
@@ -37,6 +37,6 @@ class ThreadlessLoop:
         return self.news
 
     def end_turn(self) -> None:
-        """A turn ends."""
+        """Ends a turn: calls the callbacks."""
         for callback in self._tick_ends:
             callback()

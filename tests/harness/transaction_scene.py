@@ -33,7 +33,7 @@ PATIENCE_S: Final = 60.0
 MAX_STEPS: Final = 400
 LOAD_S: Final = (0.05, 0.6)
 BROKER_SHARE: Final = 0.6
-"""In so many rounds the broker dies, too."""
+"""Share of the rounds in which the broker dies, too."""
 SETTINGS: Final = {
     "transaction_timeout_ms": "1000",
     "transaction_check_interval_ms": "500",
@@ -47,7 +47,7 @@ class TransactionScene:
 
     Args:
         folder: For everything on disk.
-        seed: Of what is left to chance.
+        seed: Seed of all random choices.
         flush: The broker's ``flush_disk_type``.
     """
 
@@ -109,15 +109,15 @@ class TransactionScene:
 
 
 def run_rounds(folder: Path, seed: int, rounds: int, flush: str) -> tuple[Report, Counter[str]]:
-    """So many rounds, one step after the other, while another member of the group lives.
+    """Runs rounds, one step after the other, while another member of the group lives.
 
     Returns:
-        The judgement, and how often who was killed.
+        The report, and the number of kills by victim.
     """
     scene = TransactionScene(folder, seed, flush)
     try:
         scene.worker()
-        # Somebody who only answers: the sender's own questions must reach others, too.
+        # A member that only answers: the sender's own questions must reach others, too.
         scene.worker(sends=False)
         for number in range(rounds):
             scene.round(STEPS[number % len(STEPS)])

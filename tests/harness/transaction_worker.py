@@ -193,7 +193,7 @@ class TransactionWorker:
     """A worker's process; it works once this returns.
 
     Raises:
-        RuntimeError: It did not come up.
+        RuntimeError: The worker did not come up.
     """
 
     def __init__(self, plan: WorkerPlan, log_file: Path) -> None:

@@ -78,16 +78,16 @@ class Line(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         event: ``send``, ``acked``, ``refused``, ``unknown``, ``got`` or ``queues``.
-        number: Of the message, or of the first one of a batch.
+        number: Number of the message, or of the first one of a batch.
         count: Messages of a batch.
-        hashes: Of the bodies.
-        producer: Who sent what was got.
+        hashes: Hashes of the bodies.
+        producer: Producer of a message that was got.
         queue: ``broker/queue_id``.
-        queue_offset: In it, of the first message.
+        queue_offset: Queue offset of the first message.
         message_ids: Ids.
-        time_ms: On the machine's monotonic clock.
+        time_ms: Time on the machine's monotonic clock.
         why: The error.
-        queues: What a consumer has, when that changed.
+        queues: Queues of a consumer, when they changed.
     """
 
     event: str
@@ -110,10 +110,10 @@ class Worker:
     """A worker's process.
 
     Args:
-        plan: What it does.
+        plan: Plan of the worker.
 
     Attributes:
-        pid: Its process id.
+        pid: Id of the process.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -160,7 +160,7 @@ class Worker:
         """Asks it to end what it does, and waits.
 
         Raises:
-            RuntimeError: It failed or did not end; the text holds the end of its log.
+            RuntimeError: The worker failed or did not end; the text holds the end of its log.
         """
         if self._process.stdin is not None:
             self._process.stdin.close()

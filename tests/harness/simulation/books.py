@@ -72,17 +72,17 @@ class Books:
         now_ms: The simulation's clock.
 
     Attributes:
-        attempts: Of sends, by topic and message.
+        attempts: Attempts of sends, by topic and message.
         deliveries: First tries, by group and topic.
         decisions: Local transactions that ended, with the time.
-        undecided: Those that were left to a check-back.
-        failed: What a listener refused last, by group.
-        done: What a listener took, by group.
-        due_ms: When delayed messages are due, by the simulation's clock.
+        undecided: Transactions that were left to a check-back.
+        failed: Messages that a listener refused last, by group.
+        done: Messages that a listener took, by group.
+        due_ms: Due times of delayed messages, by the simulation's clock.
         commits: Looks at committed offsets.
         looks: Looks at ends of queues, by topic, at the leader of the newest epoch.
-        kills_ms: When brokers were killed.
-        early_ms: By so much wall clocks were stepped.
+        kills_ms: Times at which brokers were killed.
+        early_ms: Time by which wall clocks were stepped.
         resets: Groups and topics whose offsets an administrator set back.
         statuses_hold: No status but SEND_OK says that the message may be lost.
     """

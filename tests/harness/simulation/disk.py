@@ -122,10 +122,10 @@ class LoggedStore(MemoryStore):
     """A memory store over a ``Disk``; its syncs are steps of the simulation.
 
     Args:
-        disk: What is there already.
+        disk: Disk with what is stored already.
         node: The process.
-        config: Of the broker.
-        clock: Of the node.
+        config: Settings of the broker.
+        clock: Clock of the node.
         wake: Called when ``durable_offset`` has moved.
     """
 

@@ -40,13 +40,13 @@ GROUP: Final = "broker-a"
 REPLICAS: Final = 3
 WATCH_MS: Final = 50
 MOST_READ_BACK: Final = 20
-"""One of so many that were acknowledged last is asked for."""
+"""Number of messages, acknowledged last, of which one is read back."""
 READ_BYTES: Final = 1 << 20
 
 MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE, AckReplicas.NONE)
 CUT_OFF_MS: Final = 8_000
 SETTLED_MS: Final = 30_000
-"""With mode ``none``: after so long whatever is not there by then is lost."""
+"""Time with mode ``none`` after which a message that is not there counts as lost."""
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
     {
         "broker killed": 6,
@@ -74,7 +74,7 @@ def start_group(
 
     Args:
         world: With real stores.
-        mode: Whom sends wait for.
+        mode: Replicas that sends wait for.
         preferred: Id of the replica that leads where others could as well, 0 for none.
         zones: Each replica stands in a zone of its own.
         minimum: With ``all``: so many replicas must be in sync (min_in_sync_replicas).
@@ -372,7 +372,7 @@ def _member_of(process: Process) -> GroupMember | None:
 
 
 def first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
-    """Where two logs differ before an offset that both have reached, or should have."""
+    """Returns where two logs differ before an offset that both reached, or should have."""
     at = 0
     while at < end:
         ours, theirs = (

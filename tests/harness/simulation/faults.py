@@ -32,14 +32,14 @@ class Faults:
     """Plans faults, and ends them.
 
     Args:
-        world: Whom they harm.
-        books: Where it is written down what excuses what.
-        clients: Of the world.
-        span_ms: When the last one begins at the latest.
-        profile: How often which fault comes; all alike without it.
+        world: World that they harm.
+        books: Records of the faults, which excuse some violations.
+        clients: Clients of the world.
+        span_ms: Latest beginning of a fault.
+        profile: Frequency of each fault; all alike without it.
 
     Attributes:
-        counts: How often which was done.
+        counts: Number of faults by name.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Faults:
         self._world.simulation.after(2 * self._down_ms(), node.resume)
 
     def _pause_in_call(self) -> None:
-        # Who stands still with more to do must not go on when somebody else has the queue.
+        # A consumer that stands still with more to do must not go on when another has the queue.
         pushing = [one for one in self._clients if isinstance(one, SimulatedPush)]
         client = self._chance.choice([one for one in pushing if one.group == ORDER])
 

@@ -57,9 +57,9 @@ class Client(ABC):
     """A client's process, and those that take its place when it is killed.
 
     Args:
-        world: Where.
-        books: What it writes down.
-        name: Of the node; producers add the number of their life.
+        world: World of the client.
+        books: Records of what it does.
+        name: Name of the node; producers add the number of their life.
     """
 
     def __init__(self, world: World, books: Books, name: str) -> None:
@@ -93,7 +93,7 @@ class Client(ABC):
     def make(self) -> Any:
         """The client."""
 
-    def begin(self) -> None:  # noqa: B027 - only who sends begins
+    def begin(self) -> None:  # noqa: B027 - only clients that send begin
         """Has it do something, once it is started."""
 
     def kill(self) -> None:
@@ -286,7 +286,7 @@ class _Listener(TransactionListener):
 
 
 class SimulatedTransactions(Client):
-    """Sends in transactions, and answers for the whole group when it is asked back."""
+    """Sends in transactions, and answers checks for the whole group."""
 
     def make(self) -> TransactionProducer:
         """The client."""

@@ -26,10 +26,10 @@ QUIET: Final = logging.CRITICAL + 1
 BAR: Final = 30
 """Characters of the progress bar."""
 MOST_VIOLATIONS: Final = 12
-"""So many are printed of a seed."""
+"""Violations that are printed of a seed."""
 
 SEEDS_WAITING: Final = 4
-"""So many for each process, that none waits for one whose seed takes long."""
+"""Seeds given out to each process, so that none waits for one whose seed takes long."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,7 +117,7 @@ def _run(seed: int, kind: type[Run] = Run, secure: bool = False) -> Outcome:
 
 
 def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the outcomes ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for outcomes ends this
 
 
 def _seeds(options: argparse.Namespace) -> Iterator[int]:

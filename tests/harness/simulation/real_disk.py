@@ -232,12 +232,12 @@ class _WatchedStore(CommitLogStore):
 
 
 class SteppedFlusher(Flusher):
-    """Its syncs are steps of a node.
+    """Flusher whose syncs are steps of a node.
 
     Args:
         node: The process.
-        disk: How slow it is.
-        durable_offset, at_once, interval_ms, wake, sync, note: As of ``Flusher``.
+        disk: Disk whose slowness counts.
+        durable_offset, at_once, interval_ms, wake, sync, note: The same as for ``Flusher``.
     """
 
     def __init__(
@@ -306,11 +306,11 @@ class SteppedFlusher(Flusher):
 
 
 class SteppedChores(Chores):
-    """Its chores are steps of a node; who waits for one does it.
+    """Chores that are steps of a node; a caller that waits for one does it.
 
     Args:
         node: The process.
-        chance: How long each takes.
+        chance: Source of chance for how long each takes.
     """
 
     def __init__(self, node: SimulatedNode, chance: random.Random) -> None:

@@ -30,17 +30,17 @@ from mqmesh.storage.commitlog import recovery
 CALM_MS: Final = 3_000
 HARM_MS: Final = 45_000
 PATIENCE_MS: Final = 180_000
-"""When all harm is over, everything is served and delivered within so long."""
+"""Time after all harm within which everything is served and delivered."""
 REAL_EVERY: Final = 11
 """One seed of so many has real stores in place of light ones, whatever its faults."""
 ADMINISTERED_EVERY: Final = 4
-"""In one seed of so many somebody changes topics, groups and offsets meanwhile."""
+"""One seed of so many has an administrator who changes topics, groups and offsets."""
 LEAST_MS: Final = 60_000
 """No seed is shorter."""
 LOOK_MS: Final = 1_000
 LEFT_LOOKS: Final = 20
 LEFT_LOOK_MS: Final = 500
-"""So often, and so far apart, it is looked whether brokers hold nothing any more."""
+"""Number of checks, and time between them, that brokers hold nothing any more."""
 QUEUES: Final = 2
 BROKERS: Final = ("broker-a", "broker-b")
 
@@ -93,7 +93,7 @@ class Complaints(logging.Handler):
         self.told[record.getMessage()] = None
 
     def close(self) -> None:
-        """Hears no more."""
+        """Removes the handler."""
         self._log.removeHandler(self)
         level, self._log.propagate = self._before
         self._log.setLevel(level)
@@ -291,9 +291,9 @@ def run_seed(
     """Runs a seed.
 
     Args:
-        seed: Which.
+        seed: Number of the seed.
         plant: Plants a bug before.
-        kind: What happens in it.
+        kind: Kind of run.
         secure: Nobody gets in without a key.
     """
     memory = Path("/dev/shm")

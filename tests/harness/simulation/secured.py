@@ -1,4 +1,4 @@
-"""Seeds with security on: who is who, and strangers who try to get something in.
+"""Seeds with security on: users, and strangers that try to get something in.
 
 Every process has a key of its own and the rights that it needs, and no more. The strangers: one
 without a key, one with an unknown key, one who is disabled, and one who may read and not send.
@@ -30,7 +30,7 @@ class Access:
     """Keys and the access list of a world.
 
     Args:
-        world: Whose processes they are of.
+        world: World of the processes.
     """
 
     def __init__(self, world: World) -> None:
@@ -57,7 +57,7 @@ class Access:
         self._users.append(User(name, [key_of(name)], UserRole.SERVICE))
 
     def ring(self, process: str) -> KeyRing | None:
-        """The keys of a process; None for who has none."""
+        """Returns the keys of a process; None for a process without keys."""
         if process == NOBODY:
             return None
         known = {user.name for user in self._users} | set(STRANGERS)

@@ -45,8 +45,8 @@ class Process:
     """A role's process and those that come after it, each a new node of the same place.
 
     Args:
-        world: Where.
-        name: Of the node.
+        world: World of the process.
+        name: Name of the node.
         make: Makes the role.
     """
 
@@ -131,8 +131,8 @@ class World:
 
     Attributes:
         access: Keys and access list; None without security.
-        disks: Of the brokers, by name.
-        zone: Where all clients say that they stand.
+        disks: Disks of the brokers, by name.
+        zone: Zone of all clients.
         failures: Exceptions in callbacks of any node: each is a bug.
     """
 
@@ -279,7 +279,7 @@ class World:
         return process
 
     def broker_port(self, place: str) -> int:
-        """Where a broker listens: ``broker-a``, or ``broker-a-r1`` for a follower."""
+        """Returns a broker's port; ``broker-a``, or ``broker-a-r1`` for a follower."""
         self._places.setdefault(place, BROKER_PORT + len(self._places))
         return self._places[place]
 
