@@ -35,7 +35,7 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
     credentials: Annotated[dict[Name, str], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
 
     def namesrv(self, name: str) -> str:
-        """The name servers of a context, as commands take them.
+        """Returns the name servers of a context, as commands take them.
 
         Raises:
             ConfigError: There is no context of that name.
@@ -47,7 +47,7 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def contexts_file() -> Path:
-    """Path of the contexts: ``mqmesh/contexts.json`` below ``XDG_CONFIG_HOME``."""
+    """Returns the path of the contexts: ``mqmesh/contexts.json`` below ``XDG_CONFIG_HOME``."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     # A relative one is to be ignored: https://specifications.freedesktop.org/basedir-spec/
     base = Path(folder) if folder.startswith("/") else Path.home() / ".config"

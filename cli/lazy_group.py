@@ -30,11 +30,11 @@ class LazyGroup(click.Group):
         self._hidden = hidden or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands."""
+        """Returns the names of the commands."""
         return [*super().list_commands(ctx), *self._places]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None if there is none."""
+        """Returns the command of a name; None if there is none."""
         place = self._places.get(cmd_name) or self._hidden.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)

@@ -121,11 +121,11 @@ class _Words(logging.Formatter):
     """Writes records in words: a line, and the lines of a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Formats a record as a line."""
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        """The lines of an exception."""
+        """Formats the lines of an exception."""
         return "\n".join(traceback_lines(super().formatException(ei)))
 
 
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _forget_what_is_left() -> None:
-    """The disk behind standard output may be full: the interpreter would end with 120."""
+    """Flushes standard output, or drops it on a full disk: the interpreter would end with 120."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -77,14 +77,14 @@ class ClusterName(TextArgument):
 
     @abstractmethod
     def known(self, namesrv: str) -> set[str]:
-        """All such names."""
+        """Returns all names of the kind."""
 
 
 class TopicName(ClusterName):
     """The name of a topic."""
 
     def known(self, namesrv: str) -> set[str]:
-        """All topics of users."""
+        """Returns all topics of users."""
         from mqmesh.message import is_system_topic
         from mqmesh.sdk.admin.admin import AdminClient
 
@@ -96,7 +96,7 @@ class GroupName(ClusterName):
     """The name of a consumer group."""
 
     def known(self, namesrv: str) -> set[str]:
-        """All consumer groups."""
+        """Returns all consumer groups."""
         from mqmesh.sdk.admin.group_admin import GroupAdmin
 
         with GroupAdmin(namesrv, timeout_ms=PATIENCE_MS) as admin:

@@ -274,13 +274,13 @@ class _Table:
 
 
 def state_text(state: str) -> Text:
-    """A process state in its colour."""
+    """Returns a process state in its colour."""
     style = {"running": "green", "down": "bold red"}.get(state, "yellow")
     return Text(state, style=style)
 
 
 def timestamp(ms: int) -> str:
-    """A wall-clock time in ms as UTC text; "-" for 0."""
+    """Formats a wall-clock time in ms as UTC text; "-" for 0."""
     if not ms:
         return "-"
     try:
@@ -291,7 +291,7 @@ def timestamp(ms: int) -> str:
 
 
 def duration(ms: int) -> str:
-    """A duration in words: ``340 ms``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Formats a duration: ``340 ms``, ``12 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
     seconds = ms // 1_000
     if seconds < 1:
         return f"{ms} ms"
@@ -310,7 +310,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """A text of at most so many characters; ``…`` stands for what was cut off."""
+    """Shortens a text to so many characters; ``…`` stands for the part that is cut off."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def text(body: "Column | str" = "body") -> "Column":
-    """A body as text; null where it is no UTF-8.
+    """Returns a body as text; null where it is no UTF-8.
 
     Args:
         body: A binary column, or its name.

@@ -27,7 +27,7 @@ class MqmeshDataSource(DataSource):
         return "mqmesh"
 
     def schema(self) -> str:
-        """All columns, or those of the option ``columns``, or those of a summary."""
+        """Returns all columns, or those of the option ``columns``, or those of a summary."""
         if flag(self.options, "summary"):
             return ", ".join(f"`{name}` {kind}" for name, kind in SUMMARY.items())
         columns = words(self.options.get("columns")) or list(COLUMNS)
@@ -37,7 +37,7 @@ class MqmeshDataSource(DataSource):
         return ddl(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of snapshots (option ``path``) or of a running cluster (option ``namesrv``)."""
+        """Makes a reader of snapshots (option ``path``) or of a cluster (option ``namesrv``)."""
         options = self.options
         if options.get("namesrv"):
             if options.get("path"):
@@ -52,7 +52,7 @@ class MqmeshDataSource(DataSource):
         return kind(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader of topics of a running cluster, without an end."""
+        """Makes a reader of topics of a running cluster, without an end."""
         return LiveStreamReader(schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

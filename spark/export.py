@@ -18,7 +18,7 @@ _PLACE: Final = ["broker", "commitlog_offset", "ordinal"]
 
 
 def rows(archive: str, topic: str, since: str, until: str) -> Iterator[dict[str, Any]]:
-    """Rows of a topic, by day, broker and place.
+    """Yields rows of a topic, by day, broker and place.
 
     In memory are the places of one day, about 40 bytes a message, and a thousand messages.
 

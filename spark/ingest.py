@@ -235,7 +235,7 @@ def _check_store(begun: list[Ingest], broker: str, store_id: int) -> None:
 
 
 def _check_course(snapshot: Snapshot, begun: list[Ingest], position: int, broker: str) -> None:
-    """A store that was restored from a backup goes on otherwise than the one that was archived."""
+    """Refuses a log that is not the archived one, as of a store restored from a backup."""
     chain = chain_to(begun, position)
     last = chain[-1] if chain else None
     if last is None or last.last_offset < 0:
@@ -279,7 +279,7 @@ def _write(
 
 
 def _is_conflict(error: Exception) -> bool:
-    """True if Delta Lake refused because somebody else has committed meanwhile."""
+    """Returns True if Delta Lake refused a commit because of another commit meanwhile."""
     text = f"{type(error).__name__}: {error}"
     words = (
         "Concurrent",

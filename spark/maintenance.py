@@ -207,7 +207,7 @@ def verify(spark: "SparkSession", archive: str) -> ArchiveReport:
 
 
 def gaps_of(archive: str) -> list[str]:
-    """Sentences about what never came in."""
+    """Returns sentences about stretches that never came in."""
     return [
         f"{source.broker}: {step.gap_before:,} bytes of log before {step.from_offset}"
         for source in sources(archive)
@@ -216,7 +216,7 @@ def gaps_of(archive: str) -> list[str]:
 
 
 def query(spark: "SparkSession", archive: str, text: str) -> Any:
-    """The answer to a query over the views ``messages``, ``keys`` and ``ingests``.
+    """Runs a query over the views ``messages``, ``keys`` and ``ingests``.
 
     Args:
         spark: A session.
@@ -287,7 +287,7 @@ def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
 
 
 def _oldest_days(archive: str) -> dict[str, str]:
-    """The first day of each topic."""
+    """Returns the first day of each topic."""
     found: dict[str, str] = {}
     for one in partitions(archive):
         found[one.topic] = min(one.dt, found.get(one.topic, one.dt))

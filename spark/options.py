@@ -30,12 +30,12 @@ def check_names(options: Options, known: Iterable[str], what: str) -> None:
 
 
 def words(text: str | None) -> list[str]:
-    """Words that are separated by commas."""
+    """Splits a text at its commas."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def flag(options: Options, name: str, default: bool = False) -> bool:
-    """An option that is ``true`` or ``false``.
+    """Reads an option that is ``true`` or ``false``.
 
     Raises:
         ConfigError: The value is neither.
@@ -47,7 +47,7 @@ def flag(options: Options, name: str, default: bool = False) -> bool:
 
 
 def number(options: Options, name: str, default: int, low: int, high: int) -> int:
-    """An option that is a whole number.
+    """Reads an option that is a whole number.
 
     Raises:
         ConfigError: The value is no whole number, or out of bounds.
@@ -65,7 +65,7 @@ def number(options: Options, name: str, default: int, low: int, high: int) -> in
 
 
 def json_object(options: Options, name: str) -> dict[str, Any]:
-    """An option that is an object of JSON.
+    """Reads an option that is an object of JSON.
 
     Raises:
         ConfigError: The value is no object of JSON.
@@ -81,7 +81,7 @@ def json_object(options: Options, name: str) -> dict[str, Any]:
 
 
 def time_ms(text: str | None, default: int) -> int:
-    """A time as ms since 1970, or in ISO form, UTC where it says nothing else.
+    """Reads a time as ms since 1970, or in ISO form, UTC if it names no zone.
 
     Raises:
         ConfigError: The text is no time.

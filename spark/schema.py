@@ -53,12 +53,12 @@ _COMMITTED: Final = 8
 
 
 def ddl(columns: Sequence[str]) -> str:
-    """Spark's description of some columns."""
+    """Returns Spark's description of some columns."""
     return ", ".join(f"`{name}` {COLUMNS[name]}" for name in columns)
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Arrow's description of some columns."""
+    """Returns Arrow's description of some columns."""
     return pa.schema([(name, ARROW_TYPES[COLUMNS[name]]) for name in columns])
 
 
@@ -94,7 +94,7 @@ class Rows:
                 self._values[name] += [_PER_BATCH[name](header, messages[0])] * len(messages)
 
     def take(self) -> pa.RecordBatch:
-        """All rows, which are forgotten here."""
+        """Returns all rows, and forgets them."""
         arrays = [
             _array(COLUMNS[name], self._values[name], self._schema.field(name).type)
             for name in self._columns
@@ -169,7 +169,7 @@ _PER_BATCH: Final[dict[str, Callable[[BatchHeader, StoredMessage], Any]]] = {
 
 
 def batched(rows: Rows, most_rows: int, parts: Iterator[None]) -> Iterator[pa.RecordBatch]:
-    """Record batches of about so many rows.
+    """Yields record batches of about so many rows.
 
     Args:
         rows: Gets rows whenever ``parts`` is resumed.

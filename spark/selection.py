@@ -60,7 +60,7 @@ class Selection:
             raise ConfigError(f"onDamage is {self.on_damage!r}; it may be {FAIL!r} or {SKIP!r}")
 
     def has_topic(self, physical_topic: str) -> bool:
-        """True if messages that are stored in a topic may be wanted."""
+        """Returns True if messages that are stored in a topic may be wanted."""
         if any(fits(physical_topic, unwanted) for unwanted in self.leave_out):
             return False
         if self.topics:
@@ -71,7 +71,7 @@ class Selection:
         return self.include_system or not is_system_topic(physical_topic)
 
     def has_time(self, store_timestamp: int) -> bool:
-        """True if messages that were stored at a time may be wanted."""
+        """Returns True if messages that were stored at a time may be wanted."""
         return self.from_ms <= store_timestamp <= self.to_ms
 
     def pick(self, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
@@ -101,7 +101,7 @@ class ReadTask:
 
 
 def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> list[ReadTask]:
-    """The tasks that read what is wanted of a snapshot.
+    """Plans the tasks that read the wanted part of a snapshot.
 
     Raises:
         ConfigError: The directory is no snapshot.
@@ -124,7 +124,7 @@ def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> lis
 
 
 def _look_up(snapshot: Snapshot, wanted: Selection) -> tuple[Sequence[int], list[LogRange] | None]:
-    """Places that the index knows, and what must be read beside them; None for everything."""
+    """Returns the index's places, and ranges to read beside them; None for everything."""
     answers: list[tuple[list[int], list[LogRange]]] = []
     if wanted.message_ids is not None:
         for message_id in wanted.message_ids:
@@ -157,7 +157,7 @@ def _unheard(damage: Damage) -> None:
 def read_task(
     snapshot: Snapshot, task: ReadTask, wanted: Selection, on_skip: OnSkip = _unheard
 ) -> Iterator[tuple[BatchHeader, Sequence[StoredMessage]]]:
-    """The wanted messages of a task, batch by batch.
+    """Yields the wanted messages of a task, batch by batch.
 
     Args:
         snapshot: Snapshot to read.
@@ -215,7 +215,7 @@ def _on_damage(snapshot: Snapshot, damage: Damage, wanted: Selection, on_skip: O
 
 
 def fits(topic: str, wanted: str) -> bool:
-    """True if a topic has a name, or begins with what stands before a ``*``."""
+    """Returns True if a topic has a name, or begins with the part before a ``*``."""
     if wanted.endswith("*"):
         return topic.startswith(wanted[:-1])
     return topic == wanted

@@ -179,7 +179,7 @@ def _java_options(java: Java, *, is_short: bool) -> str:
 
 
 def _path_with_source(python_path: str, folders: Sequence[str]) -> str:
-    """PYTHONPATH with which Spark finds the data source.
+    """Returns a PYTHONPATH with which Spark finds the data source.
 
     It looks through folders for names of modules. In an editable install the module is in none of
     them, unless the checkout happens to be the current folder.
@@ -194,7 +194,7 @@ def _path_with_source(python_path: str, folders: Sequence[str]) -> str:
 
 
 def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
-    """The messages of an archive, for notebooks.
+    """Reads the messages of an archive, for notebooks.
 
     Args:
         spark: A session of ``session``.

@@ -36,7 +36,7 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def load_settings(archive: str) -> ArchiveConfig:
-    """The settings of an archive, defaults where it has none, or is not on this machine.
+    """Reads the settings of an archive, defaults where it has none, or is not on this machine.
 
     Raises:
         ConfigError: The file is wrong.

@@ -73,7 +73,7 @@ class SnapshotReader(DataSourceReader):
         self.range_bytes = number(options, "rangeBytes", RANGE_BYTES, 1, 1 << 40)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One a range of the log, or places that the index knows."""
+        """Returns one partition a range of the log, or places that the index knows."""
         tasks = [
             task
             for path in self.paths
@@ -83,7 +83,7 @@ class SnapshotReader(DataSourceReader):
         return [SnapshotPart(task) for task in tasks] or [SnapshotPart(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition."""
+        """Yields the rows of a partition."""
         assert isinstance(partition, SnapshotPart)
         if partition.task is None:
             return
@@ -107,7 +107,7 @@ class SummaryReader(SnapshotReader):
         self.wanted = replace(self.wanted, on_damage=SKIP)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The row of a partition."""
+        """Yields the row of a partition."""
         assert isinstance(partition, SnapshotPart)
         task = partition.task
         if task is None:
@@ -175,7 +175,7 @@ def _between(wanted: Selection, one: Filter) -> Selection:
 
 
 def _span(value: date) -> tuple[int, int]:
-    """First and last ms that a time of microseconds, or a day, may stand for."""
+    """Returns first and last ms that a time of microseconds, or a day, may stand for."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         ms = int(moment.timestamp() * 1_000)

@@ -74,7 +74,7 @@ def next_step(
 
 
 def chain_to(begun: list[Ingest], position: int) -> list[Ingest]:
-    """The steps that led to a position; those that were begun and given up are not among them."""
+    """Returns the steps that led to a position, without those that were begun and given up."""
     by_end: dict[int, Ingest] = {}
     for one in begun:
         # Of several with one end, begun at the same time, the longest shows the gap.

@@ -58,7 +58,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def app_id(store_id: int, broker: str) -> str:
-    """Under which Delta Lake keeps the position of a store."""
+    """Returns the application id of a store, under which Delta Lake keeps its position."""
     return f"mqmesh/{store_id:08x}/{broker}"
 
 
@@ -69,7 +69,7 @@ def table_path(archive: str, table: str) -> str:
 
 
 def open_table(archive: str, table: str) -> DeltaTable | None:
-    """A table; None if it was not made yet."""
+    """Opens a table; None if it was not made yet."""
     try:
         return DeltaTable(table_path(archive, table))
     except TableNotFoundError:
@@ -77,7 +77,7 @@ def open_table(archive: str, table: str) -> DeltaTable | None:
 
 
 def require_table(archive: str, table: str) -> DeltaTable:
-    """A table that must be there.
+    """Opens a table that must be there.
 
     Raises:
         ConfigError: The table is missing, so this is no archive.
@@ -89,14 +89,14 @@ def require_table(archive: str, table: str) -> DeltaTable:
 
 
 def position_of(archive: str, table: str, application: str) -> int | None:
-    """The position that a table says it has come to; None if it has nothing of that store."""
+    """Returns the position of a store in a table; None if the table has nothing of it."""
     found = open_table(archive, table)
     version = None if found is None else found.transaction_version(application)
     return None if version is None else int(version)
 
 
 def ingests_of(archive: str) -> list[Ingest]:
-    """All steps that were begun; of those that were given up, nothing came in."""
+    """Returns all steps that were begun; nothing came in of those that were given up."""
     table = open_table(archive, INGESTS)
     if table is None:
         return []
@@ -105,7 +105,7 @@ def ingests_of(archive: str) -> list[Ingest]:
 
 
 def sources(archive: str) -> list[Source]:
-    """The stores of an archive, by name."""
+    """Returns the stores of an archive, by name."""
     begun = ingests_of(archive)
     found = []
     for broker, store_id in sorted({(one.broker, one.store_id) for one in begun}):
@@ -145,6 +145,6 @@ def partitions(archive: str) -> list[PartitionStats]:
 def rows_where(
     table: DeltaTable, condition: ds.Expression | None, columns: list[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows that fulfil a condition, as they are met."""
+    """Yields rows that fulfil a condition, as they are met."""
     for batch in table.to_pyarrow_dataset().to_batches(filter=condition, columns=columns):
         yield from batch.to_pylist()

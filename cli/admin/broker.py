@@ -231,7 +231,7 @@ def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
 
 
 def _named(value: msgspec.Struct) -> dict[str, Any]:
-    """A struct that is an array on the wire, by names, and those inside it, too."""
+    """Converts a struct that is an array on the wire to a dict by names, inner structs too."""
     told: dict[str, Any] = {}
     for name, inner in msgspec.structs.asdict(value).items():
         is_list = isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct)
@@ -251,7 +251,7 @@ def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:
 
 
 def metrics_as_json(readings: Iterable[MetricReading]) -> dict[str, Any]:
-    """Metrics by name: what each is, and its ``value``, or ``values`` with their labels."""
+    """Returns metrics by name: their kind, and ``value``, or ``values`` with their labels."""
     shown: dict[str, Any] = {}
     for metric, samples in ((one.metric, one.samples) for one in readings):
         told: dict[str, Any] = {"kind": metric.kind, "unit": metric.unit, "help": metric.help}
@@ -269,7 +269,7 @@ def metrics_as_json(readings: Iterable[MetricReading]) -> dict[str, Any]:
 
 
 def metric_rows(readings: Iterable[MetricReading]) -> list[tuple[str, str, str, str]]:
-    """Metrics for a table: name, labels, value and unit; sorted by name."""
+    """Returns metrics for a table: name, labels, value and unit; sorted by name."""
     return [
         (reading.metric.name, " ".join(one.labels), _shown(one.value), reading.metric.unit)
         for reading in sorted(readings, key=lambda one: one.metric.name)

@@ -217,7 +217,7 @@ _REPORTED: Final = (
 
 
 def _report_on(namesrv: str, name: str) -> dict[str, Any]:
-    """One broker; without ``version`` if it does not answer. Clients are counted by version."""
+    """Reports on a broker; without ``version`` if it does not answer. Counts clients by version."""
     row: dict[str, Any] = {"broker_name": name, "clients": {}}
     try:
         with BrokerAdmin(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
@@ -241,7 +241,7 @@ def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:
 
 
 def role_state(info: RoleInfo | None) -> dict[str, Any]:
-    """State, version, process and age of a process; ``down`` for one that did not answer."""
+    """Returns state, version, process and age; ``down`` for a process that did not answer."""
     return {
         "state": info.state if info else "down",
         "version": info.version if info else "",

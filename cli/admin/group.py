@@ -454,7 +454,7 @@ def _show_settings(found: dict[str, Any]) -> None:
 
 
 def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
-    """One row a group: numbers summed over the brokers."""
+    """Returns one row a group: numbers summed over the brokers."""
     found: dict[str, dict[str, Any]] = {}
     for broker_name, summaries in by_broker.items():
         for one in summaries:

@@ -91,7 +91,7 @@ def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:
 
 
 def _differing(reports: Sequence[ReplicaReport]) -> list[str]:
-    """Settings of replicas that are not in force, and those that differ within a group."""
+    """Returns settings of replicas that are not in force, and those that differ within a group."""
     notes, seen = [], dict[tuple[str, str], dict[str, list[int]]]()
     for report in reports:
         status = report.status

@@ -292,7 +292,7 @@ def _sends(
     rate: float | None,
     message: dict[str, Any],
 ) -> list[BenchTask]:
-    """A task for each sender, with its share of count and rate."""
+    """Returns a task for each sender, with its share of count and rate."""
     clients = min(clients, count) if count else clients
     run = secrets.randbits(64)
     return [

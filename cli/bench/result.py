@@ -62,7 +62,7 @@ def summarize(
     *,
     is_interrupted: bool = False,
 ) -> BenchResult:
-    """The result of some clients.
+    """Sums up the reports of clients.
 
     Args:
         command: ``produce``, ``consume`` or ``latency``.
@@ -100,7 +100,7 @@ def summarize(
 
 
 def rate_rows(result: BenchResult) -> list[tuple[Any, ...]]:
-    """Rows of a table: each client if there are several, and all together."""
+    """Returns rows of a table: each client if there are several, and all together."""
     rows = [(str(number), *_cells(one)) for number, one in enumerate(result.clients, 1)]
     return [*(rows if len(rows) > 1 else []), ("all", *_cells(result.total))]
 
@@ -109,7 +109,7 @@ RATE_HEAD = ("CLIENT", "MESSAGES", "FAILED", "SECONDS", "MESSAGES/S", "MIB/S", "
 
 
 def latency_rows(result: BenchResult) -> list[tuple[str, ...]]:
-    """Rows of a table: what was timed, and its percentiles in milliseconds."""
+    """Returns rows of a table: the timed steps, and their percentiles in milliseconds."""
     return [
         (name, *(f"{value:.3f}" for value in metrics.values()))
         for name, metrics in result.latency_ms.items()

@@ -168,7 +168,7 @@ Word = ClientReady | ClientProgress | ClientReport | ClientFailure
 
 
 def stamp(run: int, filler: bytes) -> bytes:
-    """A body with its run and the time, which all processes of a machine share.
+    """Makes a body with its run and the time, by the clock that all processes of a machine share.
 
     Args:
         run: Number of the run, see ``BenchTask``.

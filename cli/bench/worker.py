@@ -73,7 +73,7 @@ class Orders:
         return self._stopped.wait(max(seconds, 0.0))
 
     def __bool__(self) -> bool:
-        """True when the client is to stop."""
+        """Returns True when the client is to stop."""
         return self._stopped.is_set()
 
     def _listen(self) -> None:
@@ -104,7 +104,7 @@ class BenchRun:
         return bool(self._orders) or bool(limit and time.monotonic() - self._began >= limit)
 
     def numbers(self) -> Iterator[int]:
-        """Numbers of messages to be sent, not faster than the rate, until the end."""
+        """Yields numbers of messages to be sent, not faster than the rate, until the end."""
         count, rate = self._task.message_count, self._task.rate
         for number in range(count or sys.maxsize):
             if rate:
@@ -115,7 +115,7 @@ class BenchRun:
             yield number
 
     def _left_s(self, due_s: float) -> float:
-        """Seconds until something is due, or until the end if that comes first."""
+        """Returns seconds until something is due, or until the end if that comes first."""
         limit = self._task.duration_s
         return self._began + (min(due_s, limit) if limit else due_s) - time.monotonic()
 
@@ -139,7 +139,7 @@ class BenchRun:
             say(ClientProgress(self.report.done))
 
     def end(self) -> ClientReport:
-        """The report."""
+        """Ends the run, and returns its report."""
         self.report.cpu_s = time.process_time() - self._cpu_s
         return self.report
 
@@ -155,7 +155,7 @@ class MessageSource:
         self._stem = f"{task.run:x}-{task.client}"
 
     def message(self, number: int, body: bytes | None = None) -> Message:
-        """Message of a number, with one of the usual bodies or another."""
+        """Makes the message of a number, with one of the usual bodies or another."""
         task = self._task
         keys = (f"{self._stem}-{number}",) if task.has_keys else ()
         return Message(
@@ -167,7 +167,7 @@ class MessageSource:
         )
 
     def stamped(self, number: int) -> Message:
-        """The same with the time in the body."""
+        """Makes the message of a number with the time in its body."""
         return self.message(number, stamp(self._task.run, self._bodies[number % len(self._bodies)]))
 
 
@@ -257,7 +257,7 @@ class Window:
 
 
 def send_each(task: BenchTask, orders: Orders) -> ClientReport:
-    """One synchronous send after the other, each timed; its body carries the time."""
+    """Sends one message after the other synchronously; times each, with the time in its body."""
     maker = MessageSource(task)
     with _producer(task) as producer:
         producer.fetch_publish_queues(task.topic, timeout_ms=TOPIC_TIMEOUT_MS)

@@ -264,7 +264,7 @@ def _until_ms(until: str, now_ms: int) -> int:
 def _choose(
     consumer: PullConsumer, topic: str, queue_ids: tuple[int, ...], broker: str
 ) -> list[MessageQueue]:
-    """The queues that are wanted; the others are paused."""
+    """Chooses the wanted queues; the others are paused."""
     queues = consumer.assignment()
     brokers = sorted({queue.broker_name for queue in queues})
     if broker and broker not in brokers:

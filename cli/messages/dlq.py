@@ -311,12 +311,12 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
 
 
 def short_reason(letter: DeadLetter) -> str:
-    """The last failure of a dead letter, for a table."""
+    """Returns the last failure of a dead letter, for a table."""
     return shortened(one_line(_MODULE.sub("", letter.reason)), REASON_WIDTH)
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter for programs; the names and their order are stable."""
+    """Returns a dead letter as JSON; the names and their order are stable."""
     head = {
         "broker_name": letter.broker_name,
         "dlq_offset": letter.queue_offset,
@@ -408,7 +408,7 @@ class _Ages:
         self.newest_ms = max(self.newest_ms, stored_ms)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the ages as JSON."""
         return {
             "oldest_timestamp": self.oldest_ms,
             "newest_timestamp": self.newest_ms,
@@ -416,7 +416,7 @@ class _Ages:
         }
 
     def show(self) -> None:
-        """For people: a bar a step."""
+        """Prints the ages for people: a bar a step."""
         most = max(self.counts.values())
         if not most:
             return

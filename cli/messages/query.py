@@ -242,7 +242,7 @@ def _print_messages(result: QueryResult) -> None:
 
 
 def fields_of(message: StoredMessage) -> list[tuple[str, str]]:
-    """Every field of a message but its body, for people."""
+    """Returns every field of a message but its body, for people."""
     info = message.info
     fields: Sequence[tuple[str, object]] = [
         ("message id", message.message_id),
@@ -268,7 +268,7 @@ def fields_of(message: StoredMessage) -> list[tuple[str, str]]:
 
 
 def body_lines(body: bytes) -> list[str]:
-    """A body for people: JSON with indents, text as it stands, anything else as a hex dump."""
+    """Formats a body for people: JSON with indents, text unchanged, anything else as a hex dump."""
     for read in (_json_lines, _text_lines):
         lines = read(body)
         if lines is not None:

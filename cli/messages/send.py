@@ -312,7 +312,7 @@ class _Sending:
 def _paced(
     messages: Iterator[Message], rate: float | None, interrupt: Interrupt
 ) -> Iterator[Message]:
-    """The messages, not faster than the rate, until a signal comes."""
+    """Yields the messages, not faster than the rate, until a signal comes."""
     began = time.monotonic()
     for number, message in enumerate(messages):
         if rate is not None:

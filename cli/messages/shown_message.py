@@ -12,7 +12,7 @@ PREVIEW_BYTES: Final = 64
 
 
 def message_dict(message: StoredMessage) -> dict[str, Any]:
-    """Everything of a message, the same in all answers; the names and their order are stable."""
+    """Returns all of a message, the same in all answers; the names and their order are stable."""
     body = message.body
     try:
         text: str | None = body.decode()

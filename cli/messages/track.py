@@ -110,7 +110,7 @@ def _when(due_ms: int, now_ms: int) -> str:
 
 
 def track_dict(message_id: str, found: MessageTrack) -> dict[str, Any]:
-    """The same for programs."""
+    """Returns the track of a message as JSON."""
     return {
         "message_id": message_id,
         "due_ms": found.due_ms,

@@ -176,7 +176,7 @@ def _end(message_id: str, decision: Decision, yes: bool, namesrv: str, as_json: 
 
 
 def as_dict(half: HalfMessage) -> dict[str, Any]:
-    """A half message as JSON shows it."""
+    """Returns a half message as JSON shows it."""
     info = half.info
     return {
         "message_id": info.message_id,

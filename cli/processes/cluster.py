@@ -312,7 +312,7 @@ def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
 
 
 def _as_planned(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
-    """The cluster as it is started with what is in its data folder; says what was decided."""
+    """Returns the cluster as planned for its data folder; prints notes about the decisions."""
     found = find_cluster(asked)
     plan = plan_start(asked, found, flags)
     config = load_cluster(flags.file, [*settings, *plan.settings], replicas=plan.replicas)
@@ -336,7 +336,7 @@ def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str
 
 
 def _all_registered(config: ClusterConfig) -> bool:
-    """Every name server of the cluster knows every broker, and the master of each group."""
+    """Returns True if every name server knows every broker, and the master of each group."""
     wanted = Counter(broker.broker_name for broker in config.broker)
     for address in config.namesrv_addr.split(";") if config.namesrv else ():
         try:

@@ -56,7 +56,7 @@ listen_port = 10911
 
 
 def _default_replicas(count: int) -> str:
-    """The rest of the default cluster: a send is answered when all replicas in sync have it."""
+    """Returns the rest of the default cluster: an answered send is at all replicas in sync."""
     least = min(count, 2) if count > 2 else 1  # of two one alone has to do
     return f"""replicas = {count}
 [ha]
@@ -322,7 +322,7 @@ def _tables(found: Any) -> list[dict[str, Any]]:
 
 
 def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The tables of all replicas that a broker's table stands for."""
+    """Returns the tables of all replicas that a broker's table stands for."""
     count = broker.get("replicas", 1)
     ha = broker.get("ha", {})
     mode = ha.get("mode", HaMode.OFF.value)
@@ -367,7 +367,7 @@ def replica_folder(root: Path, broker_id: int, mode: HaMode) -> Path:
 
 
 def data_folders(config: ClusterConfig) -> Iterator[tuple[Path, SecurityConfig]]:
-    """Folders in which roles keep what outlives them, and whether they are secured.
+    """Yields folders in which roles keep what outlives them, and whether they are secured.
 
     Yields:
         The folder, absolute, and the settings of the role.
@@ -380,7 +380,7 @@ def data_folders(config: ClusterConfig) -> Iterator[tuple[Path, SecurityConfig]]
 
 
 def broker_user(broker_name: str, broker_id: int, mode: HaMode) -> str:
-    """The user that a broker is: in a group that elects its master each replica is its own.
+    """Returns a broker's user: in a group that elects its master, one for each replica.
 
     Args:
         broker_name: Broker group.
@@ -397,7 +397,7 @@ def _name_of(broker: BrokerConfig) -> str:
 
 
 def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
-    """Role, name, expected endpoint, stop stage and settings of each process."""
+    """Yields role, name, expected endpoint, stop stage and settings of each process."""
     if _needs_coordinator(config):
         endpoint = f"tcp://{_where(config.coordinator)}"
         yield "coordinator", config.coordinator.name, endpoint, NAMESRV_STAGE, config.coordinator
@@ -434,7 +434,7 @@ def _needs_coordinator(config: ClusterConfig) -> bool:
 
 
 def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
-    """One beside each broker that allows it, followers too: any may lead. They take free ports."""
+    """Yields a filter server for each broker that allows it, followers too; at free ports."""
     if not config.filter_server.enable:
         return
     for broker in config.broker:
@@ -484,7 +484,7 @@ def _watching(config: ClusterConfig, own: ExporterConfig | MonitorConfig) -> dic
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
-    """Name, key, host and port of everything that listens."""
+    """Yields name, key, host and port of everything that listens."""
     for namesrv in config.namesrv:
         yield namesrv.name, "listen_port", namesrv.listen_host, namesrv.listen_port
         yield namesrv.name, "publish_port", namesrv.listen_host, namesrv.publish_port

@@ -17,7 +17,7 @@ CLIENT: Final = "client"
 
 
 def client_file(folder: Path) -> Path:
-    """The administrator's keys, in the data folder of a cluster."""
+    """Returns the path of the administrator's keys, in the data folder of a cluster."""
     return key_file(folder, CLIENT)
 
 
@@ -64,7 +64,7 @@ def _keys(folder: Path, name: str, namesrv_key: Key | TwoKeys, namesrv_addr: str
 
 
 def new_credentials(user: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) -> Credentials:
-    """New keys.
+    """Makes new keys.
 
     Args:
         user: Name of the user.

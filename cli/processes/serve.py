@@ -48,7 +48,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
     insecure: bool = False
 
     def load(self, kind: type[_Config], namesrv: str = "") -> _Config:
-        """The settings of a role.
+        """Loads the settings of a role.
 
         Args:
             kind: Type of the role's settings.
@@ -120,7 +120,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
 
 
 def open_transport(security: SecurityConfig, common: Iterable[str] = ()) -> ZmqTransport:
-    """The transport of a role that others connect to.
+    """Opens the transport of a role that others connect to.
 
     Args:
         security: Settings. Where it is enabled, keys and access list are read before anything is
@@ -134,7 +134,7 @@ def open_transport(security: SecurityConfig, common: Iterable[str] = ()) -> ZmqT
 
 
 def open_client_transport(config: BrokerConfig) -> ZmqTransport:
-    """A transport without a server, with the keys of a broker.
+    """Opens a transport without a server, with the keys of a broker.
 
     Raises:
         ConfigError: The keys cannot be used.
@@ -143,7 +143,7 @@ def open_client_transport(config: BrokerConfig) -> ZmqTransport:
 
 
 def _common_of(config: BrokerConfig) -> list[str]:
-    """Addresses of the name servers and of the coordinator that a broker uses."""
+    """Returns the addresses of the name servers and of the coordinator that a broker uses."""
     embedded = config.ha.coordinator.removeprefix(EMBEDDED)
     return [*config.namesrv_addr, *([embedded] if embedded != config.ha.coordinator else [])]
 

@@ -165,7 +165,7 @@ def check_stores(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags)
 def _plan_security(
     cluster: ClusterConfig, found: FoundCluster, flags: StartFlags
 ) -> tuple[tuple[str, ...], str]:
-    """Settings, and a note."""
+    """Plans the settings of security, and a note."""
     folder, said = cluster.folder, cluster.security.enable
     if flags.insecure:
         was_secured = found.has_keys or found.secured
@@ -239,7 +239,7 @@ def _check_start(
 def _left_out(
     cluster: ClusterConfig, found: FoundCluster, store: FoundStore, flags: StartFlags
 ) -> str:
-    """Why a start that leaves a store out is refused, and what to do."""
+    """Explains why a start that leaves a store out is refused, and what to do."""
     replica, path = store.history.replica, shlex.quote(str(store.path))
     command = _command(cluster, found, flags)
     roots = {one.broker_name: Path(one.store_path_root_dir) for one in cluster.broker[::-1]}
@@ -261,7 +261,7 @@ def _left_out(
 
 
 def _command(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -> str:
-    """The start of before, as far as it is known."""
+    """Returns the command of the last start, as far as it is known."""
     words = ["mqmesh", "up"]
     if found.last.file:
         words += ["-c", shlex.quote(found.last.file)]
@@ -275,7 +275,7 @@ def _command(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -> 
 def _growth_notes(
     used: dict[Path, BrokerConfig], stores: dict[Path, FoundStore], last: LastStart
 ) -> Iterable[str]:
-    """Lines about brokers that have more replicas than before."""
+    """Returns lines about brokers that have more replicas than before."""
     known = {(one.broker_name, one.broker_id) for one in last.brokers}
     groups: dict[str, list[tuple[BrokerConfig, FoundStore | None]]] = {}
     for path, one in used.items():

@@ -43,7 +43,7 @@ _to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="Th
 
 
 def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of Spark; the command gets ``start``, whose session ends with its block."""
+    """Adds options of Spark; the command gets ``start``, whose session ends with its block."""
 
     @wraps(function)
     def command(

@@ -194,7 +194,7 @@ def _state(path: Path | None) -> Resent | None:
 
 
 def _behind(found: Iterator[dict[str, Any]], done: Resent | None) -> Iterator[dict[str, Any]]:
-    """Rows behind the one that was sent last; they come sorted by their places."""
+    """Yields rows behind the one that was sent last; the input is sorted by places."""
     last = None if done is None else msgspec.structs.astuple(done)
     for row in found:
         if last is None or msgspec.structs.astuple(_place(row)) > last:

@@ -10,7 +10,7 @@ SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def span_seconds(text: str) -> int:
-    """Seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
+    """Returns the seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
 
     Raises:
         ConfigError: The text is no span.
@@ -23,7 +23,7 @@ def span_seconds(text: str) -> int:
 
 
 def archive_module(name: str) -> Any:
-    """A module of the archive, which needs packages that mqmesh itself can do without."""
+    """Imports a module of the archive, which needs packages that mqmesh can do without."""
     try:
         return importlib.import_module(f"mqmesh.spark.{name}")
     except ImportError as error:
@@ -39,7 +39,7 @@ def errors_of_libraries() -> AbstractContextManager[None]:
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of an archive for programs: bodies as text, else as ``body_base64``."""
+    """Returns a row of an archive as JSON: bodies as text, else as ``body_base64``."""
     values = dict(row)
     values["properties"] = dict(values["properties"] or ())
     content = values.pop("body")

@@ -85,7 +85,7 @@ def evaluate(node: Node, lookup: Lookup) -> Truth:
 
 
 def fits_sql(expression: str, message: Message) -> bool:
-    """True when an expression is TRUE for a message.
+    """Returns True when an expression is TRUE for a message.
 
     Raises:
         InvalidArgument: The expression is wrong, see ``parse_sql``.
@@ -192,7 +192,7 @@ class _Leaf(dict[Any, int]):
         return verdict
 
     def judge(self, columns: _Columns) -> _Verdicts:
-        """The verdicts on a row of messages."""
+        """Judges a row of messages."""
         rows = [columns.values[name] for name in self._names]
         keys: Iterable[Any] = rows[0] if len(rows) == 1 else zip(*rows, strict=True)
         bits = int.from_bytes(bytes(map(self.__getitem__, keys)), "little")
@@ -231,7 +231,7 @@ class Predicate:
             leaf.most = MAX_REMEMBERED // self.leaf_count
 
     def select(self, payload: Buffer, start: int, stop: int, count: int) -> bytes:
-        """Which messages of a payload match.
+        """Selects the matching messages of a payload.
 
         Args:
             payload: An opened payload: the array of messages.

@@ -66,7 +66,7 @@ class PythonFilter:
 
 
 def filter_id(source: bytes) -> str:
-    """The name of a filter on the wire: the BLAKE2b digest of its source, 32 hex digits."""
+    """Returns the name of a filter on the wire: the BLAKE2b digest of its source, 32 hex digits."""
     return hashlib.blake2b(source, digest_size=ID_LENGTH // 2).hexdigest()
 
 

@@ -162,7 +162,7 @@ _ORDERINGS: Final = frozenset({">", ">=", "<", "<="})
 
 
 def parse_number(text: str) -> Number | None:
-    """The number that a text is, as expressions and properties write them.
+    """Parses a number as expressions and properties write it.
 
     Args:
         text: ASCII digits, with a sign, a point and an exponent if need be, and nothing

@@ -19,7 +19,7 @@ _MAX_CACHED_LENGTH: Final = 4_096
 
 
 def parse_tags(expression: str) -> frozenset[str] | None:
-    """The tags that an expression names.
+    """Returns the tags that an expression names.
 
     Args:
         expression: ``*``, or tags joined by ``||``; up to 16,384 characters.
@@ -48,7 +48,7 @@ def parse_tags(expression: str) -> frozenset[str] | None:
 
 
 def expression_hashes(expression: str) -> frozenset[int] | None:
-    """The hashes of the tags that an expression names, as consume queues carry them.
+    """Returns the hashes of the tags that an expression names, as consume queues carry them.
 
     Returns:
         Of each tag ``message.tag_hash``; None when every message fits.

@@ -131,12 +131,12 @@ class AnswerReader:
 
 
 def encode_answer(nonce: int, status: Status, body: bytes) -> bytes:
-    """Layout: answer."""
+    """Encodes an answer. Layout: answer."""
     return ANSWER.pack(len(body), nonce, status) + body
 
 
 def encode_question(nonce: int, size: int) -> bytes:
-    """The head of a question whose body has ``size`` bytes."""
+    """Encodes the head of a question whose body has ``size`` bytes."""
     return QUESTION.pack(size, nonce)
 
 

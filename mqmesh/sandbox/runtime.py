@@ -110,7 +110,7 @@ def match_all(match: Match, messages: Iterable[StoredMessage]) -> bytes:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one short line, wherever it comes from."""
+    """Describes any error in one short line."""
     kind = type(error).__name__
     try:
         text = str(error)

@@ -107,7 +107,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 
 
 def program(architecture: Architecture) -> bytes:
-    """The filter of system calls, for ``prctl(PR_SET_SECCOMP)``.
+    """Makes the filter of system calls, for ``prctl(PR_SET_SECCOMP)``.
 
     Returns:
         Layout: array of ``struct sock_filter``, little endian.

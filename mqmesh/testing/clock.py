@@ -16,7 +16,7 @@ class ManualClock:
         self._wall_ms = wall_ms
 
     def monotonic_ms(self) -> int:
-        """Milliseconds of the monotonic clock."""
+        """Returns milliseconds of the monotonic clock."""
         return self._monotonic_ms
 
     def monotonic_ns(self) -> int:
@@ -24,11 +24,11 @@ class ManualClock:
         return self._monotonic_ms * 1_000_000
 
     def boot_ms(self) -> int:
-        """Milliseconds of the boot clock."""
+        """Returns milliseconds of the boot clock."""
         return self._monotonic_ms
 
     def wall_ms(self) -> TimestampMs:
-        """Milliseconds of the wall clock."""
+        """Returns milliseconds of the wall clock."""
         return TimestampMs(self._wall_ms)
 
     def advance(self, duration_ms: int) -> None:

@@ -139,7 +139,7 @@ class ClusterForTests:
         return self._shared.started_in_s
 
     def name(self, kind: str = "name") -> str:
-        """A name that nobody else uses, legal for topics and groups."""
+        """Returns a name that no other test uses, legal for topics and groups."""
         return f"{kind}-{next(_numbers)}-{self._label}"
 
     def topic(self, queues: int = 4) -> str:
@@ -153,18 +153,18 @@ class ClusterForTests:
         return topic
 
     def group(self) -> str:
-        """A fresh name for a group; groups need not be created."""
+        """Returns a fresh name for a group; groups need not be created."""
         return self.name("group")
 
     def producer(self, group: str | None = None, **options: Any) -> Producer:
-        """A started producer; arguments as of ``mqmesh.Producer``."""
+        """Starts a producer; arguments as of ``mqmesh.Producer``."""
         producer = Producer(group or self.group(), namesrv_addr=self.namesrv_addr, **options)
         self._closers.append(producer.close)
         producer.start()
         return producer
 
     def push_consumer(self, group: str | None = None, **options: Any) -> PushConsumer:
-        """A push consumer that begins at the first message; subscribe, then start it.
+        """Makes a push consumer that begins at the first message; subscribe, then start it.
 
         Arguments as of ``mqmesh.PushConsumer``.
         """
@@ -174,7 +174,7 @@ class ClusterForTests:
         return consumer
 
     def pull_consumer(self, group: str | None = None, **options: Any) -> PullConsumer:
-        """A started pull consumer that begins at the first message.
+        """Starts a pull consumer that begins at the first message.
 
         Arguments as of ``mqmesh.PullConsumer``.
         """
@@ -185,7 +185,7 @@ class ClusterForTests:
         return consumer
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """Every message of a topic, queue by queue from the first to the last.
+        """Reads every message of a topic, queue by queue from the first to the last.
 
         Raises:
             AssertionError: Messages that must be there cannot be read.
@@ -210,7 +210,7 @@ class ClusterForTests:
         self._shared.stop_broker(kill=False)
 
     def kill_broker(self) -> None:
-        """kill -9, of a broker that is a process; at the test's end it is there again."""
+        """Kills a broker that is a process with SIGKILL; it runs again at the test's end."""
         self._shared.stop_broker(kill=True)
 
     def start_broker(self) -> None:

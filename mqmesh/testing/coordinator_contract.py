@@ -51,7 +51,7 @@ class CoordinatorSite(Protocol):
         """Clock of the clients."""
 
     def open(self, cluster: str = "c1") -> Coordinator:
-        """Another way to the same engine; closed with the site."""
+        """Opens another client of the same engine; closed with the site."""
 
     def until(self, is_so: Callable[[], object], limit_ms: int = PATIENCE_MS) -> None:
         """Lets time pass until something is so.
@@ -93,7 +93,7 @@ def wait(site: CoordinatorSite, duration_ms: int) -> None:
 
 
 def state(epoch: int = 1, master: int | None = 1) -> GroupState:
-    """A group's state."""
+    """Makes a group's state."""
     members = (MemberIncarnation(1, 0), MemberIncarnation(2, 7))
     return GroupState(
         log_id=5, epoch=epoch, master=master, in_sync=members, mode=AckReplicas.ALL, copies=2

@@ -225,7 +225,7 @@ class ProcessCluster:
         return process
 
     def security(self, user: str) -> dict[str, str]:
-        """Settings of a role that is this user; none without security."""
+        """Returns the settings of a role that is this user; none without security."""
         if self._keys is None:
             return {}
         return {

@@ -53,7 +53,7 @@ def make_batch(
     tags: Sequence[str | None] = (),
     attributes: int = 0,
 ) -> BatchToPut:
-    """A batch for tests.
+    """Makes a batch for tests.
 
     Args:
         bodies: Bodies of the messages.
@@ -82,14 +82,14 @@ def make_batch(
 
 
 def batches_in(result: GetResult) -> list[bytes]:
-    """The stored batches of a read, one by one."""
+    """Returns the stored batches of a read, one by one."""
     return [
         bytes(batch) for buffer in result.data for _, batch in iter_batches(buffer, check_stored)
     ]
 
 
 def bodies_in(result: GetResult, queue_offset: int = 0) -> list[str]:
-    """Bodies of the messages of a read, from a queue offset on."""
+    """Returns bodies of the messages of a read, from a queue offset on."""
     return [
         message.body.decode()
         for batch in batches_in(result)
@@ -101,7 +101,7 @@ def bodies_in(result: GetResult, queue_offset: int = 0) -> list[str]:
 def read_queue(
     store: MessageStore, topic: str = "topic", queue_id: int = 0, *, max_bytes: int = MIB
 ) -> list[str]:
-    """Bodies of all messages of a queue that can be seen, read as a consumer reads."""
+    """Reads all visible messages of a queue as a consumer does, and returns their bodies."""
     bodies = []
     queue_offset, end = store.queue_bounds(topic, queue_id)
     while queue_offset < end:

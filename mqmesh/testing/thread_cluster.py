@@ -185,7 +185,7 @@ def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
 
 
 def small_broker_settings() -> dict[str, str]:
-    """Settings of a broker for tests: little disk, and no care for how full that is."""
+    """Returns settings of a broker for tests: little disk, without regard to its free space."""
     return {
         "storage.mapped_file_size_commit_log": str(32 * MIB),
         "storage.disk_max_used_space_ratio": "100",

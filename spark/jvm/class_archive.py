@@ -23,7 +23,7 @@ QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def class_archive_options(java: Java, packages: str, cache: Path, now_s: float) -> str:
-    """Options for Java that use the archive of classes, or have it written; may be empty.
+    """Returns options for Java that use the archive of classes, or have it written; may be empty.
 
     Args:
         java: Java that will run.

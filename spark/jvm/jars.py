@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def delta_package() -> str:
-    """Maven coordinates of the jars that fit the installed pyspark and delta-spark.
+    """Returns Maven coordinates of the jars that fit the installed pyspark and delta-spark.
 
     Raises:
         ConfigError: One of them is not installed.
@@ -40,7 +40,7 @@ def delta_package() -> str:
 
 
 def jar_files(directory: Path) -> list[Path]:
-    """The jars in a directory that somebody has filled by ``mqmesh archive jars``.
+    """Returns the jars in a directory that ``mqmesh archive jars`` has filled.
 
     Raises:
         ConfigError: There are no jars.

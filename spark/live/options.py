@@ -132,7 +132,7 @@ class LiveOptions:
     patience_ms: int = 60_000
 
     def client(self) -> QueueReader:
-        """A client that reads with these options; close it."""
+        """Opens a client that reads with these options; the caller closes it."""
         client = QueueReader(self.namesrv, patience_ms=self.patience_ms)
         client.group = self.group
         return client
@@ -169,7 +169,7 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
 
 
 def check_namesrv(options: Options) -> str:
-    """The name servers.
+    """Returns the checked name servers.
 
     Raises:
         ConfigError: None is given, or one is no address.
@@ -182,12 +182,12 @@ def check_namesrv(options: Options) -> str:
 
 
 def queue_name(queue: MessageQueue) -> str:
-    """A queue of a topic as options and checkpoints write it: ``broker-a:0``."""
+    """Returns a queue of a topic as options and checkpoints write it: ``broker-a:0``."""
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
 def to_json(places: Places) -> dict[str, dict[str, dict[str, int]]]:
-    """Places as checkpoints keep them, always in the same order: Spark compares the text."""
+    """Encodes places for a checkpoint, always in the same order: Spark compares the text."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(places):
         place = places[queue]
@@ -199,7 +199,7 @@ def to_json(places: Places) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def from_json(value: Mapping[str, Any], what: str) -> Places:
-    """Places of a checkpoint, or of an option, which may give offsets as plain numbers.
+    """Decodes places of a checkpoint, or of an option, which may give offsets as plain numbers.
 
     Args:
         value: Offsets by topic and queue.

@@ -36,7 +36,7 @@ def on_loss(fail: bool) -> Callable[[str], None]:
 def queues_of(
     client: QueueReader, options: LiveOptions, known: Iterable[MessageQueue] = ()
 ) -> list[MessageQueue]:
-    """The queues that the options mean now, sorted.
+    """Returns the queues that the options mean now, sorted.
 
     Args:
         client: Reader of queues.
@@ -83,7 +83,7 @@ def queues_of(
 
 
 def resolve(client: QueueReader, bound: Bound, queue: MessageQueue, edges: QueueEdges) -> Place:
-    """The place that options mean.
+    """Returns the place that options mean.
 
     Args:
         client: Reader of queues, for lookups by time.
@@ -184,7 +184,7 @@ def split(stretches: Iterable[Stretch], least: int) -> list[Stretch]:
 
 
 def capped(start: Places, latest: Places, most: int) -> Places:
-    """Ends that are so many messages behind the start at most, each queue by its share.
+    """Returns ends that are so many messages behind the start at most, each queue by its share.
 
     Args:
         start: Position of the stream; a queue that is not there begins at 0.

@@ -199,7 +199,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self._sink.send(iterator, write_id, task.partitionId(), first)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: every task has waited for its acknowledgements."""
+        """Does nothing: every task has waited for its acknowledgements."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leaves stored messages in place; they are recognised when the batch is done again."""

@@ -65,7 +65,7 @@ def check_columns(types: dict[str, str], topic: str) -> None:
 
 
 def messages_of(batch: pa.RecordBatch, topic: str) -> Iterator[Message]:
-    """The messages that rows stand for, in order.
+    """Yields the messages that rows stand for, in order.
 
     Args:
         batch: Rows whose columns were checked.
@@ -155,7 +155,7 @@ class Flights:
         return self._rows >= FLIGHT_ROWS or self._bytes >= FLIGHT_BYTES
 
     def take(self) -> list[NumberedBatch]:
-        """The batches of the flight, which is forgotten here."""
+        """Returns the batches of the flight, and forgets them."""
         found = []
         for (queue, _), messages in self._groups.items():
             found.append(NumberedBatch(queue, messages, self._sequence))

@@ -105,7 +105,7 @@ class LiveReader(DataSourceReader):
         self._parts = _Parts(schema, options, stream=False)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One a queue, or parts of queues if ``minPartitions`` says more."""
+        """Returns one partition a queue, or parts of queues if ``minPartitions`` is higher."""
         options = self._parts.options
         lost = on_loss(options.fail_on_loss)
         stretches = []
@@ -121,7 +121,7 @@ class LiveReader(DataSourceReader):
         return self._parts.parts(stretches) or [LivePart()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition."""
+        """Reads the rows of a partition."""
         return self._parts.read(partition)
 
 
@@ -153,7 +153,7 @@ class LiveStreamReader(DataSourceStreamReader):
         return to_json(self._begin())
 
     def latestOffset(self) -> dict[str, Any]:
-        """Up to where the next batch goes: the end of all queues, or ``maxOffsetsPerTrigger``."""
+        """Returns the end of the next batch: the end of all queues, or ``maxOffsetsPerTrigger``."""
         known = self._begin() if self._position is None else self._position
         options = self._parts.options
         client = self._planner()
@@ -183,7 +183,7 @@ class LiveStreamReader(DataSourceStreamReader):
         return self._parts.parts(stretches)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition."""
+        """Reads the rows of a partition."""
         return self._parts.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
