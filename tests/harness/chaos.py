@@ -123,7 +123,7 @@ def kill_broker_sync(folder: Path, seed: int, rounds: int) -> Outcome:
 
 
 def kill_name_servers(folder: Path, seed: int, rounds: int) -> Outcome:
-    """All name servers die under load and come back empty; new clients find everything."""
+    """Kills all name servers under load, which come back empty; new clients find everything."""
     del rounds
     with Processes(folder, namesrvs=2) as cluster, Scene(cluster, folder, seed) as scene:
         scene.start_all()
@@ -159,7 +159,7 @@ def kill_consumer(folder: Path, seed: int, rounds: int) -> Outcome:
 
 
 def pause_broker(folder: Path, seed: int, rounds: int) -> Outcome:
-    """The broker hangs for three seconds, longer than its clients wait for a sign of life."""
+    """Stops the broker for three seconds, longer than its clients wait for a sign of life."""
     del rounds
     with Processes(folder) as cluster, Scene(cluster, folder, seed) as scene:
         scene.start_all()
@@ -290,7 +290,7 @@ def run_one(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program.
+    """Runs the program.
 
     Returns:
         Exit code: 0 when everything held, 1 when not, 130 after Ctrl-C.

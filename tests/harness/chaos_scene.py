@@ -396,7 +396,7 @@ class Looks:
         self._thread.join()
 
     def are_at_end(self, since_ms: float) -> bool:
-        """True when a look since then found every queue consumed and committed to its end."""
+        """Returns True if a look since then found every queue consumed and committed to its end."""
         last = self.seen[-QUEUES:]
         return len(last) == QUEUES and all(
             one.time_ms > since_ms and one.queue_offset >= one.end_offset for one in last
@@ -462,7 +462,7 @@ def _is_beyond(workers: list[Worker], event: str, before: int) -> bool:
 
 
 def read_log(namesrv_addr: str) -> list[Delivery]:
-    """Every message of the topic, queue by queue from the first to the last.
+    """Reads every message of the topic, queue by queue from the first to the last.
 
     Raises:
         ChaosFailure: A message that must be there does not come.

@@ -19,7 +19,7 @@ class LockWatch:
         self._own = threading.local()
 
     def lock(self, rank: LockRank) -> "CheckedLock":
-        """A lock that is watched."""
+        """Makes a lock that is watched."""
         return CheckedLock(self, rank)
 
     def held(self) -> list[LockRank]:

@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True):
         return [verdict.invariant for verdict in self.verdicts if verdict.violations]
 
     def text(self) -> str:
-        """A line of metrics, and lines for what is broken."""
+        """Formats a line of metrics, and lines for broken invariants."""
         lines = [", ".join(f"{count} {name}" for name, count in self.counts.items())]
         for verdict in self.verdicts:
             if verdict.violations:
@@ -253,7 +253,7 @@ def _commits_go_on(history: History) -> Iterable[str]:
 
 
 def _must_be_kept(history: History, before: list[Commit], now_ms: float) -> int:
-    """The largest offset that was seen and that no kill excuses to be forgotten."""
+    """Returns the largest offset that was seen and that no kill excuses to be forgotten."""
     kept = -1
     for look in before:
         is_excused = any(

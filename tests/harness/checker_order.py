@@ -15,7 +15,7 @@ _Bound = tuple[float, str]
 
 
 def linearizable(history: History) -> Iterable[str]:
-    """Queues for which no such moments can be chosen; the first place of each that has none.
+    """Finds queues for which no such moments can be chosen; the first place of each that has none.
 
     Deliveries are judged beside looks, not with them: a follower shows what is confirmed, and its
     leader nothing that its own disk does not have with ``SYNC_FLUSH``, so it may be behind a
@@ -63,7 +63,7 @@ class _Bounds:
         self._latest[place] = min(self._latest.get(place, (at_ms, why)), (at_ms, why))
 
     def broken(self) -> Iterable[str]:
-        """A sentence for each queue whose bounds contradict each other."""
+        """Returns a sentence for each queue whose bounds contradict each other."""
         queues: dict[str, set[int]] = defaultdict(set)
         for queue, offset in (*self._earliest, *self._latest):
             queues[queue].add(offset)

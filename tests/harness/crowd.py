@@ -22,7 +22,7 @@ RECEIVE_BUFFER_BYTES: Final = 4_096
 
 
 def deaf(place: str, topic: str) -> socket.socket:
-    """A client that asks for all there is, again and again, and reads none of it."""
+    """Opens a client that requests all messages again and again, and reads none of them."""
     connection = connect(place)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     header = encode_header(PullRequest("deaf", topic, 0, 0, MAX_PULL_BYTES))

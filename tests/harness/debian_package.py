@@ -32,7 +32,7 @@ def debian_program(package: str, name: str) -> str:
 
 @cache
 def debian_folder(package: str, library: str = "") -> Path:
-    """A folder with what is in a package; where it cannot be had, as ``debian_program``.
+    """Returns a folder with a package's files; where it cannot be had, as ``debian_program``.
 
     Args:
         package: Alone, without what it needs.
@@ -79,7 +79,7 @@ def _download(package: str, library: str, folder: Path) -> str:
 
 
 def _missing(library: str) -> list[str]:
-    """A package and what it needs, as far as they are not installed."""
+    """Returns a package and what it needs, as far as they are not installed."""
     asked = ("apt-get", "install", "--simulate", "--no-install-recommends", library)
     done = subprocess.run(asked, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
     return re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE)

@@ -26,7 +26,7 @@ def etcd_program() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
+    """Returns ports that no process uses now."""
     with ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in held:

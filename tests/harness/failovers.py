@@ -217,7 +217,7 @@ class ElectedGroup:
         self._endpoints[replica_id] = process.endpoint
 
     def master(self) -> int:
-        """Id of the replica that leads, 0 if nobody serves as the master."""
+        """Returns the id of the replica that leads, 0 if none serves as the master."""
         found = [one for one in self.admin.ha_status(GROUP) if one.broker_id == 0]
         if not found or found[0].status is None or found[0].status.role != "MASTER":
             return 0
@@ -225,7 +225,7 @@ class ElectedGroup:
         return at[found[0].endpoint]
 
     def in_sync(self) -> list[int]:
-        """Ids of the replicas in sync, as the master says."""
+        """Returns the ids of the replicas in sync, as the master reports."""
         found = [one.status for one in self.admin.ha_status(GROUP) if one.broker_id == 0]
         return found[0].in_sync if found and found[0] is not None else []
 
@@ -529,7 +529,7 @@ def _stored(message: StoredMessage) -> Stored:
 
 
 def stored(group: ElectedGroup) -> list[Stored]:
-    """All messages that the group has, as consumers see it."""
+    """Reads all messages that the group has, as consumers see it."""
     found: list[Stored] = []
     with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
         queues = consumer.queues(TOPIC)

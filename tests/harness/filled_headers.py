@@ -12,7 +12,7 @@ NAMED: Final = "named"
 
 
 def filled(kind: Any, texts: Mapping[str, str] | None = None) -> Any:
-    """A value of a header's type that says something in every field.
+    """Makes a value of a header's type with a value in every field.
 
     Args:
         kind: The type.
@@ -52,7 +52,7 @@ def _filled(kind: Any, field: str, texts: Mapping[str, str]) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """A type without its bounds, and without None."""
+    """Returns a type without its bounds, and without None."""
     if typing.get_origin(kind) is typing.Annotated:
         return _bare(typing.get_args(kind)[0])
     options = [one for one in typing.get_args(kind) if one is not type(None)]

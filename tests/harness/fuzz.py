@@ -222,7 +222,7 @@ class Target:
             self.keys = Keys(hostile, self._server_keys())
 
     def places(self) -> dict[str, str]:
-        """Everything that its processes listen at, with the name of the process.
+        """Returns all endpoints of its processes, with the name of the process.
 
         Where security is on without that of helpers, which are for processes of one user.
         """
@@ -286,7 +286,7 @@ def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def percentiles(took_ms: list[float]) -> tuple[float, float]:
-    """The 50th and the 99th, each the median of several parts' of the run.
+    """Returns the 50th and the 99th percentile, each the median of several parts of the run.
 
     So that a moment in which the machine did something else counts as what it is.
     """
@@ -424,7 +424,7 @@ def _short(place: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program.
+    """Runs the program.
 
     Returns:
         Exit code: 0 when everything held, else 1.

@@ -60,7 +60,7 @@ class Found(msgspec.Struct):
 
 
 def connect(place: str) -> socket.socket:
-    """A connection to ``tcp://host:port`` or ``ipc://path``; closing it resets it."""
+    """Connects to ``tcp://host:port`` or ``ipc://path``; closing the connection resets it."""
     kind, _, address = place.partition("://")
     if kind == "ipc":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

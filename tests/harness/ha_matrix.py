@@ -107,7 +107,7 @@ class Cell(NamedTuple):
 
 
 def all_cells() -> list[Cell]:
-    """All that make sense."""
+    """Returns all cells that make sense."""
     victims = [
         *itertools.product(VICTIMS, EVERYWHERE),
         *itertools.product((SUPERVISOR,), ("kill", "stop-3", "stop-10")),
@@ -219,7 +219,7 @@ def _mount(*arguments: str | Path) -> None:
 
 
 def _unmount(path: Path, *options: str) -> bool:
-    """False while a process has a file open there."""
+    """Unmounts a file system; False while a process has a file open there."""
     return subprocess.run(["umount", "--quiet", *options, path]).returncode == 0
 
 
@@ -594,7 +594,7 @@ def _level_end(group: ElectedGroup) -> int:
 
 
 def _differences(folders: Sequence[Path], end: int) -> list[str]:
-    """Segments of the log that are not the same at all replicas, up to where all had it."""
+    """Returns segments of the log that differ between replicas, up to the end that all have."""
     logs = [{path.name: path for path in (each / "commitlog").iterdir()} for each in folders]
     names = sorted(name for name in set.intersection(*map(set, logs)) if name.isdecimal())
     if not names:
@@ -609,7 +609,7 @@ def _differences(folders: Sequence[Path], end: int) -> list[str]:
 
 
 def _inside(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """One cell, in its own namespaces."""
+    """Runs one cell, in its own namespaces."""
     enter("harness.ha_matrix", arguments)
     cell = Cell(*options.cell.split(":"))
     if cell not in all_cells():
@@ -650,7 +650,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program.
+    """Runs the program.
 
     Returns:
         Exit code: 0 when everything held, 1 when not.

@@ -141,7 +141,7 @@ class World:
         self._lead(1, self.record)
 
     def clone(self) -> World:
-        """One that changes on its own."""
+        """Returns a copy that changes on its own."""
         made = object.__new__(World)
         made.__dict__.update(self.__dict__)
         made.replicas = {number: one.clone() for number, one in self.replicas.items()}
@@ -149,7 +149,7 @@ class World:
         return made
 
     def key(self) -> int:
-        """The same for states from which the same can follow."""
+        """Returns a key that is the same for states from which the same can follow."""
         return hash(
             (
                 tuple(one.key() for one in self.replicas.values()),
@@ -159,7 +159,7 @@ class World:
         )
 
     def after(self, step: Step) -> World:
-        """The state after a step.
+        """Returns the state after a step.
 
         Raises:
             Violation: The state breaks a promise.

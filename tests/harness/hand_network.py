@@ -85,11 +85,11 @@ class HandNetwork:
         return timer
 
     def is_connected(self, broker_name: str) -> bool:
-        """True while the broker is not away."""
+        """Returns True while the broker is not away."""
         return broker_name not in self.away
 
     def may_come(self, broker_name: str) -> bool:
-        """False for what is hopeless."""
+        """Returns False for a hopeless broker."""
         return broker_name not in self.hopeless
 
     def connection(self, broker_name: str) -> None:

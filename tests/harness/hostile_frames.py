@@ -69,7 +69,7 @@ class HostileFrames:
         self._tree_share = TREE_SHARE
 
     def command(self) -> tuple[str, bytes]:
-        """The next command.
+        """Makes the next command.
 
         Returns:
             Its kind, and the frame as ZeroMQ would be given it.
@@ -78,16 +78,16 @@ class HostileFrames:
         return kind, self.kinds[kind]()
 
     def on_wire(self, command: bytes) -> bytes:
-        """A command as ZMTP sends it; now and then with a second frame, which is refused."""
+        """Encodes a command for ZMTP; now and then with a second frame, which is refused."""
         *first, last = self.parts(command)
         return b"".join([*(zmtp.frame(one, zmtp.MORE) for one in first), zmtp.frame(last)])
 
     def parts(self, command: bytes) -> list[bytes]:
-        """The frames of a message; now and then there is a second one, which is refused."""
+        """Returns the frames of a message; now and then with a second one, which is refused."""
         return [command, self._bytes(64)] if self._chance.random() < 0.02 else [command]
 
     def handshake_by(self, mechanism: bytes) -> bytes:
-        """The same where both sides are to prove something first, by CURVE or PLAIN."""
+        """Begins a handshake by CURVE or PLAIN, where both sides have to prove something first."""
         chance = self._chance
         hello = b"\x05HELLO" + self._bytes(250)
         match chance.randrange(5):
@@ -106,7 +106,7 @@ class HostileFrames:
         return wire[: chance.randrange(64, len(wire))] if chance.random() < 0.2 else wire
 
     def handshake(self) -> bytes:
-        """All that a connection says which breaks the handshake, or ends in its middle."""
+        """Makes all bytes of a connection that breaks the handshake, or ends in its middle."""
         chance = self._chance
         good = zmtp.greeting() + zmtp.ready()
         match chance.randrange(8):
@@ -270,7 +270,7 @@ class HostileFrames:
                 return {chance.choice(NAMES): self._tree(depth + 1) for _ in range(3)}
 
     def _value(self, kind: msgspec.inspect.Type, depth: int) -> Any:
-        """A value of a type, mostly within its bounds."""
+        """Makes a value of a type, mostly within its bounds."""
         chance = self._chance
         if chance.random() < self._tree_share / (depth + 1):
             return self._tree(depth)

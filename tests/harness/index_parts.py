@@ -10,13 +10,13 @@ ORIGIN: Final = 1 << 20
 
 
 def empty_part(directory: Path) -> IndexPart:
-    """A part that covers nothing yet, in a directory of its own that does not exist."""
+    """Makes a part that covers nothing yet, in a directory of its own that does not exist."""
     head = PartHead(store_id=1, boot_id=b"b" * 16, segment_start=ORIGIN)
     return IndexPart.create(directory, head, map_size=1 << 20)
 
 
 def next_slice(part: IndexPart, size: int = 100, **fields: Any) -> LogSlice:
-    """A slice of the log that begins where a part ends.
+    """Makes a slice of the log that begins where a part ends.
 
     Args:
         part: The part.

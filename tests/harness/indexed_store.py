@@ -47,7 +47,7 @@ def make_messages_batch(
     attributes: int = 0,
     compress_over_bytes: int | None = None,
 ) -> BatchToPut:
-    """A batch of messages that are given whole.
+    """Makes a batch of whole messages.
 
     Args:
         messages: At least one.
@@ -251,7 +251,7 @@ class IndexedStore:
     # ---- The scan --------------------------------------------------------------------
 
     def scan(self) -> list[StoredMessage]:
-        """All messages of the log that count, oldest first: read without any index."""
+        """Returns all messages of the log that count, oldest first: read without any index."""
         # What a helper thread prepares beside them has another name until it is a segment.
         folder = self.files.directory / "commitlog"
         segments = sorted(path for path in folder.iterdir() if path.name.isdecimal())
@@ -312,7 +312,7 @@ def places(messages: Sequence[StoredMessage]) -> Found:
 
 
 def _records(path: Path, visible: int) -> Iterator[list[StoredMessage] | str]:
-    """Messages of each batch of a segment; of a deletion, the topic."""
+    """Yields messages of each batch of a segment; of a deletion, the topic."""
     data = path.read_bytes()
     position = 0
     while position + CONTROL_RECORD_SIZE <= len(data) and int(path.name) + position < visible:

@@ -237,13 +237,13 @@ def new_key(keys: Path) -> Credentials:
 
 
 def read_users(client: AccessClient) -> list[User]:
-    """All but the user."""
+    """Returns all users but the one whose key changes."""
     now = read_access_list(client.access_list().text, "", datetime.date.min)
     return [one for one in now.user if one.name != USER]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program.
+    """Runs the program.
 
     Returns:
         Exit code: 0 when nothing failed, else 1.

@@ -28,12 +28,12 @@ def credentials(
 
 
 def ring(own: Credentials) -> KeyRing:
-    """The keys of a client."""
+    """Returns the keys of a client."""
     return KeyRing(own, *own.namesrv_keys)
 
 
 def user(of: Credentials, role: UserRole = UserRole.NONE, **more: Any) -> User:
-    """The entry of a user in the access list."""
+    """Returns the entry of a user in the access list."""
     return User(of.user, [of.public_key], role, **more)
 
 

@@ -56,7 +56,7 @@ class KillPoints:
             self._files, self._facts = files, facts
 
     def stop(self) -> Iterator[tuple[StoreFiles, Any]]:
-        """Ends it; gives the copies and removes each after it was looked at."""
+        """Ends the copying; gives the copies and removes each after it was looked at."""
         with self._lock:
             self._files = None
         assert len(self._copies) > 10

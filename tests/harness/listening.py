@@ -14,7 +14,7 @@ _UNIX_LISTEN: Final = "00010000"
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
+    """Returns a process and all that it has started, directly or not."""
     parents = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():

@@ -25,13 +25,13 @@ def end_of(store: CommitLogStore) -> CommitLogOffset:
 
 
 def log_of(store: CommitLogStore) -> list[tuple[int, bytes]]:
-    """Every byte of the log."""
+    """Reads every byte of the log."""
     segments = [segment for segment in store._log.segments if segment.start < end_of(store)]
     return [(one.start, Path(one.path).read_bytes()) for one in segments]
 
 
 def state_of(store: CommitLogStore) -> tuple[Any, Any, Any]:
-    """All that is derived from the log."""
+    """Returns all state that is derived from the log."""
     queues = {
         (topic, queue_id): (
             store.queue_bounds(topic, queue_id),

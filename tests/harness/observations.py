@@ -62,7 +62,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def came_back(before: Resources, after: Resources, stored_bytes: int) -> Return:
-    """The bound that a broker must come back to after a load.
+    """Returns the bound that a broker must come back to after a load.
 
     Args:
         before: Resources while nothing was stored yet.

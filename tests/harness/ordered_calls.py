@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_call(line: bytes) -> Call:
-    """The call of a line."""
+    """Decodes the call of a line."""
     member, queue, *numbers = line.decode().split(" ")
     offset, number, generation, began, ended = map(int, numbers)
     return Call(member, queue, offset, number, generation, began, ended)
@@ -81,7 +81,7 @@ class CallLog:
 
 
 def find_skips(calls: Iterable[Call]) -> list[str]:
-    """Queues in which a message was consumed before one in front of it.
+    """Returns queues in which a message was consumed before one in front of it.
 
     Repeats are no skips: after a crash a queue goes back to what was committed.
     """
@@ -96,7 +96,7 @@ def find_skips(calls: Iterable[Call]) -> list[str]:
 
 
 def find_overlaps(calls: Iterable[Call]) -> list[str]:
-    """Queues in which two calls ran at once."""
+    """Returns queues in which two calls ran at once."""
     found = []
     for queue, some in _by_queue(calls).items():
         for before, after in pairwise(some):
@@ -119,7 +119,7 @@ def handovers_s(calls: Iterable[Call]) -> list[float]:
 
 
 def find_shared(calls: Iterable[Call]) -> list[str]:
-    """Queues that a member took from another one in one generation.
+    """Returns queues that a member took from another one in one generation.
 
     It may give a queue back that it claimed before it knew of the other one. Then the other one
     begins behind it, and it does not come back.
@@ -141,7 +141,7 @@ def find_shared(calls: Iterable[Call]) -> list[str]:
 
 
 def find_disorder(calls: Iterable[Call], keys: Sequence[str]) -> list[str]:
-    """Keys whose messages were not consumed in the order they were sent.
+    """Returns keys whose messages were not consumed in the order they were sent.
 
     Args:
         calls: All of them.

@@ -42,7 +42,7 @@ class Member:
         self._generations: dict[MessageQueue, int] = {}
 
     def take(self, messages: list[StoredMessage]) -> ConsumeResult:
-        """The listener."""
+        """Takes messages as the listener."""
         began_ns = time.monotonic_ns()
         if self._chance.random() < self._failing:
             if self._chance.random() < 0.5:

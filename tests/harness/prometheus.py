@@ -75,7 +75,7 @@ class Prometheus:
         self._process.wait()
 
     def query(self, expression: str, at_s: float | None = None) -> list[dict[str, Any]]:
-        """The series that an expression gives.
+        """Returns the series that an expression gives.
 
         Args:
             expression: PromQL expression.
@@ -106,7 +106,7 @@ class Prometheus:
         return {one["name"]: one.get("lastError") or one["health"] for one in group["rules"]}
 
     def firing(self) -> set[str]:
-        """Names of the alarms that fire, or wait for their time to."""
+        """Returns the names of the alarms that fire, or wait for their time to."""
         return {one["labels"]["alertname"] for one in self._ask("alerts")["alerts"]}
 
     def targets(self) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ def pair(group: Group, **settings: str) -> None:
 
 
 def bodies_of(group: Group, topic: str = "t") -> list[bytes]:
-    """All messages of a topic, sorted."""
+    """Returns all messages of a topic, sorted."""
     bodies: list[bytes] = []
     with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
         queues = consumer.queues(topic)

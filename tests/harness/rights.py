@@ -138,7 +138,7 @@ def _needs(spec: CommandSpec) -> set[int]:
 
 
 def frame_of(spec: CommandSpec, number: int, found: Found) -> bytes:
-    """A request for a command, about the topic and the group.
+    """Makes a request for a command, about the topic and the group.
 
     Args:
         spec: The command.

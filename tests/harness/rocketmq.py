@@ -36,7 +36,7 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 def families(page: str) -> dict[str, set[str]]:
-    """Metrics under RocketMQ's names, with the names of their labels; see the golden file."""
+    """Returns metrics by RocketMQ's names, with the names of their labels; see the golden file."""
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(rocketmq_\w+)\{(.*)\} \S+", page, re.MULTILINE):
         names = set(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', labels)) - {"le"}
@@ -100,7 +100,7 @@ def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]
 
 
 def _jars() -> Path:
-    """The folder of all jars, from Maven Central the first time."""
+    """Returns the folder of all jars, from Maven Central the first time."""
     for program in "java", "javac", "mvn", "unshare":
         if shutil.which(program) is None:
             leave_out(f"{program} is not installed")

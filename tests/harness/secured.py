@@ -41,7 +41,7 @@ def secured_folder(folder: Path) -> Path:
 
 
 def keys_in(folder: Path) -> Path | None:
-    """The folder of keys that ``secured_folder`` made in a folder; None if there is none."""
+    """Returns the folder of keys that ``secured_folder`` made in a folder, or None."""
     keys = folder / "security"
     return keys if keys.is_dir() else None
 
@@ -111,7 +111,7 @@ class Roles:
             raise
 
     def server_key(self, role: ServedBy) -> str:
-        """The public key that a role proves to have."""
+        """Returns the public key that a role proves to have."""
         user = NAMESRV if role in (ServedBy.NAMESRV, ServedBy.COORDINATOR) else BROKER
         return load_credentials(self.keys / f"{user}.toml").public_key
 

@@ -70,7 +70,7 @@ def features_on(
     leadership: Leadership | None = None,
     index: IndexerLink | None = None,
 ) -> BrokerFeatures:
-    """The features of a broker without a process.
+    """Makes the features of a broker without a process.
 
     Args:
         store: Messages.
@@ -106,7 +106,7 @@ def features_on(
 
 
 def dispatched(features: BrokerFeatures, guard: Guard | None = None) -> Dispatch:
-    """The dispatch of a broker.
+    """Makes the dispatch of a broker.
 
     Args:
         features: Features of the broker.

@@ -149,7 +149,7 @@ class SimulatedBroker(SimulatedServer):
         self._cluster.announce(self.name)
 
     def messages(self, topic: str, queue_id: int) -> list[StoredMessage]:
-        """Everything stored in a queue, in order."""
+        """Returns all messages stored in a queue, in order."""
         found: list[StoredMessage] = []
         offset = 0
         while True:
@@ -287,7 +287,7 @@ class SimulatedNamesrv(SimulatedServer):
         )
 
     def route(self, topic: str) -> TopicRoute | None:
-        """A topic's route, of the brokers that are known."""
+        """Returns a topic's route, of the brokers that are known."""
         queues, brokers = [], []
         for broker in self._cluster.brokers.values():
             data = broker.topics.get(topic)
@@ -373,7 +373,7 @@ class SimulatedCluster:
                 namesrv.announce(RouteHint([broker_name]))
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """Everything stored of a topic, broker by broker and queue by queue."""
+        """Returns all messages stored of a topic, broker by broker and queue by queue."""
         return [
             message
             for broker in self.brokers.values()

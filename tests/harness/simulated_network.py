@@ -146,11 +146,11 @@ class SimulatedNetwork:
                 loop.close()
 
     def transport(self) -> "SimulatedTransport":
-        """One with a loop of its own."""
+        """Makes a transport with a loop of its own."""
         return SimulatedTransport(self)
 
     def new_loop(self) -> EventLoop:
-        """A loop that ``turn`` turns."""
+        """Makes a loop that ``turn`` turns."""
         loop = EventLoop(self.clock)
         self._loops.append(loop)
         return loop
@@ -198,15 +198,15 @@ class SimulatedTransport:
         return self._loop
 
     def connect(self, endpoint: str, **told: Any) -> "SimulatedClient":
-        """A connection."""
+        """Makes a connection."""
         return SimulatedClient(self._network, self.loop, endpoint, **told)
 
     def subscribe(self, endpoint: str, **told: Any) -> "SimulatedHints":
-        """A listener to hints."""
+        """Makes a listener to hints."""
         return SimulatedHints(self._network, self.loop, endpoint, **told)
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> "SimulatedChannel":
-        """A channel for requests that wait."""
+        """Makes a channel for requests that wait."""
         return SimulatedChannel(self._network, endpoint)
 
     def run_loop(self, target: Callable[[], None], name: str) -> "_ManualThread":
@@ -447,11 +447,11 @@ class _ManualThread:
                 target()
 
     def is_alive(self) -> bool:
-        """False once it was joined."""
+        """Returns False once it was joined."""
         return self._target is not None
 
 
 def answer_of(reply: Reply) -> Command | MQMeshError:
-    """A reply as the asker gets it."""
+    """Returns a reply as the caller gets it."""
     command = Command(reply.code, 0, 1, memoryview(reply.header), memoryview(b"".join(reply.body)))
     return command if reply.code == 0 else response_error(command)

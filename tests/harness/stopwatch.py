@@ -32,7 +32,7 @@ def _stalled_s() -> float:
 
 
 def _total_us(path: str) -> int:
-    """The last number of the line `some avg10=… avg60=… avg300=… total=…`."""
+    """Returns the last number of the line `some avg10=… avg60=… avg300=… total=…`."""
     try:
         with open(path, encoding="ascii") as file:
             return int(file.readline().rpartition("=")[2])

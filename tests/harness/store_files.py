@@ -49,7 +49,7 @@ class StoreFiles:
     def open(
         self, *, clock: Clock | None = None, space_of: SpaceOf = system_space
     ) -> CommitLogStore:
-        """The store, recovered.
+        """Opens the store, recovered.
 
         Args:
             clock: Source of time; one that stands still by default.
@@ -72,7 +72,7 @@ class StoreFiles:
             store.close()
 
     def copy(self, *, at_rest: bool = True) -> "StoreFiles":
-        """The files as they are now: what is there after the death of the process.
+        """Copies the files as they are now: the state after the death of the process.
 
         Args:
             at_rest: Wait until the helper threads of the stores that were opened here change
@@ -109,7 +109,7 @@ class StoreFiles:
             file.write(data)
 
     def read(self, commitlog_offset: int, size: int) -> bytes:
-        """Bytes of the log, of one segment."""
+        """Reads bytes of the log, of one segment."""
         number, position = divmod(commitlog_offset, SEGMENT_BYTES)
         return self.segment(number).read_bytes()[position : position + size]
 

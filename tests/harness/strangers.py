@@ -34,7 +34,7 @@ PAUSE_S: Final = 0.01
 
 
 def breaking(place: str, frames: HostileFrames) -> socket.socket:
-    """One that says what breaks the handshake."""
+    """Opens a connection that breaks the handshake."""
     one = connect(place)
     with contextlib.suppress(ConnectionError, BrokenPipeError):
         one.sendall(frames.handshake_by(b"CURVE"))
@@ -42,14 +42,14 @@ def breaking(place: str, frames: HostileFrames) -> socket.socket:
 
 
 def stopping(place: str) -> socket.socket:
-    """One that begins the handshake, and does not go on."""
+    """Opens a connection that begins the handshake, and does not go on."""
     one = connect(place)
     one.sendall(zmtp.greeting(mechanism=b"CURVE"))
     return one
 
 
 def unknown(context: sockets.Context, place: str, server_key: str, frame: bytes) -> sockets.Socket:
-    """One with a key of its own, that sends."""
+    """Opens a connection with an unknown key that sends."""
     one: sockets.Socket = context.socket(zmq.DEALER)
     one.setsockopt(zmq.LINGER, 0)
     sockets.connect(one, place, KeyRing(credentials("thief"), server_key))

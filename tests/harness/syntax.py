@@ -7,7 +7,7 @@ from typing import cast
 
 
 def parsed(source: str) -> ast.Module:
-    """The tree of a Python source; nobody changes it.
+    """Returns the tree of a Python source; no caller changes it.
 
     Raises:
         SyntaxError: The text is no Python.
@@ -17,7 +17,7 @@ def parsed(source: str) -> ast.Module:
 
 @functools.cache
 def walked(source: str) -> tuple[ast.AST, ...]:
-    """All nodes of the tree of a Python source, in the order of ``ast.walk``.
+    """Returns all nodes of the tree of a Python source, in the order of ``ast.walk``.
 
     Raises:
         SyntaxError: The text is no Python.

@@ -33,7 +33,7 @@ class ThreadlessLoop:
         self._tick_ends.append(callback)
 
     def has_news(self) -> bool:
-        """True when a turn would find something."""
+        """Returns True if a turn would find an event."""
         return self.news
 
     def end_turn(self) -> None:

@@ -7,5 +7,5 @@ from mqmesh.sdk.producer.send_result import Waits
 
 
 def make_waits() -> Waits:
-    """A lock of its own, and this machine's threads and time."""
+    """Makes waits with a lock of their own, and this machine's threads and time."""
     return Waits(threading.Lock(), threading.Event, SystemClock())

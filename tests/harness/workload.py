@@ -229,7 +229,7 @@ def read_deliveries(name: str, lines: Sequence[Line]) -> Iterator[Delivery]:
 
 
 def make_body(producer: str, number: int, chance: random.Random) -> bytes:
-    """A body that no other message has: producer, number, and padding of any length."""
+    """Makes a body that no other message has: producer, number, and padding of any length."""
     if chance.randrange(_COMPRESSIBLE) == 0:
         padding = b"mqmesh" * chance.randrange(MAX_PADDING)
     else:
@@ -238,12 +238,12 @@ def make_body(producer: str, number: int, chance: random.Random) -> bytes:
 
 
 def hash_body(body: bytes) -> str:
-    """A short hash."""
+    """Returns a short hash."""
     return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def describe(message: StoredMessage, time_ms: float = 0.0) -> Delivery:
-    """A message that came, as the checker wants it."""
+    """Describes a message that came, in the form of the checker."""
     producer, number = split_body(message.body)
     return Delivery(
         producer,
@@ -425,7 +425,7 @@ def consume(plan: Plan, record: Recorder, stopping: threading.Event) -> None:
 
 
 def now_ms() -> float:
-    """The machine's monotonic clock, which all its processes share, in ms."""
+    """Returns the machine's monotonic time, which all its processes share, in ms."""
     return time.monotonic() * 1_000
 
 

@@ -23,12 +23,12 @@ _LONG = struct.Struct(">BQ")
 
 
 def greeting(*, version: bytes = b"\x03\x00", mechanism: bytes = b"NULL") -> bytes:
-    """The first 64 bytes of a connection."""
+    """Makes the first 64 bytes of a connection."""
     return b"\xff" + bytes(8) + b"\x7f" + version + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """A frame; with the flag ``LONG`` if it needs it."""
+    """Encodes a frame; with the flag ``LONG`` if it needs it."""
     if len(body) > 255:
         return _LONG.pack(flags | LONG, len(body)) + body
     return bytes((flags, len(body))) + body
@@ -40,7 +40,7 @@ def long_head(size: int, flags: int = 0) -> bytes:
 
 
 def ready(kind: bytes = b"DEALER", routing_id: bytes = b"") -> bytes:
-    """The command that ends the handshake."""
+    """Encodes the command that ends the handshake."""
     body = b"\x05READY"
     for name, value in ((b"Socket-Type", kind), (b"Identity", routing_id)):
         body += bytes((len(name),)) + name + struct.pack(">I", len(value)) + value

@@ -55,7 +55,7 @@ READERS: Final = {
 
 
 def body_of(producer: str, number: int) -> bytes:
-    """The body of a producer's message."""
+    """Returns the body of a producer's message."""
     return f"{producer}:{number}".encode()
 
 
@@ -206,7 +206,7 @@ class Books:
         return [key for key, attempt in attempts if attempt.outcome == ACKED]
 
     def judge(self, stored: dict[str, list[Delivery]]) -> list[Report]:
-        """One report for each group and topic, and one for what is beside them."""
+        """Returns one report for each group and topic, and one for violations beside them."""
         reports = []
         for group, topics in READERS.items():
             for topic in topics:
@@ -265,7 +265,7 @@ OFFSET_MS: Final = 7_000.0
 
 
 def delivery_of(message: StoredMessage, now_ms: float = 0.0, consumer: str = "") -> Delivery:
-    """A message as the checker sees it."""
+    """Returns a message as the checker sees it."""
     producer, number = key_of(message.body)
     return Delivery(
         producer,

@@ -109,7 +109,7 @@ class Disk:
         self.records = kept + survivors
 
     def messages(self, topic: str, broker_name: str) -> list[StoredMessage]:
-        """All messages of a topic, in the order of the log."""
+        """Returns all messages of a topic, in the order of the log."""
         found: list[StoredMessage] = []
         for record in self.records:
             if record.topic == topic and record.data:

@@ -271,7 +271,7 @@ class ElectionRun(Run):
         self._ask_master(RequestCode.CHANGE_VOTERS, ChangeVotersRequest(number, True), done)
 
     def _replica(self) -> Process:
-        """The master, more often than not."""
+        """Chooses a replica; the master, more often than not."""
         chance, master = self.world.simulation.random, self._master()
         return master if master and chance.randrange(3) else chance.choice(self.replicas)
 
@@ -361,7 +361,7 @@ def leadership_of(process: Process) -> Leadership | None:
 
 
 def promised_epoch_of(process: Process) -> int:
-    """The newest epoch that a replica has promised, 0 while it is down."""
+    """Returns the newest epoch that a replica has promised, 0 while it is down."""
     member = _member_of(process)
     return 0 if member is None else member.status().promised_epoch
 

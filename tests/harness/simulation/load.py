@@ -131,7 +131,7 @@ class SimulatedProducer(Client):
     """Sends plain, ordered and delayed messages, each life under a name of its own."""
 
     def make(self) -> Producer:
-        """The client."""
+        """Makes the client."""
         self._numbers = itertools.count()
         return Producer(
             "producers",
@@ -202,7 +202,7 @@ class SimulatedPush(Client):
         self.on_begin: Callable[[], None] = _nothing
 
     def make(self) -> PushConsumer:
-        """The client."""
+        """Makes the client."""
         consumer = _Pushing(self, self.group, consume_orderly=self.group == ORDER)
         for topic in READERS[self.group]:
             consumer.subscribe(topic, listener=self._listen)
@@ -233,7 +233,7 @@ class SimulatedPull(Client):
     """Polls, and commits by itself."""
 
     def make(self) -> PullConsumer:
-        """The client."""
+        """Makes the client."""
         consumer = PullConsumer(
             PULL,
             client=self.world.client_options(),
@@ -289,7 +289,7 @@ class SimulatedTransactions(Client):
     """Sends in transactions, and answers checks for the whole group."""
 
     def make(self) -> TransactionProducer:
-        """The client."""
+        """Makes the client."""
         self._numbers = itertools.count()
         return _Deciding(self)
 
@@ -338,7 +338,7 @@ class SimulatedAdministrator(Client):
         self.begin()
 
     def make(self) -> GroupAdmin:
-        """The client."""
+        """Makes the client."""
         self._side_topics: list[str] = []
         return GroupAdmin(self.world.namesrv_addr, transport=self.transport)
 
@@ -392,7 +392,7 @@ def _nothing() -> None:
 
 
 def make_clients(world: World, books: Books) -> list[Client]:
-    """All kinds of clients, two of each."""
+    """Makes all kinds of clients, two of each."""
     made: list[Client] = []
     for number in (1, 2):
         made += [

@@ -87,7 +87,7 @@ class Access:
         return Guard(AccessList(1, self._users), today)
 
     def _server(self, process: str) -> str | None:
-        """The user that a role is; None for clients."""
+        """Returns the user that a role is; None for clients."""
         if process == "coordinator" or process.startswith("namesrv-"):
             return NAMESRV
         roles = (UserRole.BROKER, UserRole.SERVICE)
@@ -95,5 +95,5 @@ class Access:
 
 
 def key_of(user: str) -> str:
-    """Keys are names here."""
+    """Returns the key of a user; keys are names here."""
     return user.ljust(KEY_CHARACTERS, ".")

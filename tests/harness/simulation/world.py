@@ -178,7 +178,7 @@ class World:
         return sum(one.loop.callback_failures for one in self.transports)
 
     def node(self, name: str) -> SimulatedNode:
-        """A new process."""
+        """Makes a new process."""
         node = SimulatedNode(self.simulation, name)
         node.on_death.append(lambda: self.network.break_connections(node))
         return node
@@ -201,7 +201,7 @@ class World:
         return transport.connect(endpoint)
 
     def common_addresses(self) -> list[str]:
-        """Name servers and coordinators, which share one key."""
+        """Returns the addresses of name servers and coordinators, which share one key."""
         coordinators = [f"127.0.0.1:{COORDINATOR_PORT}"] if self.coordinators else []
         return [*self.namesrv_addr.split(";"), *coordinators]
 
@@ -224,7 +224,7 @@ class World:
             self.namesrvs.append(made)
 
     def add_coordinator(self) -> str:
-        """A coordinator with its file; returns where it listens."""
+        """Adds a coordinator with its file; returns the address where it listens."""
         config = CoordinatorConfig(
             data_dir=str(self.folder / "coordinator"), listen_port=COORDINATOR_PORT
         )
@@ -233,7 +233,7 @@ class World:
         return f"127.0.0.1:{COORDINATOR_PORT}"
 
     def add_broker(self, name: str, ha: HaConfig | None = None, *, broker_id: int = 0) -> Process:
-        """A broker and its disk; a follower is not among the brokers."""
+        """Adds a broker and its disk; a follower is not among the brokers."""
         if self.real_store:
             seed = self.simulation.random.getrandbits(32)
             disk: Disk = RealDisk(self.folder / f"{name}-{broker_id}-disk", seed)
@@ -284,7 +284,7 @@ class World:
         return self._places[place]
 
     def add_schedule(self, broker_name: str) -> Process:
-        """The schedule service of a broker."""
+        """Adds the schedule service of a broker."""
         name = f"schedule-{broker_name}"
         if self.access is not None:
             self.access.add_schedule(name)
@@ -310,7 +310,7 @@ class World:
         return process
 
     def processes(self) -> list[Process]:
-        """All roles."""
+        """Returns all roles."""
         return [
             *self.namesrvs,
             *self.coordinators,
