@@ -151,7 +151,7 @@ def _look_up(snapshot: Snapshot, wanted: Selection) -> tuple[Sequence[int], list
 
 
 def _unheard(damage: Damage) -> None:
-    """Damage that nobody asks about."""
+    """Ignores damage."""
 
 
 def read_task(

@@ -352,7 +352,7 @@ def _stored(namesrv: str, topic: str) -> int:
 def _bench(
     topic: str | None, namesrv: str, queues: int, clients: int
 ) -> Iterator[tuple[str, Interrupt]]:
-    """The topic to use: one that exists, or one made for this and deleted afterwards."""
+    """Gives the topic: an existing one, or one that is made for this and deleted afterwards."""
     name = topic or f"{TOPIC_PREFIX}{secrets.token_hex(8)}"
     with Interrupt() as interrupt, AdminClient(namesrv) as admin:
         if topic is None:
@@ -378,7 +378,7 @@ def _delete(admin: AdminClient, topic: str) -> None:
 
 @contextmanager
 def _bar(what: str, count: int, duration: float | None) -> Iterator[OnProgress]:
-    """A bar of messages, or of seconds where the time decides."""
+    """Shows a bar of messages, or of seconds where the time decides."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, seconds: None

@@ -91,7 +91,7 @@ class BenchClient:
             self._take(msgspec.json.decode(line, type=Word))
 
     def end(self) -> None:
-        """Ends it, whatever it does."""
+        """Ends the client, whatever it does."""
         process = self._process
         if self.report is None:
             process.kill()

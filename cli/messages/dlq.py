@@ -301,7 +301,7 @@ def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _written(file: Path) -> Iterator[IO[bytes]]:
-    """A file that appears when all is written; standard output for ``-``."""
+    """Opens a file that appears when all is written; standard output for ``-``."""
     if str(file) == "-":
         yield standard_output().buffer
         standard_output().flush()
@@ -493,7 +493,7 @@ def _show_resent(
 
 @contextlib.contextmanager
 def _progress(title: str) -> Iterator[OnProgress | None]:
-    """A bar on a terminal; nothing where nobody would see it."""
+    """Shows a bar on a terminal; none on other outputs."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

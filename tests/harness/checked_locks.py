@@ -30,7 +30,7 @@ class LockWatch:
         return ranks
 
     def on_acquire(self, rank: LockRank) -> None:
-        """A thread is going to wait for a lock."""
+        """Checks the order before a thread waits for a lock."""
         held = self.held()
         self.nested.update((outer, rank) for outer in held)
         if held and max(held) >= rank:
@@ -60,7 +60,7 @@ class CheckedLock:
         self._lock.release()
 
     def locked(self) -> bool:
-        """Somebody has it."""
+        """Returns True while a thread holds the lock."""
         return self._lock.locked()
 
     def __enter__(self) -> bool:

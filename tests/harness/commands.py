@@ -166,7 +166,7 @@ def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> CommandProces
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens at now; somebody may later, which is rare."""
+    """Returns TCP ports that are free now; another process may take one later, which is rare."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -214,7 +214,7 @@ def _is_gone(pid: int, deadline: float) -> bool:
 
 
 def up_arguments(folder: Path, ports: list[int]) -> Iterator[str]:
-    """Arguments of a default cluster in a folder, at two name server ports and a broker's."""
+    """Yields arguments of a default cluster in a folder; ports of two name servers and a broker."""
     yield from ("up", "--data-dir", str(folder))
     for key, port in zip(("namesrv.0", "namesrv.1", "broker.0"), ports, strict=True):
         yield from ("--set", f"{key}.listen_port={port}")

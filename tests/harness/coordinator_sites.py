@@ -54,7 +54,7 @@ class SimulatedSite:
         return transport
 
     def start(self) -> None:
-        """Another life of the coordinator."""
+        """Starts another life of the coordinator."""
         transport = self.transport("coordinator")
         self.node = transport.node
         self.server = CoordinatorServer(self.config, transport)
@@ -66,14 +66,14 @@ class SimulatedSite:
         self.server.stop()
 
     def restart(self) -> None:
-        """A kill and another life, long enough apart for clients to notice."""
+        """Kills and starts it again, long enough apart for clients to notice."""
         self.kill()
         self.simulation.run(500)
         self.start()
         self.simulation.run(500)
 
     def open(self, cluster: str = "c1", timeout_ms: int = 2_000) -> Coordinator:
-        """Another client."""
+        """Opens another client."""
         transport = self.transport(f"client-{len(self.clients)}")
         self.clients.append(transport.node)
         made = open_coordinator(
@@ -118,7 +118,7 @@ class RealSite:
         return self.transport.clock
 
     def open(self, cluster: str = "c1", timeout_ms: int = 5_000) -> Coordinator:
-        """Another way to the engine; it has answered once."""
+        """Opens another client of the engine, which has answered once."""
         made = open_coordinator(self.url, self.transport, cluster=cluster, timeout_ms=timeout_ms)
         self._opened.append(made)
         told: list[object] = []

@@ -114,7 +114,7 @@ class EtcdCluster:
         self._processes[number].wait()
 
     def restart(self, number: int) -> None:
-        """Another life with the same data; does not wait for it."""
+        """Starts a member again with the same data; does not wait for it."""
         self._processes[number] = self._start(number)
 
     def close(self) -> None:

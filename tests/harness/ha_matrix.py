@@ -128,7 +128,7 @@ def all_cells() -> list[Cell]:
 
 
 def pairwise(seed: int) -> list[Cell]:
-    """Few cells in which each two parts that can meet do meet, those that show most first."""
+    """Returns few cells in which each two parts that can meet do meet, those with most first."""
     cells, chance = all_cells(), random.Random(seed)
     chance.shuffle(cells)
     missing = {pair for cell in cells for pair in _pairs(cell)}
@@ -204,7 +204,7 @@ class PoweredDisks(SmallDisks):
                 os.close(directory)
 
     def restore_power(self) -> None:
-        """The machines begin anew with what their disks have; nothing of them runs."""
+        """Starts the machines again with the data of their disks; no process of theirs runs."""
         for name in self._names:
             # The processes of those that were killed end by themselves, soon.
             until(partial(_unmount, self.folder / name))
@@ -420,7 +420,7 @@ class Harm:
             self._group.start(one)
 
     def _flip(self, folder: Path) -> None:
-        """One bit of a record of the log, within the part that is written."""
+        """Flips one bit of a record of the log, within the written part."""
         segment = min((folder / "commitlog").iterdir())
         data = bytearray(segment.read_bytes())
         end = len(data.rstrip(b"\0"))

@@ -192,7 +192,7 @@ class IndexedStore:
         return result
 
     def tell(self) -> None:
-        """The broker says how far the log goes."""
+        """Reports the end of the log to the index, as the broker does."""
         stats = self.store.stats()
         self.dispatcher.advance(stats.max_commitlog_offset, stats.min_commitlog_offset, self.now_ms)
 
@@ -291,7 +291,7 @@ class IndexedStore:
     # ---- Damage ----------------------------------------------------------------------
 
     def data_files(self) -> list[Path]:
-        """LMDB's files, oldest segment first."""
+        """Returns LMDB's files, oldest segment first."""
         return sorted(self.index_directory.glob(f"*/{DATA_FILE}"))
 
     def copy_index(self, name: str) -> Path:

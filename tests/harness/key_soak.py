@@ -172,7 +172,7 @@ class Administrator:
         self._version = client.access_list().version
 
     def put(self, *keys: Credentials) -> None:
-        """The user has these keys from now on, and the same rights as ever."""
+        """Gives the user these keys from now on, with the same rights as ever."""
         own = msgspec.structs.replace(
             user(keys[0], allow=RULES), keys=[one.public_key for one in keys]
         )
@@ -232,7 +232,7 @@ def soak(folder: Path, seconds: float, every_s: float = EVERY_S) -> Soaked:
 
 
 def new_key(keys: Path) -> Credentials:
-    """Another key of the user."""
+    """Makes another key of the user."""
     return credentials(USER, load_credentials(keys / f"{NAMESRV}.toml"))
 
 

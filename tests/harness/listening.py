@@ -41,7 +41,7 @@ def listening(pid: int) -> list[str]:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that is its own and no file's; 0 if it is gone."""
+    """Returns the memory that is a process's own and no file's; 0 if the process is gone."""
     match = _ANON.search(_read(PROC / str(pid) / "status"))
     return int(match[1]) * 1024 if match else 0
 

@@ -20,7 +20,7 @@ def replicate(leader: CommitLogStore, follower: CommitLogStore, max_bytes: int) 
 
 
 def end_of(store: CommitLogStore) -> CommitLogOffset:
-    """Commit-log offset."""
+    """Returns the end of a log, as a commit-log offset."""
     return CommitLogOffset(store.stats().max_commitlog_offset)
 
 

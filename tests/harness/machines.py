@@ -89,7 +89,7 @@ class Machines:
         _run("ip", "link", "set", f"v-{name}", "up")
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Nothing that one machine sends to another one arrives; the other way is open.
+        """Drops all that one machine sends to another one; the other way is open.
 
         Args:
             sender: Name of the machine; "" for the program's own.
@@ -108,7 +108,7 @@ class Machines:
 
 
 def _why_not() -> str:
-    """Why no machines can be made here; "" if they can."""
+    """Returns why no machines can be made here; "" if they can."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"

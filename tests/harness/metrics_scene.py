@@ -107,7 +107,7 @@ class MetricsScene:
         return f"{GROUP}-r{self.group.master()}"
 
     def kill_follower(self) -> None:
-        """The replica that does not lead is gone."""
+        """Kills the replica that does not lead."""
         (follower,) = self.group.replicas.keys() - {self.group.master()}
         self.group.replicas[follower].kill()
 

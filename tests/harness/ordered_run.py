@@ -83,7 +83,7 @@ class Metrics(msgspec.Struct):
     longest_handover_s: float = 0.0
 
     def text(self) -> str:
-        """For people."""
+        """Formats the result for people."""
         share = self.repeats / max(self.messages, 1)
         return (
             f"{self.messages:,} messages, {self.keys:,} keys, {self.repeats:,} repeats "
@@ -115,7 +115,7 @@ class Group:
         self._ended: list[subprocess.Popen[bytes]] = []
 
     def join(self, *, wait: bool = False) -> None:
-        """One member more."""
+        """Adds a member."""
         self._count += 1
         path = self._folder / f"m{self._count}.calls"
         errors = self._folder / f"m{self._count}.log"
@@ -135,13 +135,13 @@ class Group:
             assert member.stdout.readline() == b"ready\n"
 
     def leave(self, member: subprocess.Popen[bytes]) -> None:
-        """A member closes its consumer and ends, in its own time."""
+        """Has a member close its consumer and end, in its own time."""
         self.members.remove(member)
         self._ended.append(member)
         member.terminate()
 
     def kill(self, member: subprocess.Popen[bytes]) -> None:
-        """A member ends as in a crash."""
+        """Ends a member as a crash would."""
         self.members.remove(member)
         self._ended.append(member)
         member.kill()
@@ -219,7 +219,7 @@ class Load:
 
 
 def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
-    """Tail number of each flight of the file, empty where it is missing."""
+    """Yields the tail number of each flight of the file, empty where it is missing."""
     with path.open("rb") as file:
         reader = zstandard.ZstdDecompressor().stream_reader(file)
         for row in csv.DictReader(io.TextIOWrapper(reader, "utf-8", newline="")):

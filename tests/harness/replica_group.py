@@ -67,7 +67,7 @@ class Group:
 
 
 def pair(group: Group, **settings: str) -> None:
-    """A master and a follower that has all of it."""
+    """Starts a master and a follower that has all of its log."""
     group.start(0, **settings)
     group.start(1, group.endpoints[0], **settings)
     until(lambda: group.is_caught_up())

@@ -47,7 +47,7 @@ class Guard:
                 self.check_topic(principal, spec, topic)
 
     def check_creation(self, principal: Principal, topic: str) -> None:
-        """Everybody may have topics made here."""
+        """Permits every user to have topics made."""
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
         """Implement ``Authorizer.check_topic``."""

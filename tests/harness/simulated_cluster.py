@@ -360,7 +360,7 @@ class SimulatedCluster:
         return ";".join(one.endpoint.removeprefix("tcp://") for one in self.namesrvs)
 
     def announce(self, broker_name: str) -> None:
-        """A broker came, went or changed: name servers learn of it and give hints."""
+        """Reports a changed set of brokers: name servers learn of it and give hints."""
         broker = self.brokers.get(broker_name)
         if broker is None:
             return  # it is just being made

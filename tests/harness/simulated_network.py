@@ -214,7 +214,7 @@ class SimulatedTransport:
         return self._network.run_loop(self.loop, target)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -284,7 +284,7 @@ class SimulatedClient:
         self._fail(self._waiting.copy(), ClientClosed(f"closed: {self.endpoint}"))
 
     def broken(self) -> None:
-        """The server crashed."""
+        """Handles a crash of the server."""
         self._leave()
         self.connected, self.unreachable = False, True
         error = EndpointUnreachable("broke; whether the request was carried out is unknown")
@@ -294,7 +294,7 @@ class SimulatedClient:
         self._loop.call_later(RECONNECT_MS, self._connect)
 
     def tell(self, command: Command) -> None:
-        """The server sends a command of its own."""
+        """Sends a command of the server's own."""
         if self._on_command is not None:
             self._on_command(command)
 
@@ -377,7 +377,7 @@ class SimulatedHints:
             loop.call_later(LATENCY_MS, on_connected)
 
     def hear(self, hint: bytes) -> None:
-        """A hint was published."""
+        """Handles a published hint."""
         self._loop.call_later(LATENCY_MS, lambda: self._on_hint(hint))
 
     def close(self) -> None:
@@ -440,7 +440,7 @@ class _ManualThread:
         self._target: Callable[[], None] | None = target
 
     def join(self, timeout: float | None = None) -> None:
-        """The thread's end: closing has stopped the loop."""
+        """Ends the thread: closing has stopped the loop."""
         with self._turning:
             target, self._target = self._target, None
             if target is not None:

@@ -88,11 +88,11 @@ class StoreFiles:
         return copy
 
     def segment(self, number: int = 0) -> Path:
-        """File of a segment of the log."""
+        """Returns the file of a segment of the log."""
         return self.directory / "commitlog" / f"{number * SEGMENT_BYTES:020d}"
 
     def queue_files(self) -> dict[str, bytes]:
-        """Content of all consume queue files by their path."""
+        """Returns the content of all consume queue files by their path."""
         root = self.directory / "consumequeue"
         return {
             str(path.relative_to(root)): path.read_bytes()

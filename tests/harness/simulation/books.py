@@ -60,7 +60,7 @@ def body_of(producer: str, number: int) -> bytes:
 
 
 def key_of(body: bytes) -> MessageKey:
-    """Which message a body is of."""
+    """Returns the key of the message that has a body."""
     producer, _, number = bytes(body).decode().partition(":")
     return producer, int(number)
 
@@ -108,7 +108,7 @@ class Books:
     # ---- While it runs -----------------------------------------------------------------
 
     def sent(self, topic: str, producer: str, number: int) -> None:
-        """A message is on its way."""
+        """Notes that a message is on its way."""
         attempt = Attempt(producer, number, f"{producer}:{number}", called_ms=self._now_ms())
         self.attempts[topic][producer, number] = attempt
 
@@ -145,12 +145,12 @@ class Books:
         self.attempts[topic][key] = replace(self.attempts[topic][key], **known)
 
     def delivered(self, group: str, message: StoredMessage, consumer: str) -> None:
-        """A listener, or a poll, got a message for the first time of its own queue."""
+        """Notes a message that a listener, or a poll, got for the first time of its own queue."""
         one = delivery_of(message, self._now_ms(), consumer)
         self.deliveries[group, message.topic].append(one)
 
     def begin(self, queue: str, tenure: object) -> None:
-        """An ordered consumer begins a call of a queue."""
+        """Notes that an ordered consumer begins a call of a queue."""
         before = self._tenures[queue]
         if tenure not in before:
             before.append(tenure)

@@ -89,7 +89,7 @@ class Disk:
         return open_it
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the disk holds no resources."""
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
         """Keeps what was synced, and a part of the rest; the record behind it may be torn.
@@ -300,4 +300,4 @@ class LoggedStore(MemoryStore):
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignores the call."""

@@ -241,7 +241,7 @@ class ElectionRun(Run):
         asked: msgspec.Struct,
         on_done: Callable[[Command | MQMeshError], None] = lambda outcome: None,
     ) -> None:
-        """An administrator asks the master for something, if there is one."""
+        """Sends a request of an administrator to the master, if there is one."""
         master, world = self._master(), self.world
         if master is None:
             on_done(BrokerNotAvailable("there is no master"))
@@ -291,7 +291,7 @@ class ElectionRun(Run):
             self._part(one, other)
 
     def _cut_leader_off(self) -> None:
-        """Nothing passes between the leader and its followers, for long enough to replace it."""
+        """Cuts the leader off from its followers, for long enough to replace it."""
         leader, network = self._master(), self.world.network
         for other in self.replicas:
             if leader and leader.node and other.node and other is not leader:

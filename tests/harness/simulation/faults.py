@@ -82,7 +82,7 @@ class Faults:
         }
 
     def add(self, name: str, do: Callable[[], None]) -> None:
-        """Another kind of fault."""
+        """Adds another kind of fault."""
         self._kinds[name] = do
 
     def pause(self, process: Process) -> None:
@@ -113,7 +113,7 @@ class Faults:
             self._world.simulation.after(at_ms, lambda name=name: self._do(name))  # type: ignore[misc]
 
     def end(self) -> None:
-        """All harm is over: what is down is started, what was cut is whole."""
+        """Ends all harm: starts processes that are down, and mends cut connections."""
         self._over = True
         world = self._world
         world.network.heal()
@@ -262,4 +262,4 @@ class Faults:
 
 
 def _nothing() -> None:
-    """The fault is done."""
+    """Does nothing: the fault is done."""

@@ -91,7 +91,7 @@ class Client(ABC):
 
     @abstractmethod
     def make(self) -> Any:
-        """The client."""
+        """Makes the client."""
 
     def begin(self) -> None:  # noqa: B027 - only clients that send begin
         """Has it do something, once it is started."""
@@ -384,11 +384,11 @@ class SimulatedAdministrator(Client):
 
 
 def _ignore(future: TransactionFuture) -> None:
-    """The books of decisions say what counts."""
+    """Ignores the outcome: the books of decisions count."""
 
 
 def _nothing() -> None:
-    """Nobody waits for a call."""
+    """Ignores the beginning of a call."""
 
 
 def make_clients(world: World, books: Books) -> list[Client]:

@@ -49,11 +49,11 @@ class Access:
         ]
 
     def add_broker(self, place: str, broker_name: str) -> None:
-        """A replica of a group, before anything is started."""
+        """Adds the user of a group's replica, before anything is started."""
         self._users.append(User(place, [key_of(place)], UserRole.BROKER, brokers=[broker_name]))
 
     def add_schedule(self, name: str) -> None:
-        """A schedule service."""
+        """Adds the user of a schedule service."""
         self._users.append(User(name, [key_of(name)], UserRole.SERVICE))
 
     def ring(self, process: str) -> KeyRing | None:

@@ -46,7 +46,7 @@ class Stranger(Client):
         self.later(EVERY_MS, self._try)
 
     def stop(self) -> None:
-        """Ends."""
+        """Ends the client."""
         self.transport.node.kill()
         self.abandon()
 

@@ -212,7 +212,7 @@ class World:
     # ---- Roles -------------------------------------------------------------------------
 
     def add_namesrvs(self, count: int) -> None:
-        """Name servers that know nothing after a restart."""
+        """Adds name servers that know nothing after a restart."""
         for number in range(count):
             config = NamesrvConfig(
                 name=f"namesrv-{number}",
