@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
-    """kill -9 of the broker at random times under load; the supervisor starts it again."""
+    """Kills the broker at random times under load (kill -9); the supervisor starts it again."""
     settings = {**_settings(), "storage.flush_disk_type": flush}
     silences: list[float] = []
     with UpCluster(folder / "data", settings) as cluster, Scene(cluster, folder, seed) as scene:
@@ -113,12 +113,12 @@ def _replace(scene: Scene, kind: str) -> None:
 
 
 def kill_broker_async(folder: Path, seed: int, rounds: int) -> Outcome:
-    """``kill_broker`` with ASYNC_FLUSH."""
+    """Runs ``kill_broker`` with ASYNC_FLUSH."""
     return kill_broker(folder, seed, rounds, "ASYNC_FLUSH")
 
 
 def kill_broker_sync(folder: Path, seed: int, rounds: int) -> Outcome:
-    """``kill_broker`` with SYNC_FLUSH."""
+    """Runs ``kill_broker`` with SYNC_FLUSH."""
     return kill_broker(folder, seed, rounds, "SYNC_FLUSH")
 
 
@@ -145,7 +145,7 @@ def kill_name_servers(folder: Path, seed: int, rounds: int) -> Outcome:
 
 
 def kill_consumer(folder: Path, seed: int, rounds: int) -> Outcome:
-    """Three consumers share eight queues; one dies, and the others take its queues."""
+    """Kills one of three consumers that share eight queues; the others take its queues."""
     del rounds
     with Processes(folder) as cluster, Scene(cluster, folder, seed) as scene:
         scene.start_all(consumers=3)
@@ -195,7 +195,7 @@ def kill_in_transactions(folder: Path, seed: int, rounds: int) -> Outcome:
 
 
 def kill_in_delays(folder: Path, seed: int, rounds: int) -> Outcome:
-    """Broker and schedule service die at any time while messages wait, leave and are cancelled."""
+    """Kills broker and schedule service while messages wait, leave and are cancelled."""
     flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
     report, kills = run_delay_rounds(folder, seed, rounds, flush)
     return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})

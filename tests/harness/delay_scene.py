@@ -77,7 +77,7 @@ class DelayScene:
         self._producer.start()
 
     def round(self) -> None:
-        """Some load, a kill in the middle of it, and a new start."""
+        """Loads the cluster, kills a process in the middle, and starts it again."""
         end_s = time.monotonic() + self._chance.uniform(*LOAD_S)
         while time.monotonic() < end_s:
             self._send()

@@ -225,7 +225,7 @@ def run(count: int, attacks: Sequence[Attack]) -> list[Found]:
 
 
 def main(seed: int, count: int, places: Sequence[str]) -> None:
-    """The program; keys come by standard input, if the places want some."""
+    """Runs the program; keys come by standard input, if the places want some."""
     os.nice(NICE)
     frames, told = HostileFrames(seed), sys.stdin.buffer.read()
     if told:

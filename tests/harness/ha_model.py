@@ -237,14 +237,14 @@ class World:
     # ---- Steps -----------------------------------------------------------------------
 
     def do_append(self, number: int) -> None:
-        """The leader is sent something."""
+        """Appends a record at the leader."""
         self._use("records")
         one = self.replicas[number]
         one.log += ((one.epoch, f"record {self.used['records']}"),)
         self._own(one)
 
     def do_follow(self, number: int, epoch: int) -> None:
-        """A replica follows a leader: what differs is cut."""
+        """Makes a replica follow a leader: it cuts the records that differ."""
         one, leader = self.replicas[number], self._leader(epoch)
         assert leader is not None and leader.lead is not None
         same = 0
@@ -260,7 +260,7 @@ class World:
         self._check_confirmed(leader)
 
     def do_copy(self, number: int) -> None:
-        """A follower gets the next record, and acknowledges it."""
+        """Copies the next record to a follower, which acknowledges it."""
         one = self.replicas[number]
         leader = self._leader(one.follows)
         assert leader is not None and leader.lead is not None
@@ -269,7 +269,7 @@ class World:
         one.ack = (one.follows, len(one.log))
 
     def do_ack(self, number: int) -> None:
-        """The leader gets it."""
+        """Delivers an acknowledgement to the leader."""
         one = self.replicas[number]
         (epoch, position), one.ack = one.ack, (0, 0)
         leader = self._leader(epoch)
@@ -288,7 +288,7 @@ class World:
         self._carry_out(number, one.lead.tick(0), of_election=False)
 
     def do_vote(self, number: int, other: int) -> None:
-        """An administrator takes a replica out of the group, or adds it again."""
+        """Removes a replica from the group, or adds it again, as an administrator."""
         self._use("voters")
         lead = self.replicas[number].lead
         assert lead is not None
@@ -303,7 +303,7 @@ class World:
         self._carry_out(number, lead.tick(0), of_election=False)
 
     def do_stand(self, number: int) -> None:
-        """A replica stands, whatever the reason, and reads the record."""
+        """Makes a replica a candidate, whatever the reason; it reads the record."""
         self._use("elections")
         one = self.replicas[number]
         one.election = Election(one.state.member)
@@ -326,7 +326,7 @@ class World:
         self._carry_out(number, election.on_fence_answer(epoch, answer, 0))
 
     def do_wait_no_longer(self, number: int) -> None:
-        """Enough have promised."""
+        """Ends the wait for promises: enough have promised."""
         election = self.replicas[number].election
         assert election is not None
         self._carry_out(number, election.tick(OTHERS_WAIT_MS))
@@ -353,7 +353,7 @@ class World:
         self._told(asked, self._change(asked))
 
     def do_carry_out_untold(self, at: int) -> None:
-        """The answer is lost."""
+        """Carries out a change whose answer is lost."""
         self._use("unknown")
         asked = self._sorted()[at]
         self._change(asked)
@@ -367,12 +367,12 @@ class World:
         self._told(asked, OutcomeUnknown("late"))
 
     def do_crash(self, number: int) -> None:
-        """A process is killed, and begins anew."""
+        """Kills a process, which begins anew."""
         self._use("crashes")
         self._stop(number)
 
     def do_lose_power(self, number: int, end: int) -> None:
-        """A machine loses what was not synced."""
+        """Cuts the power of a machine, which loses unsynced data."""
         self._use("power_cuts")
         self._stop(number)
         one = self.replicas[number]

@@ -227,7 +227,7 @@ def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
 
 
 def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Metrics:
-    """Three consumers in order; one is killed and one added in the middle.
+    """Runs three consumers in order; kills one and adds one in the middle.
 
     Args:
         folder: Empty; a short path.

@@ -81,7 +81,7 @@ class TransactionScene:
         return worker
 
     def round(self, step: str) -> None:
-        """A producer dies at a step; perhaps the broker does, too, at some time."""
+        """Makes a producer die at a step; perhaps the broker does, too, at some time."""
         victim = self.worker(step)
         if self._chance.random() < BROKER_SHARE:
             time.sleep(self._chance.uniform(*LOAD_S))

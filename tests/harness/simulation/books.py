@@ -160,7 +160,7 @@ class Books:
     # ---- In the end --------------------------------------------------------------------
 
     def forget(self, topic: str, stored: set[MessageKey]) -> set[MessageKey]:
-        """Nobody waits for what was acknowledged and is not stored; returns which that is."""
+        """Drops acknowledged messages that are not stored from the expected ones; returns them."""
         attempts = self.attempts[topic]
         lost = {
             key
@@ -176,7 +176,7 @@ class Books:
         return lost
 
     def forget_later(self, halves: set[MessageKey]) -> None:
-        """Nobody waits for half messages that are not there, nor for what was to come again."""
+        """Forgets half messages that are not there, and messages that were to come again."""
         for key in [key for key in self.undecided if key not in halves]:
             del self.undecided[key]
         for group in READERS:
