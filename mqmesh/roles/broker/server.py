@@ -561,7 +561,8 @@ class BrokerServer:
             _log.critical("the store cannot become a copy, so this broker ends: %s", error)
             self._loop.fail(error)
             raise
-        _log.warning("the store begins as a copy of its master's; what it held: %s", aside)
+        former = "it held nothing" if aside is None else f"its former files are in {aside}"
+        _log.warning("the store begins anew as a copy of its master's; %s", former)
         return self._store
 
     def _open(self) -> MessageStore:

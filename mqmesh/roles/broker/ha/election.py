@@ -59,7 +59,7 @@ class Suspicion(enum.StrEnum):
     NONE = "the leader lives"
     BAD_LINK = "the leader lives and is not heard here"
     NOBODY = "nobody leads"
-    NAMED = "the record names this replica, and it does not lead"
+    NAMED = "this replica was elected last, and leads again once it is elected anew"
     RESTARTING = "the leader's process has ended, and has time to come back"
     PAUSED = "the leader is missed, and an administrator wants nobody to stand"
     SESSION_ENDED = "the leader's session has ended"

@@ -60,11 +60,15 @@ class HaMetrics(msgspec.Struct):
         if self.leaderless_ms is not None and leadership.is_confirmed:
             self.failover_ms = now_ms - self.leaderless_ms
             self.leaderless_ms = None
-            _log.info("this replica serves, %d ms after the former master", self.failover_ms)
+            _log.info("this replica serves; there was no master for %d ms", self.failover_ms)
         members = leadership.log.rule.members
         if members != self.members:
             before = sorted(one.replica_id for one in self.members)
-            _log.warning("replicas in sync are %s now, not %s", leadership.members, before)
+            if leadership.members == before:
+                renewed = sorted(one.replica_id for one in members if one not in self.members)
+                _log.info("replicas in sync are %s; begun anew: %s", before, renewed)
+            else:
+                _log.warning("replicas in sync are %s now, not %s", leadership.members, before)
             self.members = members
             self.set_changes += 1
 
