@@ -88,7 +88,7 @@ def test_a_broker_is_shown(run, cluster, capsys):
     assert found["members"][0]["pid"] == cluster.brokers["broker-b"].pid
     metrics = found["metrics"]
     assert metrics["schedule_service"]["value"] == "on"
-    assert metrics["index_lag_bytes"]["metric"] == "rocketmq_storage_dispatch_behind_bytes"
+    assert metrics["index_lag_bytes"]["rocketmq_name"] == "rocketmq_storage_dispatch_behind_bytes"
     asked = {one["labels"]["request_code"] for one in metrics["command_requests_total"]["values"]}
     assert "open_schedule" in asked
     assert main.main(["broker", "show", "broker-b"]) == 0

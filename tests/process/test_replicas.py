@@ -163,7 +163,7 @@ def test_a_follower_refuses_what_is_the_masters_and_promotion_beside_one(group: 
     with AdminClient(group.namesrv.endpoint) as admin:
         follower = f"tcp://{group.endpoints[1]}"
         with pytest.raises(NotMaster, match="follows") as refused:
-            admin._channel(follower).request(deletion[0], header=deletion[1], timeout_ms=3_000)
+            admin._ask_channel(follower, *deletion, 3_000, ())
         assert refused.value.master == group.endpoints[0]
         with pytest.raises(TopicNotFound):  # so the master says, who is asked instead
             admin._request(follower, *deletion)
