@@ -36,7 +36,7 @@ _topic_option = click.option(
 
 @click.group()
 def trace() -> None:
-    """What clients told of a message: who sent it, who consumed it, when, how long, how it ended.
+    """Show what clients recorded of a message: who sent it, who consumed it, when, how it ended.
 
     \b
     Examples:

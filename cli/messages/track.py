@@ -29,7 +29,7 @@ STYLES: Final = {
 @namesrv_option
 @json_option
 def track(message_id: str, namesrv: str, as_json: bool) -> int:
-    """What happened to a message: where it is stored, and what each group has done about it.
+    """Show what happened to a message: where it is stored, and what each group has done about it.
 
     CONSUMED: the group's offset has passed it. FILTERED: so it has, but its members'
     expressions leave it out. IN_FLIGHT: a member has it. WAITING: the group has not come so

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
+
+from harness.syntax import walked
 
 ROW = re.compile(r"^\s*\| ([^|]+) \| ([^|]+) \| ([^|]*) \|$", re.MULTILINE)
 WHERE = "mqmesh.sdk."
 """The words of the glossary are about clients; a loop of a server is no client loop."""
+
+RIDDLES = frozenset(
+    "What Who Whom Whose Whether How Of As That Those It They See There".split()  # noqa: SIM905
+)
+"""Words that begin a sentence which does not say what a thing is, or does."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def banned(page: str) -> dict[str, str]:
@@ -40,3 +49,25 @@ def test_another_word_is_found(texts):
     assert other_words({"mqmesh.sdk.a": '"""In the engine\'s thread."""'}, words)
     assert not other_words({"mqmesh.sdk.a": '"""In the client loop."""'}, words)
     assert not other_words({"mqmesh.roles.a": '"""In the loop\'s thread."""'}, words)
+
+
+def riddles(files: dict[str, str]) -> list[str]:
+    """Find docstrings that begin with a word of ``RIDDLES``."""
+    found = []
+    for path, source in files.items():
+        for node in walked(source):
+            if isinstance(node, DOCUMENTED):
+                first = (ast.get_docstring(node) or "").partition(" ")[0]
+                if first in RIDDLES:
+                    found.append(f"{path}:{getattr(node, 'lineno', 1)} begins with {first}")
+    return found
+
+
+def test_docstrings_say_what_a_thing_is_or_does(modules):
+    assert riddles(modules) == []
+
+
+def test_a_riddle_is_found():
+    assert riddles({"a": 'def f():\n    """What is to be sent."""'}) == ["a:1 begins with What"]
+    assert riddles({"a": '"""Whose turn it is."""'}) == ["a:1 begins with Whose"]
+    assert not riddles({"a": 'def f():\n    """Return the batch to send."""'})

@@ -86,7 +86,7 @@ def make(world, **settings) -> Collector:
 
 
 def told(collector, name):
-    """Values of a exported by node."""
+    """Values of an exported metric by node."""
     families = text_string_to_metric_families(text_of(collector.collect()).decode())
     return {
         (sample.labels["node_type"], sample.labels["node_id"]): sample.value
