@@ -67,7 +67,8 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
 
     LAG counts messages that are not done, RETRYING those of them that failed and come again, now or
     later, DEAD those in the dead letters. FAILED/S are messages a second whose listener failed, in
-    the last ten minutes. The numbers are sums over the brokers.
+    the last ten minutes, as members said with their last heartbeat, 30 s ago at most. The numbers
+    are sums over the brokers.
 
     \b
     Examples:
