@@ -28,7 +28,10 @@ def family(pid: int) -> list[int]:
 
 
 def listening(pid: int) -> list[str]:
-    """Returns the addresses where a process listens: ``tcp://host:port`` and ``ipc://path``."""
+    """Returns the addresses where a process listens: ``tcp://host:port`` and ``ipc://path``.
+
+    They come in the order in which the process has bound them, whatever their ports.
+    """
     inodes = set()
     for entry in (PROC / str(pid) / "fd").iterdir():
         try:
@@ -37,7 +40,8 @@ def listening(pid: int) -> list[str]:
             continue  # it was closed meanwhile
         if match:
             inodes.add(match[1])
-    return sorted(place for inode, place in _all_listening() if inode in inodes)
+    found = {int(inode): place for inode, place in _all_listening() if inode in inodes}
+    return [found[inode] for inode in sorted(found)]
 
 
 def private_bytes(pid: int) -> int:
