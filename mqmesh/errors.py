@@ -116,7 +116,13 @@ class RequestTimeout(TransportError):
 
 
 class EndpointUnreachable(TransportError):
-    """Raised when there is no connection to an endpoint, or it broke under a request."""
+    """Raised when there is no connection to an endpoint, or it broke under a request.
+
+    Attributes:
+        is_known: The message has the reason.
+    """
+
+    is_known = False
 
 
 class AuthenticationFailed(TransportError):

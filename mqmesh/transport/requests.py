@@ -212,7 +212,9 @@ def no_connection(server: str, reason: str = "") -> TransportError:
         TooManyOpenFiles where this process has no descriptor for it, else EndpointUnreachable.
     """
     text = f"no connection to {server} in time{': ' if reason else ''}{reason}"
-    return shortage(f"a connection to {server}") or EndpointUnreachable(text)
+    error = EndpointUnreachable(text)
+    error.is_known = bool(reason)
+    return shortage(f"a connection to {server}") or error
 
 
 def broken(endpoint: str) -> EndpointUnreachable:

@@ -10,6 +10,7 @@ import msgspec
 from mqmesh.errors import (
     AuthenticationFailed,
     ClientClosed,
+    EndpointUnreachable,
     InvalidArgument,
     MQMeshError,
     NoRoute,
@@ -669,10 +670,10 @@ def no_namesrv_answers(failures: Sequence[TransportError]) -> TransportError:
     for failure in failures:
         if isinstance(failure, AuthenticationFailed | TooManyOpenFiles):
             return failure
-    error = type(failures[-1])(
-        f"no name server answers ({'; '.join(map(str, failures))}); is the cluster running? "
-        "`mqmesh up` starts one"
-    )
+    # Who has ended a handshake is there, and the message says what it may want.
+    is_there = any(isinstance(one, EndpointUnreachable) and one.is_known for one in failures)
+    advice = "" if is_there else "; is the cluster running? `mqmesh up` starts one"
+    error = type(failures[-1])(f"no name server answers ({'; '.join(map(str, failures))}){advice}")
     error.__cause__ = failures[-1]
     return error
 

@@ -42,6 +42,7 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.testing.clock import ManualClock
+from mqmesh.transport.requests import no_connection
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 A, B = "tcp://a:1", "tcp://b:2"
@@ -136,6 +137,18 @@ def test_no_name_server_at_all_is_told_with_advice(network, client):
         r"no connection to tcp://ns-2:2 in time\); is the cluster running",
     ):
         client.cluster()
+
+
+def test_a_name_server_that_ends_handshakes_is_there_and_nobody_is_to_start_it(network, client):
+    network.answers.clear()
+    network.answer(
+        ONE,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        no_connection(ONE, "it ends each handshake; where security is on, pass credentials"),
+    )
+    with pytest.raises(EndpointUnreachable, match="pass credentials") as refused:
+        client.cluster()
+    assert "is the cluster running" not in str(refused.value)
 
 
 @pytest.mark.parametrize("refusing", [ONE, TWO])
