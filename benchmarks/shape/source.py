@@ -10,7 +10,7 @@ from typing import Final
 PRODUCT: Final = ("mqmesh", "cli", "spark")
 RIDDLES: Final = frozenset(
     ("What", "Who", "Whom", "Whose", "Whether", "How", "Of", "As", "That", "Those")
-) | {"It", "They", "See", "There"}
+) | {"It", "They", "See", "There", "Where"}
 """Words that begin a docstring which does not say what a thing is, or does."""
 TOLD: Final = re.compile(r"\b(told|tells?)\b")
 MANY_CALLABLES: Final = 5

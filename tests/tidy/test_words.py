@@ -12,7 +12,7 @@ WHERE = "mqmesh.sdk."
 """The words of the glossary are about clients; a loop of a server is no client loop."""
 
 RIDDLES = frozenset(
-    "What Who Whom Whose Whether How Of As That Those It They See There".split()  # noqa: SIM905
+    "What Who Whom Whose Whether How Of As That Those It They See There Where".split()  # noqa: SIM905
 )
 """Words that begin a sentence which does not say what a thing is, or does."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

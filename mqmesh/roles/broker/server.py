@@ -619,7 +619,7 @@ class BrokerServer:
         )
 
     def _folder(self) -> Path:
-        """Where documents are."""
+        """Return the folder of the documents; make it where it is missing."""
         directory = self._root / CONFIG_DIRECTORY
         make_folder(directory)
         make_private(directory)

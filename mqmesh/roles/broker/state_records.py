@@ -79,7 +79,7 @@ class GroupRecord(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class OffsetsRecord(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Where a group goes on in the queues of a topic; with None it was nowhere yet.
+    """Offsets at which a group goes on in the queues of a topic; with None it was nowhere yet.
 
     Attributes:
         group: Consumer group.

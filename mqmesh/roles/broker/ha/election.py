@@ -180,7 +180,7 @@ class FenceAnswer(msgspec.Struct, frozen=True):
 
 
 class CandidateStep(enum.Enum):
-    """Where a candidate is."""
+    """Step of a candidate."""
 
     IDLE = "idle"
     READING = "reading"

@@ -48,7 +48,7 @@ class DelayPlacement:
         return BatchToPut(SCHEDULE_TOPIC, queue_id, read_header(stored), stored, meta.tag_hashes)
 
     def place(self, wish: DelayedMeta, real_queue_id: int) -> tuple[int, DelayedMeta]:
-        """Where messages wait that are to be delivered later.
+        """Return where messages wait that are to be delivered later.
 
         Args:
             wish: When, and the topic they go to then; a level above the highest counts as that.

@@ -95,7 +95,7 @@ class OffsetsFeature(Feature):
     def query_consumer_offset(
         self, request: Request, query: QueryConsumerOffsetRequest
     ) -> ConsumerOffsets:
-        """Where a group stands in some queues; -1 where it never committed.
+        """Return where a group stands in some queues; -1 where it never committed.
 
         A member that was given the queues claims them so: all of them, or it is refused.
 
@@ -180,7 +180,7 @@ class OffsetsFeature(Feature):
     def query_queue_bounds(
         self, request: Request, query: QueueBoundsRequest
     ) -> QueueBoundsResponse:
-        """Where a queue begins and ends."""
+        """Return where a queue begins and ends."""
         self._check_queue(query.topic, query.queue_id)
         return QueueBoundsResponse(*self._store.queue_bounds(query.topic, query.queue_id))
 

@@ -105,7 +105,7 @@ class SnapshotJobs:
         self.job.deadline_ms = now_ms + SYNC_WAIT_MS
 
     def ready_offset(self, durable_offset: int, now_ms: int) -> int | None:
-        """Where the snapshot is to end, once that is durable; else None."""
+        """Return the end of the snapshot, once it is durable; else None."""
         job = self.job
         if job is None or job.step is not SnapshotStep.SYNC:
             return None
