@@ -94,7 +94,7 @@ def facts(message: Message) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, Any]:
-    folder = Path(__file__).resolve().parent.parent / "data"
+    folder = Path(__file__).resolve().parents[2] / "data"
     return runpy.run_path(str(folder / "make_golden.py"))
 
 

@@ -179,7 +179,7 @@ def test_a_plain_batch_has_no_positions():
 
 
 def test_the_golden_cut_batch_is_read_and_made_as_ever():
-    folder = Path(__file__).resolve().parent.parent / "data"
+    folder = Path(__file__).resolve().parents[2] / "data"
     golden = runpy.run_path(str(folder / "make_golden.py"))
     batch = golden["path_of"]("sparse").read_bytes()
     assert golden["encode_case"]("sparse") == batch
