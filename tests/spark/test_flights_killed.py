@@ -1,7 +1,7 @@
 """All the way: flights through a cluster, snapshots while they arrive, ingests that are killed.
 
 Small by itself; ``pytest tests/spark/test_flights_killed.py --archive-flights 336776
---archive-kills 30`` is the long form, whose figures stand in ``docs/archive.md``.
+--archive-kills 30`` is the long form, with more flights and kills.
 """
 
 from __future__ import annotations
