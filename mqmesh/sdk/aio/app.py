@@ -1,22 +1,19 @@
 """An application of typed handlers and publishers, for asyncio programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, TypeVar, Unpack
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.aio.consumer import PushConsumer
 from mqmesh.sdk.aio.producer import Producer
+from mqmesh.sdk.aio.signatures import signed_as
+from mqmesh.sdk.app.app import App as BlockingApp
 from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
 from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
-from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.client.run import run_async
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
-from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.send_result import SendResult
-from mqmesh.sdk.tracing.tracing_options import TracingKeywords
-from mqmesh.security.keys import Credentials
-from mqmesh.transport.interface import Transport
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -54,25 +51,9 @@ class App:
         name, namesrv_addr, credentials, client, transport, hooks, tracing: As for ``mqmesh.App``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        namesrv_addr: NamesrvAddr | None = None,
-        credentials: str | Credentials | None = None,
-        client: ClientOptions | None = None,
-        transport: Transport | None = None,
-        hooks: Sequence[Hooks] = (),
-        **tracing: Unpack[TracingKeywords],
-    ) -> None:
-        self._common: dict[str, Any] = {
-            "namesrv_addr": namesrv_addr,
-            "credentials": credentials,
-            "client": client,
-            "transport": transport,
-            "hooks": hooks,
-            **tracing,
-        }
+    @signed_as(BlockingApp.__init__)
+    def __init__(self, name: str, **options: Any) -> None:
+        self._common = options
         self._subscriptions = Subscriptions()
         self._producer = Producer(name, **self._common)
         self._publishes = False

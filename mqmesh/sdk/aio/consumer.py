@@ -2,19 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, cast
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import check_loop
+from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
-from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.client.run import run_async
-from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords, PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.listening.consume_result import hooked_coroutine, is_coroutine_function
@@ -22,10 +21,7 @@ from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Worker
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
-from mqmesh.sdk.consumer.rebalance import AllocateStrategy
-from mqmesh.sdk.hooks import HookCalls, Hooks
-from mqmesh.security.keys import Credentials
-from mqmesh.transport.interface import Transport
+from mqmesh.sdk.hooks import HookCalls
 
 
 class _InnerPullConsumer(BlockingPullConsumer):
@@ -58,28 +54,9 @@ class PullConsumer:
             ``mqmesh.PullConsumer``.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        namesrv_addr: NamesrvAddr | None = None,
-        credentials: str | Credentials | None = None,
-        strategy: AllocateStrategy | str = "average",
-        client: ClientOptions | None = None,
-        transport: Transport | None = None,
-        hooks: Sequence[Hooks] = (),
-        **options: Unpack[PullConsumerKeywords],
-    ) -> None:
-        self._inner = _InnerPullConsumer(
-            group,
-            namesrv_addr=namesrv_addr,
-            credentials=credentials,
-            strategy=strategy,
-            client=client,
-            transport=transport,
-            hooks=hooks,
-            **options,
-        )
+    @signed_as(BlockingPullConsumer.__init__)
+    def __init__(self, group: str, **options: Any) -> None:
+        self._inner = _InnerPullConsumer(group, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin()
 
@@ -364,29 +341,9 @@ class PushConsumer:
             ``mqmesh.PushConsumer``.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        namesrv_addr: NamesrvAddr | None = None,
-        credentials: str | Credentials | None = None,
-        strategy: AllocateStrategy | str = "average",
-        client: ClientOptions | None = None,
-        transport: Transport | None = None,
-        hooks: Sequence[Hooks] = (),
-        **options: Unpack[PushConsumerKeywords],
-    ) -> None:
-        self._inner = _InnerPushConsumer(
-            group,
-            namesrv_addr=namesrv_addr,
-            credentials=credentials,
-            strategy=strategy,
-            client=client,
-            transport=transport,
-            hooks=hooks,
-            **options,
-        )
-
+    @signed_as(BlockingPushConsumer.__init__)
+    def __init__(self, group: str, **options: Any) -> None:
+        self._inner = _InnerPushConsumer(group, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:

@@ -8,14 +8,10 @@ from typing import Any, Self, Unpack
 from mqmesh.message import Message, MessageQueue
 from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import Completions
-from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
-from mqmesh.sdk.hooks import Hooks
+from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.producer.producer import Producer as BlockingProducer
-from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.send_result import SendResult
-from mqmesh.security.keys import Credentials
-from mqmesh.transport.interface import Transport
 
 
 class Producer:
@@ -30,26 +26,9 @@ class Producer:
             ``mqmesh.Producer``.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        namesrv_addr: NamesrvAddr | None = None,
-        credentials: str | Credentials | None = None,
-        client: ClientOptions | None = None,
-        transport: Transport | None = None,
-        hooks: Sequence[Hooks] = (),
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        self._inner = self._make(
-            group,
-            namesrv_addr=namesrv_addr,
-            credentials=credentials,
-            client=client,
-            transport=transport,
-            hooks=hooks,
-            **options,
-        )
+    @signed_as(BlockingProducer.__init__)
+    def __init__(self, group: str, **options: Any) -> None:
+        self._inner = self._make(group, **options)
         self._completions: Completions | None = None
         # Senders that wait, by topic, and the tasks that serve them.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}

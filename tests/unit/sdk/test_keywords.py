@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import typing
 
 import msgspec
 import pytest
 
+import mqmesh
+import mqmesh.aio
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
     PullConsumerOptions,
@@ -47,3 +50,10 @@ def test_keywords_are_the_fields_of_the_options(keywords, options) -> None:
     )
     assert not keywords.__required_keys__
     assert len(msgspec.structs.fields(options)) == len(keywords.__optional_keys__)
+
+
+@pytest.mark.parametrize("name", ["Producer", "PushConsumer", "PullConsumer", "App"])
+def test_clients_for_asyncio_take_what_the_blocking_ones_take(name) -> None:
+    blocking = inspect.signature(getattr(mqmesh, name))
+    assert inspect.signature(getattr(mqmesh.aio, name)) == blocking
+    assert len(blocking.parameters) > 5
