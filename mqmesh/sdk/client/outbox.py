@@ -10,7 +10,7 @@ import msgspec
 
 from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.protocol.command import Command
-from mqmesh.transport.interface import Loop, OnDone
+from mqmesh.sdk.client.client import ClientEngine
 
 WATCH_MS: Final = 100
 """Interval of looks at what waits for brokers without a connection."""
@@ -67,46 +67,6 @@ class RequestSource(Protocol):
         """End what is late, without a connection to a broker that something waits for."""
 
 
-class OutboxBrokers(Protocol):
-    """The part of ``BrokerConnections`` that an outbox needs."""
-
-    def is_connected(self, broker_name: str) -> bool:
-        """Return True while the connection to a broker stands."""
-
-    def connection(self, broker_name: str) -> object:
-        """Return the connection to a broker, made if there is none."""
-
-
-class OutboxNetwork(Protocol):
-    """The part of ``ClientEngine`` that an outbox needs."""
-
-    @property
-    def loop(self) -> Loop:
-        """The client loop."""
-
-    @property
-    def closed(self) -> bool:
-        """True when nothing is sent any more."""
-
-    @property
-    def brokers(self) -> OutboxBrokers:
-        """The connections to brokers."""
-
-    def post(self, callback: Callable[[], None]) -> None:
-        """Calls back in the client loop, soon; from any thread."""
-
-    def request(
-        self,
-        broker_name: str,
-        code: int,
-        on_done: OnDone,
-        *parts: bytes | memoryview,
-        header: bytes,
-        timeout_ms: int,
-    ) -> None:
-        """Asks a broker; every outcome goes to ``on_done``, never before this returns."""
-
-
 class Turns:
     """State of pumps, planned and under way; shared by senders and the client loop.
 
@@ -151,7 +111,7 @@ class RequestOutbox:
 
     def __init__(
         self,
-        network: OutboxNetwork,
+        network: ClientEngine,
         mail: RequestSource,
         max_in_flight: int,
         turns: Turns | None = None,

@@ -23,8 +23,9 @@ from mqmesh.protocol.transactions import (
     decode_end_outcomes,
     encode_ends,
 )
+from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.client.outbox import Effects, OutboxNetwork, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.transport.requests import no_connection
 
@@ -227,7 +228,7 @@ class EndSender:
         group: Its group.
     """
 
-    def __init__(self, engine: OutboxNetwork, group: str) -> None:
+    def __init__(self, engine: ClientEngine, group: str) -> None:
         self._ends = Ends(group, engine.loop.clock)
         self._outbox = RequestOutbox(engine, self._ends, IN_FLIGHT)
 

@@ -28,6 +28,7 @@ from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.protocol.snapshots import CopyIndexRequest
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.index.index_status import IndexStatus
+from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.supervisor.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50
@@ -68,24 +69,6 @@ class LogExtent(msgspec.Struct, frozen=True):
     store_id: int
     min_offset: int
     visible_offset: int
-
-
-class Process(Protocol):
-    """Process of an indexer, such as ``HelperProcess``."""
-
-    pid: int
-
-    def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def ask_to_stop(self) -> None:
-        """Tells it to end."""
-
-    def kill(self) -> None:
-        """Ends it at once."""
-
-    def stop(self) -> None:
-        """Tells it to end and waits."""
 
 
 class IndexerClient(Protocol):
@@ -150,7 +133,7 @@ class IndexerLink:
     def __init__(
         self,
         *,
-        start_process: Callable[[bool], Process],
+        start_process: Callable[[bool], HelperProcess],
         connect: Callable[[], IndexerClient],
         look: Callable[[], LogExtent | None],
         clock: Clock,
@@ -163,7 +146,7 @@ class IndexerLink:
         self._clock = clock
         self._max_queries = max_queries
         self._answer_ms = query_timeout_ms + ANSWER_MARGIN_MS
-        self._process: Process | None = None
+        self._process: HelperProcess | None = None
         self._client: IndexerClient | None = None
         self._policy = RestartPolicy()
         self._start_due_ms = clock.monotonic_ms() + START_DELAY_MS

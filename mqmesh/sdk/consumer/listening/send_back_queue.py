@@ -24,7 +24,8 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResponse,
 )
-from mqmesh.sdk.client.outbox import Effects, OutboxNetwork, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.transport.interface import Condition
 from mqmesh.transport.requests import no_connection
 
@@ -219,7 +220,7 @@ class SendBackQueue:
     def __init__(
         self,
         group: str,
-        network: OutboxNetwork,
+        network: ClientEngine,
         may_come: Callable[[str], bool],
         max_reconsume_times: int,
         changed: Condition,
