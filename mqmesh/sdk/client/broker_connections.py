@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.errors import (
@@ -178,8 +179,8 @@ class BrokerConnections:
         try:
             one = self._transport.connect(
                 endpoint,
-                on_command=lambda command: self._on_command(broker_name, command),
-                on_connection=lambda up: self._changed(broker_name, up),
+                on_command=partial(self._on_command, broker_name),
+                on_connection=partial(self._changed, broker_name),
             )
         except TooManyOpenFiles as error:
             self.failures[broker_name] = error

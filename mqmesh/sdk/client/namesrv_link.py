@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.errors import (
@@ -132,7 +133,7 @@ class NamesrvLink:
         self._on_connected()
         client.request(
             RequestCode.GET_BROKER_CLUSTER_INFO,
-            lambda answer: self._learn_hints(client, answer),
+            partial(self._learn_hints, client),
             header=encode_header(GetClusterRequest()),
             timeout_ms=self._timeout_ms,
         )

@@ -1,6 +1,7 @@
 """Requests to one broker, repeated while it is away: for work that would rather wait than fail."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from mqmesh.errors import MQMeshError, NoRoute, RequestTimeout, TopicNotFound
@@ -127,7 +128,7 @@ class PatientClient(QueryClient):
 
     def _routes(self, topic: str) -> RouteCache:
         cache = RouteCache()
-        cache.update(self.patiently(lambda: self.route(topic), "the name server"))
+        cache.update(self.patiently(partial(self.route, topic), "the name server"))
         return cache
 
     def _endpoint(self, broker_name: str) -> str:

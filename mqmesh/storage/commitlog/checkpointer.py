@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -216,7 +217,7 @@ class Checkpointer:
         document = b"".join(frames)
         self._dispatched_through = through
         checkpoint = self._checkpoint(clean=False)
-        yield from self._wait(lambda: self._save(document, checkpoint))
+        yield from self._wait(partial(self._save, document, checkpoint))
         changed, queues.changed = list(queues.changed), set()
         try:
             for first in range(0, len(changed), FILES_PER_CHORE):
@@ -227,7 +228,7 @@ class Checkpointer:
             raise
         self._queues_synced_through = through
         synced = self._checkpoint(clean=False)
-        yield from self._wait(lambda: self._save(None, synced))
+        yield from self._wait(partial(self._save, None, synced))
 
     def _table(self, through: int, epoch: int) -> Iterator[bytes]:
         # Read before the rows, which may know later starts of queues but never earlier ones,

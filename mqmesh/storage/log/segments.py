@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -191,7 +192,7 @@ class Segments(SegmentList):
     def prepare(self, start: int) -> None:
         """Has a helper thread make the segment that begins at an offset; returns at once."""
         if self._preparing is None and self.find(start) is None:
-            self._preparing = self._chores.submit(lambda: self._make(start))
+            self._preparing = self._chores.submit(partial(self._make, start))
 
     def take_up(self) -> None:
         """Lists the segment that the helper thread has made, if it is there by now."""

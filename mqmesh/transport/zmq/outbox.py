@@ -1,6 +1,7 @@
 """Answers on their way to the peers of a ROUTER: counted, kept while they wait, or given up."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import zmq
@@ -229,7 +230,7 @@ class Outbox:
             self.dropped += 1
             if peer not in self._deaf:
                 self._deaf.add(peer)
-                self._loop.call_later(0, lambda: self._on_deaf(peer))
+                self._loop.call_later(0, partial(self._on_deaf, peer))
             return
         account.keep(frame)
         self._waiting[peer] = account

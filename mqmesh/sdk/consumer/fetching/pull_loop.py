@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -293,7 +294,7 @@ class PullLoop:
                 self.queue.broker_name,
                 replica,
                 RequestCode.PULL_MESSAGE,
-                lambda outcome: self._take_of_replica(turn, outcome),
+                partial(self._take_of_replica, turn),
                 header=header,
                 timeout_ms=timeout_ms,
             )
@@ -301,7 +302,7 @@ class PullLoop:
         self._network.request(
             self.queue.broker_name,
             RequestCode.PULL_MESSAGE,
-            lambda outcome: self._take(turn, outcome),
+            partial(self._take, turn),
             header=header,
             timeout_ms=timeout_ms,
         )

@@ -1,6 +1,7 @@
 """Delivery of one message that an administrator hands to a consumer, with the outcome as answer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.batch.record_batch import check_stored, decode_messages
@@ -57,10 +58,10 @@ class HandOver:
         """Has the message consumed."""
 
         def done(result: object) -> None:
-            self._loop.call_soon_threadsafe(lambda: self._done(result))
+            self._loop.call_soon_threadsafe(partial(self._done, result))
 
         take_back = self._service.hand_over(listener, message, done)
-        self._loop.call_later(HAND_OVER_MS, lambda: self._late(take_back))
+        self._loop.call_later(HAND_OVER_MS, partial(self._late, take_back))
 
     def _done(self, result: object) -> None:
         cause = why_again(result)

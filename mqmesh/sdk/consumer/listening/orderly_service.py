@@ -8,6 +8,7 @@ win it too: ``when_idle`` calls back when the worker has done with a queue that 
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from mqmesh.message import StoredMessage
@@ -110,7 +111,7 @@ class OrderlyService(ConsumeService):
     def follow(self, work: QueueWork, before: QueueWork) -> None:
         assert isinstance(work, OrderlyQueue)
         work.state = QueueState.SUSPENDED
-        self.when_idle(before, lambda: self._resume(work, QueueState.SUSPENDED))
+        self.when_idle(before, partial(self._resume, work, QueueState.SUSPENDED))
 
     def waiting(self) -> dict[QueueWork, Waiting]:
         return {}
@@ -230,9 +231,9 @@ class OrderlyService(ConsumeService):
                 work.state = QueueState.HALTED
                 self._halted[work] = None
         if dead is not None and cause is not None:
-            self._to_dead_letters(dead, cause, lambda safe: self._after_letter(work, safe))
+            self._to_dead_letters(dead, cause, partial(self._after_letter, work))
         elif failure is Failure.SUSPEND:
-            self._call_later(self._suspend_ms, lambda: self._resume(work, QueueState.SUSPENDED))
+            self._call_later(self._suspend_ms, partial(self._resume, work, QueueState.SUSPENDED))
         work.on_progress()
 
     def _after_letter(self, work: OrderlyQueue, safe: bool) -> None:
@@ -243,5 +244,5 @@ class OrderlyService(ConsumeService):
         if safe or work.revoked:
             self._resume(work, QueueState.SUSPENDED)
         else:
-            self._call_later(self._suspend_ms, lambda: self._resume(work, QueueState.SUSPENDED))
+            self._call_later(self._suspend_ms, partial(self._resume, work, QueueState.SUSPENDED))
         work.on_progress()
