@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -33,6 +33,8 @@ LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_00
 """RocketMQ's buckets of command latencies, with one more in front."""
 SIZE_BOUNDS_BYTES: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 """RocketMQ's buckets of message sizes."""
+UNITS_OF_NAMES: Final = ("bytes", "ms")
+"""Units that follow from the last word of a metric's name; others are given."""
 FOLDED: Final = "folded_label_sets"
 """Name of the metric that every board has: label sets that went into ``OTHER``."""
 
@@ -231,43 +233,40 @@ class Measured(msgspec.Struct, Generic[_O], frozen=True):
     read: Callable[[_O], Measurement]
 
 
+class MetricFields(TypedDict, total=False):
+    """Fields of ``Metric`` that need not be said of every one."""
+
+    unit: str
+    labels: tuple[str, ...]
+    rocketmq_name: str
+
+
 def counter(
-    name: str,
-    help: str,
-    read: Callable[[_O], Measurement],
-    *,
-    unit: str = "",
-    labels: tuple[str, ...] = (),
-    rocketmq_name: str = "",
+    name: str, help: str, read: Callable[[_O], Measurement], **more: Unpack[MetricFields]
 ) -> Measured[_O]:
-    """Declares a metric that only grows; see ``Metric``."""
-    return Measured(Metric(name, MetricKind.COUNTER, unit, help, labels, rocketmq_name), read)
+    """Declares a metric that only grows; see ``Metric``. Names that end in ms or bytes have it as
+    their unit."""
+    return Measured(_metric(name, MetricKind.COUNTER, help, more), read)
 
 
 def gauge(
-    name: str,
-    help: str,
-    read: Callable[[_O], Measurement],
-    *,
-    unit: str = "",
-    labels: tuple[str, ...] = (),
-    rocketmq_name: str = "",
+    name: str, help: str, read: Callable[[_O], Measurement], **more: Unpack[MetricFields]
 ) -> Measured[_O]:
-    """Declares a metric that goes up and down; see ``Metric``."""
-    return Measured(Metric(name, MetricKind.GAUGE, unit, help, labels, rocketmq_name), read)
+    """Declares a metric that goes up and down; else as ``counter``."""
+    return Measured(_metric(name, MetricKind.GAUGE, help, more), read)
 
 
 def histogram(
-    name: str,
-    help: str,
-    read: Callable[[_O], Measurement],
-    *,
-    unit: str,
-    labels: tuple[str, ...] = (),
-    rocketmq_name: str = "",
+    name: str, help: str, read: Callable[[_O], Measurement], **more: Unpack[MetricFields]
 ) -> Measured[_O]:
-    """Declares a metric of ``Distribution`` values; see ``Metric``."""
-    return Measured(Metric(name, MetricKind.HISTOGRAM, unit, help, labels, rocketmq_name), read)
+    """Declares a metric of ``Distribution`` values; else as ``counter``."""
+    return Measured(_metric(name, MetricKind.HISTOGRAM, help, more), read)
+
+
+def _metric(name: str, kind: MetricKind, help: str, more: MetricFields) -> Metric:
+    last = name.removesuffix("_total").rpartition("_")[2]
+    fields: MetricFields = {"unit": last if last in UNITS_OF_NAMES else "", **more}
+    return Metric(name, kind, help=help, **fields)
 
 
 def text(name: str, help: str, read: Callable[[_O], str]) -> Measured[_O]:

@@ -335,14 +335,12 @@ METRICS: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         "command_spent_ms_total",
         "what the event loop spent in handlers",
         lambda counts: _ms_by_command(counts, "spent_ns"),
-        unit="ms",
         labels=("request_code",),
     ),
     histogram(
         "command_latency_ms",
         "from a request to its answer",
         _latency_by_command,
-        unit="ms",
         labels=("request_code", "is_long_polling", "response_code"),
         rocketmq_name="rocketmq_rpc_latency_milliseconds",
     ),
@@ -350,7 +348,6 @@ METRICS: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         "command_longest_ms",
         "the longest turn of a handler",
         lambda counts: _ms_by_command(counts, "longest_ns"),
-        unit="ms",
         labels=("request_code",),
     ),
 )

@@ -10,7 +10,6 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "index_missing_bytes",
         "bytes of the log that a query would not search",
         lambda index: index.missing_bytes,
-        unit="bytes",
     ),
     gauge("index_segments", "segments of the log with an index", lambda index: index.segments),
     gauge(
@@ -28,12 +27,7 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "everything is indexed, sorted and merged",
         lambda index: index.at_rest,
     ),
-    gauge(
-        "index_disk_bytes",
-        "size of the index",
-        lambda index: index.disk_bytes,
-        unit="bytes",
-    ),
+    gauge("index_disk_bytes", "size of the index", lambda index: index.disk_bytes),
     counter(
         "index_discarded_total",
         "parts of the index made anew",
@@ -43,7 +37,6 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "index_skipped_bytes_total",
         "damaged bytes of the log that were passed over",
         lambda index: index.skipped_bytes,
-        unit="bytes",
     ),
     counter("index_queries_total", "queries that were answered", lambda index: index.queries),
     counter(

@@ -254,16 +254,15 @@ def _cpu_ms() -> int:
 
 _PROCESS_METRICS: Final[tuple[Measured[RoleShell], ...]] = (
     text("state", "starting, recovering, running, stopping", lambda shell: shell.state),
-    gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms, unit="ms"),
+    gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms),
     gauge("pid", "process id", lambda shell: os.getpid()),
-    counter("cpu_ms_total", "processor time of all threads", lambda shell: _cpu_ms(), unit="ms"),
-    gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes(), unit="bytes"),
-    gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes(), unit="bytes"),
+    counter("cpu_ms_total", "processor time of all threads", lambda shell: _cpu_ms()),
+    gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes()),
+    gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes()),
     gauge(
         "loop_hold_up_ms",
         "the longest turn of the event loop of late",
         lambda shell: shell.look_at_turns(),
-        unit="ms",
     ),
     counter(
         "callback_failures_total",
@@ -289,7 +288,6 @@ _CONNECTION_METRICS: Final[tuple[Measured[Server], ...]] = (
         "pending_bytes",
         "answers that peers have not taken yet, and frames not read at the last look",
         lambda server: server.held_bytes,
-        unit="bytes",
     ),
     counter(
         "ended_connections_total",

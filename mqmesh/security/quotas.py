@@ -162,7 +162,6 @@ METRICS: Final[tuple[Measured[Quotas], ...]] = (
         "quota_bytes_total",
         "bytes of users with a quota",
         lambda quotas: _of_flows(quotas, "size"),
-        unit="bytes",
         labels=("user", "direction"),
     ),
     counter(

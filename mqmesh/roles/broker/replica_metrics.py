@@ -53,7 +53,6 @@ REPLICA_METRICS: Final[tuple[Measured[HaStatus], ...]] = (
         "ha_leader_lag_bytes",
         "what a follower lacks of its leader's log",
         lambda replica: max(replica.leader_end - replica.log_end, 0),
-        unit="bytes",
     ),
 )
 
@@ -67,7 +66,6 @@ COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
         "ha_copied_bytes_total",
         "bytes of a leader's log that were added",
         lambda replica: replica.total.bytes,
-        unit="bytes",
     ),
     gauge(
         "ha_catch_up_bytes_per_s",
@@ -85,12 +83,7 @@ COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
         "times that the end of the log was cut off",
         lambda replica: replica.total.cuts,
     ),
-    counter(
-        "ha_cut_bytes_total",
-        "what was cut off",
-        lambda replica: replica.total.cut_bytes,
-        unit="bytes",
-    ),
+    counter("ha_cut_bytes_total", "what was cut off", lambda replica: replica.total.cut_bytes),
     counter(
         "ha_copies_total",
         "times that the store became a copy",
@@ -105,7 +98,6 @@ COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
         "ha_repaired_bytes_total",
         "bytes of the log that the disk had damaged, and the leader gave again",
         lambda replica: replica.total.repaired_bytes,
-        unit="bytes",
     ),
     counter(
         "ha_slave_timeouts_total",

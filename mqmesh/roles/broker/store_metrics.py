@@ -14,7 +14,6 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "store_disk_bytes",
         "what its files take, room taken ahead included",
         lambda store: store.disk_bytes,
-        unit="bytes",
         rocketmq_name="rocketmq_storage_size_bytes",
     ),
     gauge("store_segments", "files of the log", lambda store: store.segments),
@@ -46,7 +45,6 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "store_flush_behind_bytes",
         "bytes of the log that are not synced yet",
         lambda store: store.max_commitlog_offset - store.durable_offset,
-        unit="bytes",
         rocketmq_name="rocketmq_storage_flush_behind_bytes",
     ),
     gauge("store_topics", "topics with a queue", lambda store: store.topics),
@@ -70,7 +68,6 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "store_unwritten_queue_bytes",
         "entries of queues that are only in memory",
         lambda store: store.unwritten_queue_bytes,
-        unit="bytes",
     ),
     counter("store_flushes", "syncs of the log", lambda store: store.flushes),
     counter(
@@ -88,13 +85,11 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "store_recovered_bytes",
         "bytes of the log that the start checked",
         lambda store: store.recovered_bytes,
-        unit="bytes",
     ),
     gauge(
         "store_cut_bytes",
         "bytes of a torn tail that the start cut off",
         lambda store: store.cut_bytes,
-        unit="bytes",
     ),
     gauge(
         "store_damaged",
@@ -114,19 +109,14 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "segments that retention removed",
         lambda store: store.deleted_segments,
     ),
-    counter("store_deleted_bytes", "their size", lambda store: store.deleted_bytes, unit="bytes"),
+    counter("store_deleted_bytes", "their size", lambda store: store.deleted_bytes),
     counter(
         "store_forcibly_deleted_segments",
         "of them, segments removed before their time",
         lambda store: store.forcibly_deleted_segments,
     ),
     counter("store_clock_jumps", "leaps of the wall clock", lambda store: store.clock_jumps),
-    gauge(
-        "store_mapped_bytes",
-        "size of the mapped segments",
-        lambda store: store.mapped_bytes,
-        unit="bytes",
-    ),
+    gauge("store_mapped_bytes", "size of the mapped segments", lambda store: store.mapped_bytes),
     gauge(
         "store_log_views",
         "answers that are being sent out of mapped segments",
@@ -136,6 +126,5 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "store_held_bytes",
         "removed segments whose room such answers keep",
         lambda store: store.held_bytes,
-        unit="bytes",
     ),
 )

@@ -209,12 +209,7 @@ FILTER_METRICS: Final[tuple[Measured[FilterStatus], ...]] = (
         labels=("state",),
     ),
     gauge("filter_pulls", "pulls under way", lambda one: one.pulls),
-    gauge(
-        "filter_pending_bytes",
-        "messages that wait for filters",
-        lambda one: one.pending_bytes,
-        unit="bytes",
-    ),
+    gauge("filter_pending_bytes", "messages that wait for filters", lambda one: one.pending_bytes),
     counter(
         "filter_matches_total", "messages that matched", lambda one: one.matched, unit="messages"
     ),

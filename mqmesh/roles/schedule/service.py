@@ -597,7 +597,6 @@ SCHEDULE_METRICS: Final[tuple[Measured[ScheduleStatus], ...]] = (
         "late_ms",
         "how long the first message that waits is due",
         lambda one: one.late_ms,
-        unit="ms",
         rocketmq_name="rocketmq_timer_dequeue_latency",
     ),
     gauge(

@@ -53,14 +53,12 @@ METRICS: Final[tuple[Measured[Supervised], ...]] = (
         "supervisor_uptime_ms",
         "since mqmesh up was started",
         lambda cluster: max(cluster.now_ms - cluster.record.started_ms, 0),
-        unit="ms",
     ),
     gauge("supervisor_children", "processes, by what they are", _by_state, labels=("state",)),
     gauge(
         "child_uptime_ms",
         "since a process was started; 0 while there is none",
         _lived_ms,
-        unit="ms",
         labels=("role", "name"),
     ),
     counter(

@@ -65,7 +65,6 @@ PULL_METRICS: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
         "cached_bytes",
         "about how many bytes these have, as stored",
         lambda engine: _by_topic(engine, lambda sink, _: sink.held()[1]),
-        unit="bytes",
         labels=("topic",),
         rocketmq_name="rocketmq_consumer_cached_bytes",
     ),
@@ -92,6 +91,5 @@ LISTENER_METRICS: Final[tuple[Measured[ConsumeService], ...]] = (
         "listener_time_ms_total",
         "time that workers were with listeners, all together, up to their last turns' ends",
         lambda service: service.busy_ns / 1_000_000,
-        unit="ms",
     ),
 )

@@ -517,7 +517,6 @@ SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
         "send_latency_ms",
         "from a send request to the broker's answer",
         lambda sender: sender.latency,
-        unit="ms",
         rocketmq_name="rocketmq_send_cost_time",
     ),
     gauge(
@@ -529,7 +528,6 @@ SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
         "send_buffer_bytes",
         "messages without an outcome, as buffer_memory_bytes counts them",
         lambda sender: sender.pending_bytes,
-        unit="bytes",
     ),
 )
 

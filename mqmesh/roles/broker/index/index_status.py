@@ -50,11 +50,8 @@ INDEX_PROCESS_METRICS: Final[tuple[Measured[IndexStatus], ...]] = (
         "index_lag_bytes",
         "how far the index is behind the log",
         lambda index: index.lag_bytes,
-        unit="bytes",
         rocketmq_name="rocketmq_storage_dispatch_behind_bytes",
     ),
-    gauge(
-        "index_lag_ms", "how far the index is behind the log", lambda index: index.lag_ms, unit="ms"
-    ),
+    gauge("index_lag_ms", "how far the index is behind the log", lambda index: index.lag_ms),
     counter("index_query_refusals_total", "queries that were refused", lambda index: index.refused),
 )

@@ -335,7 +335,6 @@ class PullingFeature(Feature):
             "get_bytes_total",
             "bytes that were handed out",
             lambda feature: feature._stats.total.get_bytes,
-            unit="bytes",
         ),
         gauge(
             "get_messages_per_s",
@@ -361,7 +360,6 @@ class PullingFeature(Feature):
             "group_get_bytes_total",
             "bytes handed out to a group",
             lambda feature: feature._by_group("stored_bytes"),
-            unit="bytes",
             labels=_GROUP_LABELS,
             rocketmq_name="rocketmq_throughput_out_total",
         ),

@@ -381,21 +381,18 @@ class ReplicationFeature(Feature):
             "ha_replica_lag_bytes",
             "what a follower has not written yet, one that is gone too",
             lambda feature: feature._lag_bytes(),
-            unit="bytes",
             labels=("replica",),
         ),
         gauge(
             "ha_replica_lag_ms",
             "since when a follower of an elected master lacks something",
             lambda feature: feature._lag_ms(),
-            unit="ms",
             labels=("replica",),
         ),
         gauge(
             "ha_replica_silent_ms",
             "since a follower was heard, one that is gone too",
             lambda feature: feature._silent_ms(),
-            unit="ms",
             labels=("replica",),
         ),
         gauge(
@@ -412,13 +409,11 @@ class ReplicationFeature(Feature):
             "ha_confirmed_lag_bytes",
             "of the log that may still be taken back, of a master that was elected",
             lambda feature: feature._unconfirmed(),
-            unit="bytes",
         ),
         histogram(
             "ha_ack_wait_ms",
             "how long sends waited for followers, or for the disk",
             lambda feature: feature._commit_point.waits_ms.read(),
-            unit="ms",
         ),
         counter(
             "ha_state_records_total",

@@ -304,7 +304,6 @@ class SendingFeature(Feature):
             "put_bytes_total",
             "their size in the log",
             lambda feature: feature._stats.total.put_bytes,
-            unit="bytes",
         ),
         counter(
             "put_duplicates_total",
@@ -366,7 +365,6 @@ class SendingFeature(Feature):
             "topic_put_bytes_total",
             "their size in the log",
             lambda feature: feature._by_topic(lambda topic: topic.put_bytes),
-            unit="bytes",
             labels=_TOPIC_LABELS,
             rocketmq_name="rocketmq_throughput_in_total",
         ),
@@ -374,7 +372,6 @@ class SendingFeature(Feature):
             "topic_message_size_bytes",
             "sizes of the messages stored",
             lambda feature: feature._by_topic(lambda topic: topic.sizes),
-            unit="bytes",
             labels=_TOPIC_LABELS,
             rocketmq_name="rocketmq_message_size",
         ),

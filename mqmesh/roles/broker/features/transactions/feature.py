@@ -526,7 +526,6 @@ class TransactionsFeature(Feature):
             "half_messages_oldest_ms",
             "how long the oldest half message has been waiting, unless it is parked",
             lambda feature: feature.oldest_ms(),
-            unit="ms",
         ),
         gauge(
             "half_messages_parked",
