@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "coordination",
         "sdk",
     },
+    "console": {"base", "protocol", "filtering", "security", "sdk", "aio", "roles"},
     "testing": {
         "base",
         "batch",
@@ -78,6 +79,7 @@ MAY_IMPORT = {
         "roles",
         "testing",
         "bench",
+        "console",
     },
     "spark": {"base", "batch", "storage", "sdk"},
 }
@@ -168,6 +170,10 @@ CONFINED = {
     "opentelemetry": "mqmesh.sdk.tracing.otel mqmesh.faststream.opentelemetry",
     "prometheus_client": "mqmesh.faststream.prometheus",
     "rich": "mqmesh.cli",
+    "starlette": "mqmesh.console",
+    "uvicorn": "mqmesh.console",
+    "jinja2": "mqmesh.console",
+    "markupsafe": "mqmesh.console",
     "pyspark": "mqmesh.spark",
     "pyarrow": "mqmesh.spark",
     "delta": "mqmesh.spark",

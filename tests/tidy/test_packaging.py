@@ -81,6 +81,9 @@ def test_a_wheel_owns_the_one_name_mqmesh_and_is_typed(project_root, modules, tm
         "pyspark_mqmesh.py",
     }
     assert "mqmesh/py.typed" in names
+    for folder in ("templates", "static"):  # what the console shows
+        of_console = (project_root / "mqmesh/console" / folder).rglob("*.*")
+        assert {one.relative_to(project_root).as_posix() for one in of_console} <= names
     expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
     assert expected <= names
     assert len(compiled(names)) == (1 if COMPILERS else 0)

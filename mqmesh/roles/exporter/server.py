@@ -65,7 +65,7 @@ class ExporterServer:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._tls = _tls_of(config)
+        self._tls = tls_context(config.tls_cert_file, config.tls_key_file)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
 
         def others() -> list[RoleEntry]:
@@ -278,12 +278,19 @@ class _Answering(BaseHTTPRequestHandler):
         _log.debug(format, *arguments)
 
 
-def _tls_of(config: ExporterConfig) -> ssl.SSLContext | None:
-    """Return the TLS context; None without a certificate."""
-    if not config.tls_cert_file:
+def tls_context(cert_file: str, key_file: str) -> ssl.SSLContext | None:
+    """Return the TLS context of a page; None without a certificate.
+
+    Args:
+        cert_file: Setting ``tls_cert_file``.
+        key_file: Setting ``tls_key_file``.
+
+    Raises:
+        ConfigError: A file cannot be used.
+    """
+    if not cert_file:
         return None
-    for name in ("tls_cert_file", "tls_key_file"):
-        path = getattr(config, name)
+    for name, path in (("tls_cert_file", cert_file), ("tls_key_file", key_file)):
         try:
             with open(path, "rb"):
                 pass  # ssl does not say which file it cannot read
@@ -293,10 +300,10 @@ def _tls_of(config: ExporterConfig) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # With no password a key that needs one is an error; ssl would ask the terminal for it.
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file, password="")
+        context.load_cert_chain(cert_file, key_file, password="")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"tls_cert_file {config.tls_cert_file} and tls_key_file {config.tls_key_file} are no "
+            f"tls_cert_file {cert_file} and tls_key_file {key_file} are no "
             f"certificate and its key, both PEM and the key without a passphrase: {error}"
         ) from error
     return context

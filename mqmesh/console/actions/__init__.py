@@ -1,0 +1,1 @@
+"""Actions of the console: a plan first, then the deed."""

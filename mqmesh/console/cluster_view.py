@@ -1,0 +1,243 @@
+"""State of a cluster in a few figures, computed once a look for all who look on. Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from mqmesh.message import is_system_topic
+from mqmesh.roles.exporter.alarm_board import RaisedAlarm
+from mqmesh.roles.exporter.alarm_rules import GROUP, LAG, MEMBERS, PROCESS, UP, Severity
+from mqmesh.roles.exporter.families import Families
+from mqmesh.roles.exporter.names import DELIVERIES, FAILURES
+from mqmesh.roles.exporter.rates import Rates
+
+MESSAGES_IN: Final = "rocketmq_messages_in_total"
+MESSAGES_OUT: Final = "rocketmq_messages_out_total"
+DISK_USED: Final = "mqmesh_store_disk_used_ratio"
+LAG_MS: Final = "rocketmq_consumer_lag_latency_milliseconds"
+
+TOP: Final = 10
+"""Topics and groups on the first page."""
+PENDING_MS: Final = 6_000
+"""A condition that lasts for so long is shown, though its alarm waits for longer."""
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    """One process.
+
+    Attributes:
+        role: ``broker``, ``namesrv``, …
+        name: Name of the instance, or its address.
+        is_up: It answered at the last look.
+    """
+
+    role: str
+    name: str
+    is_up: bool
+
+
+class AlarmView(msgspec.Struct, frozen=True):
+    """One alarm.
+
+    Attributes:
+        alarm: Name of the rule, as docs/alarms.md has it.
+        severity: ``warning`` or ``critical``.
+        summary: A sentence.
+        since_ms: Since when it is so, ms since 1970.
+        is_pending: It is so, though not for as long as the rule asks.
+        labels: Labels of its subject: ``consumer_group``, ``node_id``, …
+    """
+
+    alarm: str
+    severity: Severity
+    summary: str
+    since_ms: int
+    is_pending: bool
+    labels: dict[str, str]
+
+
+class TopicRate(msgspec.Struct, frozen=True):
+    """Rates of a topic, messages a second of the last 10 to 20 s.
+
+    Attributes:
+        topic: Name.
+        in_per_s: Messages stored.
+        out_per_s: Messages handed out, to all groups.
+    """
+
+    topic: str
+    in_per_s: float
+    out_per_s: float
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """Backlog of a consumer group.
+
+    Attributes:
+        group: Name.
+        lag: Messages that are not done.
+        lag_ms: Waiting time of the oldest of them.
+        members: Connected consumers.
+        failing: Share of deliveries in the last ten minutes whose listener failed, 0 to 1.
+    """
+
+    group: str
+    lag: int
+    lag_ms: int
+    members: int
+    failing: float
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster at one look.
+
+    Attributes:
+        at_ms: Wall clock; 0 before the first look.
+        took_ms: Duration of the look.
+        problem: Why nothing is known, or the figures are old; "" if all is well.
+        processes: All of them; those that do not answer first.
+        in_per_s: Messages stored a second, of all topics but those of the system.
+        out_per_s: Messages handed out a second.
+        backlog: Messages that groups have not done.
+        disk_used: Share of the fullest broker's disk that is used, 0 to 1.
+        disk_node: Name of that broker.
+        alarms: What is wrong, critical ones first, then the oldest.
+        topics: Number of topics with traffic since their brokers' start.
+        groups: Number of consumer groups.
+        top_topics: The ten with most traffic.
+        lagging_groups: The ten with the largest backlog.
+    """
+
+    at_ms: int = 0
+    took_ms: int = 0
+    problem: str = "the console has not looked at the cluster yet"
+    processes: list[ProcessView] = []
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    backlog: int = 0
+    disk_used: float = 0.0
+    disk_node: str = ""
+    alarms: list[AlarmView] = []
+    topics: int = 0
+    groups: int = 0
+    top_topics: list[TopicRate] = []
+    lagging_groups: list[GroupLag] = []
+
+    @property
+    def down(self) -> int:
+        """Number of processes that do not answer."""
+        return sum(not one.is_up for one in self.processes)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Figures of one look by topic and group.
+
+    Attributes:
+        in_per_s: Messages stored a second, by topic.
+        out_per_s: Messages handed out a second, by topic.
+        groups: Backlogs.
+        disks: Used share of the disk, by broker.
+    """
+
+    in_per_s: dict[str, float]
+    out_per_s: dict[str, float]
+    groups: list[GroupLag]
+    disks: dict[str, float]
+
+
+def figures_of(families: Families, rates: Rates, now_ms: int) -> Figures:
+    """Return the figures of a look.
+
+    Args:
+        families: All metrics.
+        rates: Rates of totals, which one round is ended of.
+        now_ms: Monotonic clock.
+    """
+    by_topic: list[dict[str, float]] = []
+    for name in (MESSAGES_IN, MESSAGES_OUT):
+        found: dict[str, float] = {}
+        # A master that comes back begins its totals anew, so each has a rate of its own.
+        for labels, total in families.sums(name, (*PROCESS, "topic")).items():
+            topic = labels[-1]
+            if not is_system_topic(topic):
+                rate = rates.rate((name, labels), total, now_ms)
+                found[topic] = found.get(topic, 0.0) + rate
+        by_topic.append(found)
+    rates.end_round()
+    disks = {node: used for (node,), used in families.sums(DISK_USED, ("node_id",)).items()}
+    in_per_s, out_per_s = by_topic
+    return Figures(in_per_s, out_per_s, list(_groups(families)), disks)
+
+
+def _groups(families: Families) -> Iterable[GroupLag]:
+    members = families.sums(MEMBERS, GROUP)
+    oldest: dict[str, float] = {}
+    for labels, waits_ms in families.sums(LAG_MS, ("node_id", *GROUP, "topic")).items():
+        oldest[labels[1]] = max(waits_ms, oldest.get(labels[1], 0.0))
+    failures, deliveries = families.sums(FAILURES, GROUP), families.sums(DELIVERIES, GROUP)
+    for key, lag in families.sums(LAG, GROUP).items():
+        failing = failures.get(key, 0.0) / max(deliveries.get(key, 0.0), 1.0)
+        (group,) = key
+        yield GroupLag(
+            group, int(lag), int(oldest.get(group, 0)), int(members.get(key, 0)), min(failing, 1.0)
+        )
+
+
+def cluster_view(
+    families: Families, figures: Figures, raised: Iterable[RaisedAlarm], at_ms: int, took_ms: int
+) -> ClusterView:
+    """Return the view of a look.
+
+    Args:
+        families: All metrics.
+        figures: What ``figures_of`` found in them.
+        raised: Alarms, those that are not due yet, too.
+        at_ms: Wall clock.
+        took_ms: Duration of the look.
+    """
+    ups = families.sums(UP, PROCESS).items()
+    processes = [ProcessView(role, name, bool(up)) for (role, name), up in sorted(ups)]
+    names = figures.in_per_s.keys() | figures.out_per_s.keys()
+    topics = [
+        TopicRate(name, figures.in_per_s.get(name, 0.0), figures.out_per_s.get(name, 0.0))
+        for name in sorted(names)
+    ]
+    disk_node = max(figures.disks, key=figures.disks.__getitem__, default="")
+    answers = any(one.is_up and one.role == "namesrv" for one in processes)
+    return ClusterView(
+        at_ms=at_ms,
+        took_ms=took_ms,
+        problem="" if answers else "no name server answers",
+        processes=sorted(processes, key=lambda one: one.is_up),
+        in_per_s=sum(figures.in_per_s.values()),
+        out_per_s=sum(figures.out_per_s.values()),
+        backlog=sum(one.lag for one in figures.groups),
+        disk_used=figures.disks.get(disk_node, 0.0),
+        disk_node=disk_node,
+        alarms=sorted(_alarms(raised, at_ms), key=_urgency),
+        topics=len(topics),
+        groups=len(figures.groups),
+        top_topics=sorted(topics, key=lambda one: -(one.in_per_s + one.out_per_s))[:TOP],
+        lagging_groups=sorted(
+            (one for one in figures.groups if one.lag or one.failing), key=lambda one: -one.lag
+        )[:TOP],
+    )
+
+
+def _alarms(raised: Iterable[RaisedAlarm], now_ms: int) -> Iterable[AlarmView]:
+    for one in raised:
+        alarm = one.alarm
+        if one.told_ms or now_ms - alarm.since_ms >= PENDING_MS:
+            yield AlarmView(
+                alarm.alarm,
+                alarm.severity,
+                alarm.summary,
+                alarm.since_ms,
+                not one.told_ms,
+                alarm.labels,
+            )
+
+
+def _urgency(alarm: AlarmView) -> tuple[bool, bool, int]:
+    return alarm.is_pending, alarm.severity != "critical", alarm.since_ms

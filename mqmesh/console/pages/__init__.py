@@ -1,0 +1,1 @@
+"""Pages of the console: a module a subject, whose ``ROUTES`` are found by their name."""

@@ -1,0 +1,212 @@
+"""Topics: all of them, and one with its queues and readers."""
+
+from typing import Literal
+
+import msgspec
+
+from mqmesh.aio import AdminClient, GroupAdmin
+from mqmesh.console.page import Name, TableArguments, TablePage, Visit, table_page
+from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from mqmesh.protocol.route import Perm, TopicConfig
+
+TopicKind = Literal["normal", "retry", "dead letters", "system"]
+
+
+class TopicsArguments(TableArguments, frozen=True, kw_only=True):
+    """Arguments of the list of topics.
+
+    Attributes:
+        kind: Only topics of this kind; ``all`` for all.
+    """
+
+    kind: Literal["normal", "retry", "dead letters", "system", "all"] = "normal"
+
+
+class TopicRow(msgspec.Struct, frozen=True):
+    """One topic.
+
+    Attributes:
+        topic: Name.
+        kind: ``normal``, ``retry`` and ``dead letters`` of a group, or ``system``.
+        queues: Write queues, of all brokers.
+        brokers: Broker groups that carry it.
+        perm: ``rw``, ``r``, ``w`` or ``-``; of brokers that differ, the least.
+        order: An ordered topic.
+        in_per_s: Messages stored a second; None where the console may not see it.
+        out_per_s: Messages handed out a second, the same.
+    """
+
+    topic: str
+    kind: TopicKind
+    queues: int
+    brokers: int
+    perm: str
+    order: bool
+    in_per_s: float | None
+    out_per_s: float | None
+
+
+class TopicArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of pages of one topic.
+
+    Attributes:
+        topic: Its name.
+    """
+
+    topic: Name
+
+
+class TopicQueue(msgspec.Struct, frozen=True):
+    """One queue.
+
+    Attributes:
+        broker_name: Broker group.
+        queue_id: From 0.
+        begin: Offset of the first message.
+        end: Offset behind the last.
+        messages: Number of messages.
+        first_ms: Store time of the first, ms since 1970; 0 for none.
+        last_ms: Store time of the last.
+        unread: Messages that the group which lacks most has not done.
+    """
+
+    broker_name: str
+    queue_id: int
+    begin: int
+    end: int
+    messages: int
+    first_ms: int
+    last_ms: int
+    unread: int
+
+
+class BrokerTopic(msgspec.Struct, frozen=True):
+    """Settings of a topic at one broker group.
+
+    Attributes:
+        broker_name: Broker group.
+        read_queues: Queues that consumers are given.
+        write_queues: Queues that producers are given.
+        perm: ``rw``, ``r``, ``w`` or ``-``.
+        order: An ordered topic.
+    """
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: str
+    order: bool
+
+
+class TopicDetails(msgspec.Struct, frozen=True):
+    """One topic.
+
+    Attributes:
+        topic: Name.
+        kind: As of ``TopicRow``.
+        in_per_s, out_per_s: As of ``TopicRow``.
+        messages: In all queues.
+        first_ms: Store time of the first message, ms since 1970; 0 for none.
+        last_ms: Store time of the last one.
+        settings: By broker group.
+        queues: By broker group and number.
+        groups: Consumer groups that read it.
+    """
+
+    topic: str
+    kind: TopicKind
+    in_per_s: float | None
+    out_per_s: float | None
+    messages: int
+    first_ms: int
+    last_ms: int
+    settings: list[BrokerTopic]
+    queues: list[TopicQueue]
+    groups: list[str]
+
+
+def perm_text(perm: int) -> str:
+    """Return permissions as ``rw``, ``r``, ``w`` or ``-``."""
+    return ("r" if perm & Perm.READ else "") + ("w" if perm & Perm.WRITE else "") or "-"
+
+
+def kind_of(topic: str) -> TopicKind:
+    """Return the kind of a topic by its name."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dead letters"
+    return "system" if is_system_topic(topic) else "normal"
+
+
+async def topics(visit: Visit, asked: TopicsArguments) -> TablePage[TopicRow]:
+    """Return one page of the topics."""
+    async with visit.client(AdminClient) as admin:
+        by_broker = await admin.topic_configs()
+    configs: dict[str, list[TopicConfig]] = {}
+    for found in by_broker.values():
+        for one in found:
+            configs.setdefault(one.topic, []).append(one)
+    rows = (_row(visit, topic, found) for topic, found in configs.items())
+    kept = (row for row in rows if asked.kind in ("all", row.kind))
+    return table_page(kept, asked, ("topic",), sort="topic")
+
+
+def _row(visit: Visit, topic: str, configs: list[TopicConfig]) -> TopicRow:
+    perm = Perm.READ_WRITE.value
+    for one in configs:
+        perm &= one.perm
+    return TopicRow(
+        topic,
+        kind_of(topic),
+        sum(one.write_queue_nums for one in configs),
+        len(configs),
+        perm_text(perm),
+        any(one.order for one in configs),
+        *_rates(visit, topic),
+    )
+
+
+def _rates(visit: Visit, topic: str) -> tuple[float | None, float | None]:
+    figures = visit.figures
+    if figures is None:
+        return None, None
+    return figures.in_per_s.get(topic, 0.0), figures.out_per_s.get(topic, 0.0)
+
+
+async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
+    """Return one topic."""
+    async with visit.client(GroupAdmin) as admin:
+        configs = await admin.topic_configs(asked.topic)
+        stats = await admin.topic_stats(asked.topic)
+        groups = await admin.topic_consumers(asked.topic)
+    queues = [
+        TopicQueue(
+            name,
+            one.queue_id,
+            one.min_queue_offset,
+            one.max_queue_offset,
+            one.max_queue_offset - one.min_queue_offset,
+            one.first_timestamp,
+            one.last_update_timestamp,
+            one.unread_messages,
+        )
+        for name, of_broker in sorted(stats.items())
+        for one in of_broker.queues
+    ]
+    return TopicDetails(
+        asked.topic,
+        kind_of(asked.topic),
+        *_rates(visit, asked.topic),
+        sum(one.messages for one in queues),
+        min((one.first_ms for one in queues if one.first_ms), default=0),
+        max((one.last_ms for one in queues), default=0),
+        [
+            BrokerTopic(
+                name, one.read_queue_nums, one.write_queue_nums, perm_text(one.perm), one.order
+            )
+            for name, (one,) in sorted(configs.items())
+        ],
+        queues,
+        groups,
+    )

@@ -1,0 +1,155 @@
+"""Sampler: looks at a cluster again and again in a thread of its own, once for all who look on."""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.console.cluster_view import ClusterView, Figures, cluster_view, figures_of
+from mqmesh.console.config import ClusterSource
+from mqmesh.console.series import SeriesBook, SeriesKey
+from mqmesh.errors import MQMeshError
+from mqmesh.roles.exporter.alarm_board import AlarmBoard
+from mqmesh.roles.exporter.collector import Collector
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.monitor_config import RuleChange
+from mqmesh.roles.exporter.rates import Rates
+from mqmesh.roles.exporter.run_files import processes_beside
+
+IDLE_S: Final = 15.0
+"""From one look to the next while nobody looks on."""
+WATCHED_S: Final = 20.0
+"""Somebody who asked so long ago counts as one who looks on."""
+SHARE: Final = 0.1
+"""Largest share of the time that looks take: a large cluster is looked at less often."""
+TIMEOUT_MS: Final = 1_000
+AT_ONCE: Final = 8
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterSampler:
+    """Sampler of one cluster.
+
+    Args:
+        source: The cluster.
+        rules: Alarms that differ from their defaults.
+        refresh_ms: From one look to the next while somebody looks on.
+        clock: Source of time.
+        collector: Asks the cluster; of the source by default.
+
+    Attributes:
+        view: The last look.
+        figures: Its figures by topic and group; None before the first look.
+        series: Histories for charts.
+
+    Raises:
+        ConfigError: The file of credentials cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: ClusterSource,
+        rules: list[RuleChange],
+        refresh_ms: int,
+        clock: Clock,
+        collector: Collector | None = None,
+    ) -> None:
+        self.view = ClusterView()
+        self.figures: Figures | None = None
+        self.series = SeriesBook()
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="look")
+        self._collector = collector or Collector(
+            ExporterConfig(
+                namesrv_addr=source.namesrv_addr,
+                credentials=source.credentials,
+                server_keys=source.server_keys,
+                timeout_ms=TIMEOUT_MS,
+                rocketmq4_names=False,
+            ),
+            clock,
+            lambda: processes_beside(source.data_dir),
+            self._pool.map,
+        )
+        self._board = AlarmBoard(rules)
+        self._rates = Rates()
+        self._refresh_s = refresh_ms / 1_000
+        self._clock = clock
+        self._watched_ms = -int(WATCHED_S * 1_000)
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, once the look that is under way has ended."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown()
+        self._collector.close()
+
+    def watch(self) -> None:
+        """Notes that somebody looks on; who comes after a while has a fresh look soon."""
+        was_idle = not self._is_watched()
+        self._watched_ms = self._clock.monotonic_ms()
+        if was_idle:
+            with self._wake:
+                self._wake.notify()
+
+    def look(self) -> None:
+        """Looks once, and keeps what it saw."""
+        began_ms = self._clock.monotonic_ms()
+        families = self._collector.collect()
+        at_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
+        self._board.judge(families, at_ms)
+        figures = figures_of(families, self._rates, now_ms)
+        raised = self._board.state.known.values()
+        self.figures = figures
+        self.view = cluster_view(families, figures, raised, at_ms, now_ms - began_ms)
+        if not self.view.problem:
+            self.series.note(at_ms, series_values(self.view, figures))
+
+    def _is_watched(self) -> bool:
+        return self._clock.monotonic_ms() - self._watched_ms < WATCHED_S * 1_000
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+            except MQMeshError as error:
+                self.view = msgspec.structs.replace(self.view, problem=str(error))
+            except Exception:
+                _log.exception("a look failed; the next one follows")
+                self.view = msgspec.structs.replace(self.view, problem="the console's look failed")
+            pause_s = max(self._refresh_s, self.view.took_ms / 1_000 / SHARE)
+            with self._wake:
+                if not self._stopping:
+                    self._wake.wait(pause_s if self._is_watched() else max(pause_s, IDLE_S))
+                if self._stopping:
+                    return
+
+
+def series_values(view: ClusterView, figures: Figures) -> dict[SeriesKey, float]:
+    """Return the value of each series at a look; names are the exporter's, counters are rates."""
+    values: dict[SeriesKey, float] = {
+        ("rocketmq_messages_in_total",): view.in_per_s,
+        ("rocketmq_messages_out_total",): view.out_per_s,
+        ("rocketmq_consumer_lag_messages",): view.backlog,
+    }
+    for node, used in figures.disks.items():
+        values["mqmesh_store_disk_used_ratio", node] = used
+    for group in figures.groups:
+        values["rocketmq_consumer_lag_messages", group.group] = group.lag
+    for name, rates in (("in", figures.in_per_s), ("out", figures.out_per_s)):
+        for topic, rate in rates.items():
+            values[f"rocketmq_messages_{name}_total", topic] = rate
+    return values

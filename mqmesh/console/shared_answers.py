@@ -1,0 +1,50 @@
+"""Answers that many tabs share: the same question within a short time is asked once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+
+MAX_ANSWERS: Final = 256
+"""Answers that are kept; further ones are not shared."""
+
+
+class _Answer(msgspec.Struct):
+    asked: asyncio.Future[Any]
+    until_ms: int
+
+
+class SharedAnswers:
+    """Answers by question; of one event loop.
+
+    Args:
+        clock: Source of time.
+        keep_ms: How long an answer counts as fresh, from the question on.
+    """
+
+    def __init__(self, clock: Clock, keep_ms: int) -> None:
+        self._clock = clock
+        self._keep_ms = keep_ms
+        self._answers: dict[Hashable, _Answer] = {}
+
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return a fresh answer, or ask; who comes meanwhile waits for the same answer.
+
+        Args:
+            key: Question and asker.
+            ask: Asks it.
+        """
+        now_ms = self._clock.monotonic_ms()
+        known = self._answers.get(key)
+        if known is None or known.until_ms <= now_ms:
+            old = [one for one, answer in self._answers.items() if answer.until_ms <= now_ms]
+            for one in old:
+                del self._answers[one]
+            known = _Answer(asyncio.ensure_future(ask()), now_ms + self._keep_ms)
+            if len(self._answers) < MAX_ANSWERS:
+                self._answers[key] = known
+        # One tab that is closed must not take the answer from the others.
+        return await asyncio.shield(known.asked)
