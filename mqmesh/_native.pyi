@@ -3,8 +3,8 @@ from typing import Any
 
 from mqmesh.batch.payload import Buffer
 from mqmesh.message import BatchInfo, Message, StoredMessage
-from mqmesh.sdk.producer.lanes import TopicLanes
-from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
+from mqmesh.sdk.producer.lanes import PendingBatch, TopicLanes
+from mqmesh.sdk.producer.send_result import SendFuture
 
 _FieldLimits = tuple[int, int, int, int, int, int, int]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
+from mqmesh.sdk.producer.lanes import PendingBatch
+from mqmesh.sdk.producer.send_result import SendFuture
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None) -> None:

@@ -44,7 +44,7 @@ class OutgoingRequest(msgspec.Struct, frozen=True, eq=False):
         parts: Its body.
         header: Its header.
         timeout_ms: Longest wait for its answer.
-        on_answer: Judges the answer, or why there is none; called exactly once.
+        on_answer: Takes the answer, or why there is none; called exactly once.
     """
 
     code: int
@@ -97,13 +97,13 @@ class Turns:
 class RequestOutbox:
     """Send queue: requests leave as soon as they may; each is answered exactly once.
 
-    It holds no more than ``max_in_flight`` requests a broker; what waits is the mail's, with a
+    It holds no more than ``max_in_flight`` requests a broker; what waits is the source's, with a
     limit of its own, and so are the deadlines. Methods are for the client loop, unless they say
     otherwise.
 
     Args:
         network: The client's engine.
-        mail: Makes the requests and judges the answers.
+        source: Makes the requests and judges the answers.
         max_in_flight: Requests in flight a broker. More would not be faster: what waits
             meanwhile makes the next request larger.
         turns: Notes pumps, planned and under way.
@@ -112,12 +112,12 @@ class RequestOutbox:
     def __init__(
         self,
         network: ClientEngine,
-        mail: RequestSource,
+        source: RequestSource,
         max_in_flight: int,
         turns: Turns | None = None,
     ) -> None:
         self._network = network
-        self._mail = mail
+        self._source = source
         self._max_in_flight = max_in_flight
         self._turns = turns or Turns()
         self._in_flight: dict[str, int] = {}
@@ -159,6 +159,20 @@ class RequestOutbox:
         self._posted.append(event)
         self._network.post(self._take_posted)
 
+    def take_elsewhere(self, request: OutgoingRequest, answer: Command | MQMeshError) -> None:
+        """Takes the answer of a request that did not go through this queue; from any thread.
+
+        Raises:
+            ClientClosed: As ``post``.
+        """
+        effects = request.on_answer(answer)
+        if effects is None:
+            return
+        if effects.told is not None:
+            effects.told()
+        for _, event in effects.later:
+            self.post(event)
+
     def close(self, error: MQMeshError) -> None:
         """End with the client loop: nothing is sent any more, and nothing is left open.
 
@@ -166,7 +180,7 @@ class RequestOutbox:
             error: The answer to what is at brokers. What was to come later comes now.
         """
         flying, self._flying = self._flying, {}
-        events: deque[Event] = deque(partial(letter.on_answer, error) for letter in flying)
+        events: deque[Event] = deque(partial(request.on_answer, error) for request in flying)
         events += [*self._posted, *self._planned.values()]
         self._posted.clear()
         self._planned.clear()
@@ -186,7 +200,7 @@ class RequestOutbox:
             # vain, whereas the other way round something could be overlooked.
             self._absent = set()
             if not self._network.closed:
-                for broker_name in self._mail.brokers():
+                for broker_name in self._source.brokers():
                     self._send_to(broker_name)
         finally:
             self._turns.end()
@@ -196,28 +210,28 @@ class RequestOutbox:
             self._wait_for(broker_name)
             return
         while self.has_room(broker_name):
-            letter = self._mail.take(broker_name)
-            if letter is None:
+            request = self._source.take(broker_name)
+            if request is None:
                 break
             self._in_flight[broker_name] = self._in_flight.get(broker_name, 0) + 1
-            self._flying[letter] = None
+            self._flying[request] = None
             self._network.request(
                 broker_name,
-                letter.code,
-                partial(self._answered, broker_name, letter),
-                *letter.parts,
-                header=letter.header,
-                timeout_ms=letter.timeout_ms,
+                request.code,
+                partial(self._answered, broker_name, request),
+                *request.parts,
+                header=request.header,
+                timeout_ms=request.timeout_ms,
             )
 
     def _answered(
-        self, broker_name: str, letter: OutgoingRequest, answer: Command | MQMeshError
+        self, broker_name: str, request: OutgoingRequest, answer: Command | MQMeshError
     ) -> None:
-        if letter not in self._flying:
+        if request not in self._flying:
             return  # closing has answered it
-        del self._flying[letter]
+        del self._flying[request]
         self._in_flight[broker_name] -= 1
-        self._carry_out(letter.on_answer(answer))
+        self._carry_out(request.on_answer(answer))
 
     # ---- Events and effects --------------------------------------------------------------
 
@@ -256,7 +270,7 @@ class RequestOutbox:
     # ---- Brokers without a connection ----------------------------------------------------
 
     def _wait_for(self, broker_name: str) -> None:
-        # What is to be sent waits with the mail, not in a request: there it grows, may still
+        # What is to be sent waits at the source, not in a request: there it grows, may still
         # go to another broker, and ends by its own deadline.
         self._absent.add(broker_name)
         if not self._watching:
@@ -270,8 +284,8 @@ class RequestOutbox:
     def _watch(self) -> None:
         self._watching = False
         try:
-            for broker_name in self._mail.brokers():
+            for broker_name in self._source.brokers():
                 if not self._network.brokers.is_connected(broker_name):
-                    self._carry_out(self._mail.without(broker_name))
+                    self._carry_out(self._source.without(broker_name))
         finally:
             self._pump()  # watches on, if need be

@@ -17,8 +17,9 @@ from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.hooks import HookCalls
+from mqmesh.sdk.producer.lanes import PendingBatch
 from mqmesh.sdk.producer.send_buffer import AT_TIMES
-from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks, tell_trace
+from mqmesh.sdk.producer.send_result import tell_hooks, tell_trace
 from mqmesh.sdk.tracing.message_trace import MessageTrace, facts_of
 from mqmesh.sdk.tracing.trace_records import TraceMessageType
 
@@ -127,9 +128,8 @@ class BatchCodec:
     def _call_hooks(self, hooks: HookCalls, batch: PendingBatch, now_ms: int) -> None:
         context = hooks.before_send(batch.messages, batch.queue, now_ms, is_half=self.is_half)
         batch.messages = context.messages.copy()
-        done = partial(tell_hooks, hooks, context)
-        with batch.waits.lock:
-            batch.callbacks.insert(0, (done, SendFuture(batch, 0)))
+        with batch.lock:
+            batch.callbacks.insert(0, partial(tell_hooks, hooks, context, batch))
 
     def _begin_trace(self, trace: MessageTrace, batch: PendingBatch, payload: Payload) -> None:
         first_id = batch.producer_id, batch.first_sequence
@@ -144,9 +144,8 @@ class BatchCodec:
         kind = TraceMessageType.DELAY if batch.delay else TraceMessageType.NORMAL
         if self.is_half:
             kind = TraceMessageType.HALF
-        done = partial(tell_trace, trace, facts, kind)
-        with batch.waits.lock:
-            batch.callbacks.append((done, SendFuture(batch, 0)))
+        with batch.lock:
+            batch.callbacks.append(partial(tell_trace, trace, facts, kind, batch))
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)

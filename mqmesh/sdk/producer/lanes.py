@@ -1,18 +1,139 @@
-"""Lanes: batches of each message queue, and the order of queues. Guarded by the table's lock."""
+"""Lanes: batches of each message queue, and the order of queues. Guarded by the buffer's lock."""
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from mqmesh.batch.payload import Payload
+from mqmesh.errors import MQMeshError, RequestTimeout
+from mqmesh.failure_text import error_to_log
 from mqmesh.message import Message, MessageQueue
-from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.transport.interface import Flag, Transport
 
 LANES_LOOKED_AT: Final = 8
 """Most queues looked at for an idle one."""
+GRACE_MS: Final = 1_000
+"""Time after its deadline that an outcome may come, on a machine that is stuck."""
+
+_log = logging.getLogger(__name__)
+
+
+class PendingBatch(msgspec.Struct, eq=False):
+    """Messages that travel together, from the call of send to their outcome.
+
+    Attributes:
+        lock: Its producer's: guards messages until their batch is taken for sending, and outcomes
+            with those who wait for them.
+        transport: Its producer's: makes something to wait for, and has the clock of deadlines.
+        queue: Queue it goes to.
+        deadline_ms: Deadline of its youngest message; the latest possible while it is open.
+        bound: It must go to this queue and no other.
+        explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
+        retries: Times it may be sent again.
+        wait_store: It wants to be on disk and at the slave, as the broker's mode says.
+        size: Memory charged for its messages, in bytes.
+        payload: Its messages encoded, as soon as none is added any more.
+        delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
+        due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
+        lane: Lane where it is in flight, None while it is in no request and waits for no retry.
+        attempts: Number of sends that count.
+        producer_id, first_sequence: Of its first message; -1 for none yet.
+        born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
+            that the same ids never stand for different bytes in one queue.
+        encoded: All of it, as it goes to ``queue``.
+        cause: Why it had to be sent again last.
+        doubt: The error that left it unknown whether a broker has stored the batch.
+        accepted: Outcome of a broker that has it, though not as safely as it should be.
+        holders: Brokers that may have stored it.
+        stays_until_ms: Monotonic time before which it is repeated at its broker group only.
+        outcome, error: Result of the batch; one of them when it is done.
+        event: Set when it is done, if somebody waits.
+        callbacks: To be called then.
+    """
+
+    lock: threading.Lock
+    transport: Transport
+    queue: MessageQueue
+    deadline_ms: int
+    bound: bool
+    explicit_count: int
+    retries: int
+    wait_store: bool
+    messages: list[Message] = []
+    size: int = 0
+    payload: Payload | None = None
+    delay: int = 0
+    due_times: bytes = b""
+    lane: "Lane | None" = None
+    attempts: int = 0
+    producer_id: int = 0
+    first_sequence: int = -1
+    born_timestamp: int = 0
+    encoded: tuple[bytes, ...] | None = None
+    cause: MQMeshError | None = None
+    doubt: MQMeshError | None = None
+    accepted: tuple[MessageQueue, BatchOutcome] | None = None
+    holders: frozenset[str] = frozenset()
+    stays_until_ms: int = 0
+    outcome: BatchOutcome | None = None
+    error: MQMeshError | None = None
+    event: Flag | None = None
+    callbacks: list[Callable[[], object]] = []
+
+    @property
+    def message_count(self) -> int:
+        """Number of its messages, until its outcome is reported."""
+        return self.explicit_count or len(self.messages)
+
+    @property
+    def done(self) -> bool:
+        """True once there is an outcome or an error."""
+        return self.outcome is not None or self.error is not None
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits until it is done; None for as long as its send can take.
+
+        Raises:
+            RequestTimeout: It is not done in time.
+        """
+        with self.lock:
+            if self.done:
+                return
+            event = self.event = self.event or self.transport.flag()
+        if timeout_s is None:
+            # Also for waits in a callback, where no outcome comes.
+            left_ms = self.deadline_ms + GRACE_MS - self.transport.clock.monotonic_ms()
+            timeout_s = max(left_ms, 0) / 1_000
+        if not event.wait(timeout_s):
+            raise RequestTimeout(
+                f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored "
+                "is unknown"
+            )
+
+    def tell(self) -> None:
+        """Wakes and calls everybody who waits for the outcome, without the lock."""
+        # Programs may hold futures for long; what was sent need not stay with them.
+        self.messages, self.payload, self.encoded = [], None, None
+        if self.event is not None:
+            self.event.set()
+        if not self.callbacks:
+            return
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except BaseException:
+                # Whatever it is, SystemExit too, the others must be called.
+                _log.error("a callback of a send failed", exc_info=error_to_log())
 
 
 class PlainOpenBatch:
-    """The open batch of a lane: what may join it. Guarded by the table's lock.
+    """The open batch of a lane: what may join it. Guarded by the buffer's lock.
 
     Args:
         pending: The batch that it is to be.
@@ -55,7 +176,7 @@ class PlainOpenBatch:
 
 
 class Lane:
-    """Batches that wait for one message queue; guarded by the table's lock.
+    """Batches that wait for one message queue; guarded by the buffer's lock.
 
     Attributes:
         open: The batch that takes further messages.
@@ -63,10 +184,9 @@ class Lane:
         returned: Batches before those, to be sent again; in the order of their first tries.
         in_flight: Batches of the queue that are at the broker, or wait for their next try.
         listed: The lane stands among those that something can be taken from.
-        claimant: The batch that goes past the buffer just now.
     """
 
-    __slots__ = ("claimant", "closed", "in_flight", "listed", "open", "queue", "returned")
+    __slots__ = ("closed", "in_flight", "listed", "open", "queue", "returned")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
@@ -75,7 +195,6 @@ class Lane:
         self.returned: deque[PendingBatch] = deque()
         self.in_flight = 0
         self.listed = False
-        self.claimant: PendingBatch | None = None
 
     @property
     def waits(self) -> bool:

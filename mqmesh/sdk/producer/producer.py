@@ -22,14 +22,14 @@ from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.direct_channels import DirectChannels
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.sdk.producer.batch_codec import BatchCodec
-from mqmesh.sdk.producer.direct_path import DirectLink, DirectPath
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.lanes import GRACE_MS, Lane, TopicLanes
 from mqmesh.sdk.producer.pace import GIVE_WAY_BATCH_BYTES, SendPace
 from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
@@ -38,10 +38,10 @@ from mqmesh.sdk.producer.replies import ReplyFuture, ReplySender, make_reply, ti
 from mqmesh.sdk.producer.requests import REQUEST_METRICS, OnReply, RequestFuture, Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import (
-    GRACE_MS,
     OnDone,
     SendFuture,
     SendResult,
+    make_result,
     tell_hooks,
 )
 from mqmesh.sdk.producer.sender import SEND_METRICS, Sender
@@ -150,20 +150,12 @@ class Producer:
         )
         self._join = self._buffer.join
         self._routes = PublishRoutes(
-            self._engine, self._buffer.lanes, avoid_slow=one.send_latency_fault_enable
+            self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
         )
+        self._direct = DirectChannels(self._engine, one.busy_poll_us)
         self._sender = Sender(
-            self._engine,
-            self._buffer,
-            self._codec,
-            self._routes,
-            self._pace,
-            max_in_flight=one.max_requests_in_flight,
-            patience_ms=one.failover_patience_ms,
-            retry_not_stored=one.retry_another_broker_when_not_store_ok,
+            self._engine, self._buffer, self._codec, self._routes, self._pace, one, self._direct
         )
-        link = DirectLink(self._engine, self._codec, one.busy_poll_us)
-        self._direct = DirectPath(self._engine, self._buffer.lanes, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
         self._replies = ReplySender(self._engine, one.max_pending_requests)
         self._metrics = MetricBoard()
@@ -299,13 +291,15 @@ class Producer:
         if lane is None:
             lane = self._routes.next_lane(topic)
         retries = self.options.retry_times_when_send_failed
-        batch = self._direct.send(
-            lane, message, deadline_ms, bound=bound, retries=retries, wait_store=wait_store
-        )
-        if batch is not None:
+        batch = self._sender.send_lone(lane, message, deadline_ms, retries, bound, wait_store)
+        if batch is None:
+            future = self._append(
+                lane, None, message, deadline_ms, None, retries, bound, wait_store
+            )
+        elif batch.outcome is not None:
+            return make_result(batch, 0)
+        else:
             future = SendFuture(batch, 0)
-            return future.result() if batch.outcome else self._await(future, deadline_ms)
-        future = self._append(lane, None, message, deadline_ms, None, retries, bound, wait_store)
         return self._await(future, deadline_ms)
 
     def send_async(
@@ -699,7 +693,7 @@ class Producer:
         context = hooks.before_send(messages, queue, self._engine.loop.clock.wall_ms())
 
         def done(sent: SendFuture) -> None:
-            tell_hooks(hooks, context, sent)
+            tell_hooks(hooks, context, sent.batch)
             if on_done is not None:
                 on_done(sent)
 

@@ -17,9 +17,9 @@ from mqmesh.message import AUTO_CREATE_TOPIC, TRACE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.route_cache import why_not_writable
-from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.producer.queue_selector import QueueSelector, queue_index
+from mqmesh.sdk.producer.send_buffer import SendBuffer
 
 POLL_MS = 50
 """Interval of looks for a route that is not there yet."""
@@ -76,18 +76,18 @@ class PublishRoutes:
 
     Args:
         engine: The client's engine.
-        table: Holds the lanes.
+        buffer: Holds the lanes.
         avoid_slow: Keep away from brokers that were slow or failed, for a while.
 
     Attributes:
         topics: Lanes of the topics that were sent to before; read it, never change it.
     """
 
-    def __init__(self, engine: ClientEngine, table: LaneTable, *, avoid_slow: bool) -> None:
+    def __init__(self, engine: ClientEngine, buffer: SendBuffer, *, avoid_slow: bool) -> None:
         self._engine = engine
-        self._table = table
+        self._buffer = buffer
         self._faults = FaultTable() if avoid_slow else None
-        self.topics = table.topics
+        self.topics = buffer.topics
         self._lock = ranked_lock(LockRank.ROUTES)
 
     def known(self, topic: str) -> TopicLanes | None:
@@ -112,7 +112,7 @@ class PublishRoutes:
             if lanes is None:
                 # The routes may have changed since; then nobody has notified us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
-                lanes = self._table.topic_lanes(
+                lanes = self._buffer.topic_lanes(
                     queues, self._engine.transport.random.getrandbits(16), self._avoided
                 )
                 self.topics[topic] = lanes
@@ -190,7 +190,7 @@ class PublishRoutes:
                 old = self.topics[topic]
                 # A topic without any queue left keeps the old ones: its broker may be restarting.
                 if queues and queues != old.queues:
-                    lanes = self._table.topic_lanes(queues, old.index, self._avoided)
+                    lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
                     self.topics[topic] = lanes
 
     def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
@@ -204,11 +204,11 @@ class PublishRoutes:
             self._faults.on_failed(broker_name, now_ms)
 
     def _next(self, topic: TopicLanes, avoid: frozenset[str]) -> Lane:
-        with self._table.lock:
+        with self._buffer.lock:
             return next_lane(topic, avoid)
 
     def _avoided(self, topic: TopicLanes) -> frozenset[str]:
-        # Called with the table locked; takes no lock.
+        # Called with the buffer locked; takes no lock.
         if len(topic.brokers) == 1:
             return _NONE
         away = self._away(topic)

@@ -1,27 +1,32 @@
-"""Messages on their way out join batches here, as long as there is room for them.
+"""Messages on their way out: they join batches here, and leave from the lanes of their queues.
 
-While batches of a queue are in flight, what comes next for it gathers in the
-next batch; so batches grow with the load by themselves and cost no waiting.
+While batches of a queue are in flight, what comes next for it gathers in the next batch; so batches
+grow with the load by themselves and cost no waiting. A queue is in one request at a time, so a
+retry can never be overtaken by what was sent after it.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.batch.payload import Payload
-from mqmesh.errors import QueueFull
-from mqmesh.message import Message
+from mqmesh.errors import ClientClosed, MQMeshError, QueueFull
+from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.admission import (
     MESSAGE_OVERHEAD_BYTES,
     STRING_OVERHEAD_BYTES,
     make_admission,
 )
-from mqmesh.sdk.producer.lane_table import LaneTable, closed_error
-from mqmesh.sdk.producer.lanes import Lane, PlainOpenBatch, TopicLanes, next_lane
+from mqmesh.sdk.producer.lanes import Lane, PendingBatch, PlainOpenBatch, TopicLanes, next_lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
-from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture, Waits
+from mqmesh.sdk.producer.send_result import OnDone, SendFuture
 from mqmesh.transport.interface import Transport
 
+BATCHES_A_FLIGHT: Final = 4
+"""Most batches of one queue in a request; brokers recognise more than these as repeated."""
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
 AT_TIMES: Final = -1
@@ -29,7 +34,7 @@ AT_TIMES: Final = -1
 
 
 class SendBuffer:
-    """Buffer of a producer's messages, and its capacity. Thread-safe.
+    """Buffer of a producer's messages: its capacity, and its lanes. Thread-safe.
 
     Args:
         options: The producer's: its room, and what batches may grow to. A message is let in while
@@ -38,24 +43,30 @@ class SendBuffer:
         give_way: See ``SendPace.give_way``.
 
     Attributes:
-        lanes: Table of waiting messages; its lock guards the room, too, and the batches' outcomes.
+        lock: Guards the lanes and everything in them, the room, and the batches' outcomes.
+        topics: Lanes of the topics that were sent to before.
+        closed: After ``close``.
         join: See ``PlainAdmission.join``.
     """
 
     def __init__(
         self, options: ProducerOptions, transport: Transport, give_way: Callable[[int], None]
     ) -> None:
-        loop = transport.loop
-        self.lanes = LaneTable(transport)
-        self.lock = self.lanes.lock
+        self.lock = ranked_lock(LockRank.LANES)
+        self.topics: dict[str, TopicLanes] = {}
+        self.closed = False
+        self._transport = transport
+        self._loop = transport.loop
         self._room = transport.condition(self.lock)
+        self._room_wanted = 0
         self._max_bytes = options.buffer_memory_bytes
         self._usual_retries = options.retry_times_when_send_async_failed
         self._max_batch_bytes = options.batch_size_bytes
         self._max_batch_messages = options.batch_messages
-        self._loop = loop
+        self._lanes: dict[MessageQueue, Lane] = {}
+        self._ready: dict[str, deque[Lane]] = {}
         self._admission = make_admission(
-            self.lanes.topics, self.lock, loop.clock.monotonic_ns, give_way, options
+            self.topics, self.lock, self._loop.clock.monotonic_ns, give_way, options
         )
         self.join = self._admission.join
 
@@ -63,6 +74,17 @@ class SendBuffer:
     def pending_bytes(self) -> int:
         """Bytes of all messages without an outcome."""
         return self._admission.bytes
+
+    def topic_lanes(
+        self,
+        queues: tuple[MessageQueue, ...],
+        start: int,
+        avoid: Callable[[TopicLanes], frozenset[str]],
+    ) -> TopicLanes:
+        """Return the lanes of some queues; arguments as of ``TopicLanes``."""
+        with self.lock:
+            lanes = tuple(self._lanes.setdefault(queue, Lane(queue)) for queue in queues)
+        return TopicLanes(queues, lanes, start, avoid)
 
     # ---- In ----------------------------------------------------------------------------
 
@@ -99,7 +121,7 @@ class SendBuffer:
             ClientClosed: After ``close``.
         """
         with self.lock:
-            if self._admission.bytes >= self._max_bytes or self.lanes.closed:
+            if self._admission.bytes >= self._max_bytes or self.closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 assert topic is not None
@@ -127,7 +149,7 @@ class SendBuffer:
             if bound:
                 batch.bound = True
             if on_done is not None:
-                batch.pending.callbacks.append((on_done, future))
+                batch.pending.callbacks.append(partial(on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
                 lane.close_open()
         return future, lane
@@ -158,12 +180,13 @@ class SendBuffer:
         size = len(payload.data)
         bound = lane is not None
         with self.lock:
-            if self._admission.bytes >= self._max_bytes or self.lanes.closed:
+            if self._admission.bytes >= self._max_bytes or self.closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
             batch = PendingBatch(
-                self.lanes.waits,
+                self.lock,
+                self._transport,
                 lane.queue,
                 deadline_ms,
                 bound,
@@ -176,12 +199,48 @@ class SendBuffer:
                 batch.delay, batch.due_times = delay, due_times
             future = SendFuture(batch, 0)
             if on_done is not None:
-                batch.callbacks.append((on_done, future))
-            self.lanes.list_ready(lane)
+                batch.callbacks.append(partial(on_done, future))
+            self._list_ready(lane)
             self._admission.bytes += size
             lane.close_open()
             lane.closed.append(batch)
         return future, lane
+
+    def claim(
+        self,
+        lane: Lane,
+        message: Message,
+        deadline_ms: int,
+        retries: int,
+        bound: bool,
+        wait_store: bool,
+    ) -> PendingBatch | None:
+        """Puts a message in flight at once, if no other one is without an outcome.
+
+        Args:
+            lane: Its lane.
+            message, deadline_ms, retries, bound, wait_store: As for ``append``.
+
+        Returns:
+            Its batch; None when the message has to be added, to share a request with others.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        size = message_size(message)
+        with self.lock:
+            if self.closed:
+                raise closed_error()
+            if self._admission.bytes or not lane.idle:
+                return None
+            batch = PendingBatch(
+                self.lock, self._transport, lane.queue, deadline_ms, bound, 0, retries, wait_store
+            )
+            batch.messages.append(message)
+            batch.size, batch.delay, batch.lane = size, delay_of(message), lane
+            self._admission.bytes += size
+            lane.in_flight = 1
+        return batch
 
     def stop_joins(self) -> None:
         """Stop ``join`` and the fast path. Needs no lock: also after a fork."""
@@ -196,86 +255,178 @@ class SendBuffer:
         with self.lock:
             self._wait_for_room(deadline_ms)
 
-    def end_stored(
-        self, items: Sequence[tuple[Lane, PendingBatch]], outcomes: Sequence[BatchOutcome]
-    ) -> list[PendingBatch]:
-        """Ends the flights of batches that are stored: ``settle`` and ``finish``.
-
-        All at once, since the lock is dear while many threads send.
-
-        Returns:
-            Batches that the caller has to ``tell``.
-        """
-        first = []
-        with self.lock:
-            for (lane, batch), outcome in zip(items, outcomes, strict=True):
-                self.lanes.land(lane)
-                self._admission.bytes -= batch.size
-                if batch.conclude(outcome, None):
-                    first.append(batch)
-            self._room.notify_all()
-        return first
-
-    def settle(self, batch: PendingBatch, lane: Lane | None = None) -> None:
-        """Gives back the room of a batch that has its outcome, and ends its flight.
-
-        Args:
-            batch: In the account.
-            lane: Lane where it is in flight, if it is.
-        """
-        with self.lock:
-            if lane is not None:
-                self.lanes.land(lane)
-            self._admission.bytes -= batch.size
-            self._room.notify_all()
-
-    def adopt(self, lane: Lane, batch: PendingBatch) -> bool:
-        """Takes a batch that went past the buffer into its account; the lane stays in flight.
-
-        Returns:
-            False when the batch has given its lane back.
-        """
-        with self.lock:
-            if lane.claimant is not batch:
-                return False
-            lane.claimant = None
-            self._admission.bytes += batch.size
-            return True
-
     def wait_empty(self, timeout_s: float) -> bool:
         """Waits until every message has its outcome; False when that takes too long."""
         with self.lock:
-            return self._room.wait_for(lambda: self._admission.bytes == 0, timeout_s)
+            self._room_wanted += 1
+            try:
+                return self._room.wait_for(lambda: self._admission.bytes == 0, timeout_s)
+            finally:
+                self._room_wanted -= 1
 
     def close(self) -> list[PendingBatch]:
         """Lets nothing in any more, and takes out every batch that is not in flight."""
         with self.lock:
             self.stop_joins()
+            self.closed = True
             self._room.notify_all()
-            return self.lanes.close()
+            found: list[PendingBatch] = []
+            for lane in self._lanes.values():
+                lane.close_open()
+                found += [*lane.returned, *lane.closed]
+                lane.returned.clear()
+                lane.closed.clear()
+                lane.listed = False
+            self._ready.clear()
+        return found
+
+    # ---- Out ---------------------------------------------------------------------------
+
+    def ready_brokers(self) -> list[str]:
+        """Return the brokers that something can be sent to."""
+        with self.lock:
+            return [name for name, lanes in self._ready.items() if lanes]
+
+    def take(self, broker_name: str, max_bytes: int, max_batches: int) -> list[PendingBatch]:
+        """Takes the next batches for a broker, a few of each lane, which is in flight then.
+
+        A broker that refuses one refuses all later ones of its queue in the same request, so
+        they keep their order also when some of them must be repeated.
+        """
+        taken: list[PendingBatch] = []
+        size = 0
+        with self.lock:
+            lanes = self._ready.get(broker_name)
+            while lanes and len(taken) < max_batches:
+                lane = lanes[0]
+                room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
+                while room and (batch := lane.first()) is not None:
+                    if taken and size + batch.size > max_bytes:
+                        break
+                    lane.pop_first()
+                    lane.in_flight += 1
+                    batch.lane = lane
+                    size += batch.size
+                    room -= 1
+                    taken.append(batch)
+                if not lane.in_flight and lane.waits:
+                    break  # the request is full; the lane is first in the next one
+                lanes.popleft()
+                lane.listed = False
+        return taken
+
+    def take_late(self, broker_name: str, now_ms: int) -> list[PendingBatch]:
+        """Takes what waits for a broker and has passed its deadline."""
+        late: list[PendingBatch] = []
+        with self.lock:
+            for lane in self._ready.get(broker_name, ()):
+                while (batch := lane.first()) is not None and batch.deadline_ms <= now_ms:
+                    late.append(batch)
+                    lane.pop_first()
+            self._unlist_empty(broker_name)
+        return late
+
+    def take_free(
+        self, broker_name: str, others: Callable[[MessageQueue], frozenset[str]], now_ms: int
+    ) -> list[tuple[Lane, PendingBatch]]:
+        """Takes what waits for a broker, each queue's in order, and might go to another one.
+
+        Args:
+            broker_name: It is away.
+            others: Other brokers that a queue's batches may go to; called with the lock held.
+            now_ms: Monotonic time.
+        """
+        taken: list[tuple[Lane, PendingBatch]] = []
+        with self.lock:
+            for lane in self._ready.get(broker_name, ()):
+                names = others(lane.queue)
+                if not names:
+                    continue
+                lane.close_open()
+                for batches in (lane.returned, lane.closed):
+                    for _ in range(len(batches)):
+                        batch = batches.popleft()
+                        stays = batch.bound or now_ms < batch.stays_until_ms
+                        if stays or names <= batch.holders:
+                            batches.append(batch)
+                        else:
+                            taken.append((lane, batch))
+            self._unlist_empty(broker_name)
+        return taken
+
+    # ---- Back ---------------------------------------------------------------------------
+
+    def end(self, batch: PendingBatch, result: BatchOutcome | MQMeshError) -> bool:
+        """Ends a batch with the lock held: its flight, its room, and the wait for its outcome.
+
+        Returns:
+            True when it had no result yet; the caller has to ``tell`` it, without the lock.
+        """
+        self._land(batch)
+        if batch.outcome is not None or batch.error is not None:
+            return False
+        if isinstance(result, BatchOutcome):
+            batch.outcome = result
+        else:
+            batch.error = result
+        self._admission.bytes -= batch.size
+        if self._room_wanted:
+            self._room.notify_all()
+        return True
+
+    def put_back(self, batch: PendingBatch) -> None:
+        """Ends a batch's flight: it is sent again before all that were not sent yet."""
+        with self.lock:
+            lane = batch.lane
+            if lane is None:
+                return  # it was ended meanwhile
+            place = len(lane.returned)
+            # Those of the same flight may have come back in another order.
+            while place and lane.returned[place - 1].first_sequence > batch.first_sequence:
+                place -= 1
+            lane.returned.insert(place, batch)
+            self._land(batch)
+
+    def move(self, lane: Lane, batch: PendingBatch) -> None:
+        """Puts a batch, of another queue perhaps, behind the closed ones of a lane."""
+        with self.lock:
+            self._land(batch)
+            if batch.done:
+                return
+            if batch.queue != lane.queue:
+                batch.queue = lane.queue
+                batch.encoded = None  # the queue id is part of it
+            lane.closed.append(batch)
+            self._list_ready(lane)
 
     # ---- With the lock held -------------------------------------------------------------
 
     def _wait_for_room(self, deadline_ms: int) -> None:
-        while self._admission.bytes >= self._max_bytes and not self.lanes.closed:
+        while self._admission.bytes >= self._max_bytes and not self.closed:
             left_ms = deadline_ms - self._loop.clock.monotonic_ms()
             if left_ms <= 0 or self._loop.in_loop_thread:
                 raise QueueFull(
                     f"{self._admission.bytes} bytes wait to be sent; the limit is "
                     f"{self._max_bytes} (buffer_memory_bytes)"
                 )
-            self._room.wait(left_ms / 1_000)
-        if self.lanes.closed:
+            self._room_wanted += 1
+            try:
+                self._room.wait(left_ms / 1_000)
+            finally:
+                self._room_wanted -= 1
+        if self.closed:
             raise closed_error()
 
     def _open(
         self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
     ) -> PlainOpenBatch:
         # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
-        self.lanes.list_ready(lane)
+        self._list_ready(lane)
         lane.close_open()
         latest_ms = deadline_ms + DEADLINE_SPREAD_MS
-        batch = PendingBatch(self.lanes.waits, lane.queue, latest_ms, False, 0, retries, wait_store)
+        batch = PendingBatch(
+            self.lock, self._transport, lane.queue, latest_ms, False, 0, retries, wait_store
+        )
         batch.delay = delay
         is_usual = wait_store and retries == self._usual_retries and not delay
         lane.open = self._admission.batch_type(
@@ -283,23 +434,33 @@ class SendBuffer:
         )
         return lane.open
 
+    def _list_ready(self, lane: Lane) -> None:
+        """List a lane in which something waits, or will soon: it can be taken unless it flies."""
+        if not (lane.in_flight or lane.listed):
+            lane.listed = True
+            self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
 
-def lone_batch(
-    waits: Waits,
-    lane: Lane,
-    message: Message,
-    deadline_ms: int,
-    *,
-    bound: bool,
-    retries: int,
-    wait_store: bool,
-) -> PendingBatch:
-    """Return a batch of one message for a lane to be claimed; not in the buffer's account."""
-    batch = PendingBatch(waits, lane.queue, deadline_ms, bound, 0, retries, wait_store)
-    batch.messages.append(message)
-    batch.size = message_size(message)
-    batch.delay = delay_of(message)
-    return batch
+    def _land(self, batch: PendingBatch) -> None:
+        """End the flight of a batch, if it is in flight; what waits in its lane is ready then."""
+        lane = batch.lane
+        if lane is None:
+            return
+        batch.lane = None
+        lane.in_flight -= 1
+        if not lane.in_flight and lane.waits:
+            self._list_ready(lane)
+
+    def _unlist_empty(self, broker_name: str) -> None:
+        lanes = self._ready.get(broker_name)
+        if lanes:
+            for lane in lanes:
+                lane.listed = lane.waits
+            self._ready[broker_name] = deque(lane for lane in lanes if lane.listed)
+
+
+def closed_error() -> ClientClosed:
+    """Return the error of a closed buffer."""
+    return ClientClosed("the producer is closed")
 
 
 def delay_of(message: Message) -> int:
@@ -310,9 +471,10 @@ def delay_of(message: Message) -> int:
 def message_size(message: Message) -> int:
     """Return the memory charged for a message, in bytes; about as much as on the wire."""
     size = len(message.body) + MESSAGE_OVERHEAD_BYTES
-    texts = [text for text in (message.tag, message.sharding_key) if text is not None]
-    if message.keys:
-        texts += message.keys
+    texts = [*message.keys] if message.keys else []
+    for one in (message.tag, message.sharding_key):
+        if one is not None:
+            texts.append(one)
     if message.properties is not None:
         texts += message.properties
         texts += message.properties.values()

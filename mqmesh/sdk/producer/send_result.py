@@ -1,28 +1,18 @@
 """Outcome of a send: the result, and the future that it arrives in."""
 
-import logging
-import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
 
 import msgspec
 
-from mqmesh.batch.payload import Payload
-from mqmesh.clock import Clock
-from mqmesh.errors import MQMeshError, RequestTimeout
-from mqmesh.failure_text import error_to_log
-from mqmesh.message import Message, MessageQueue, format_message_id
-from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.errors import MQMeshError
+from mqmesh.message import MessageQueue, format_message_id
+from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.hooks import HookCalls, SendContext
+from mqmesh.sdk.producer.lanes import PendingBatch
 from mqmesh.sdk.tracing.message_trace import Facts, MessageTrace
 from mqmesh.sdk.tracing.trace_records import TraceMessageType
-from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
-
-GRACE_MS: Final = 1_000
-"""Time after its deadline that an outcome may come, on a machine that is stuck."""
-
-_log = logging.getLogger(__name__)
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
@@ -69,120 +59,6 @@ _STATUS = {status.value: status for status in SendStatus}
 OnDone = Callable[["SendFuture"], None]
 
 
-class Waits(msgspec.Struct, frozen=True, eq=False):
-    """Shared state of a producer's sends: the lock of their outcomes, and how to wait for one.
-
-    Attributes:
-        lock: Guards messages until their batch is taken for sending, and outcomes with those who
-            wait for them.
-        flag: Makes something to wait for.
-        clock: Of the deadlines.
-    """
-
-    lock: threading.Lock
-    flag: Callable[[], Flag]
-    clock: Clock
-
-
-class PendingBatch(msgspec.Struct, eq=False):
-    """Messages that travel together, from the call of send to their outcome.
-
-    Attributes:
-        waits: Its producer's.
-        queue: Queue it goes to.
-        deadline_ms: Deadline of its youngest message; the latest possible while it is open.
-        bound: It must go to this queue and no other.
-        explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
-        retries: Times it may be sent again.
-        wait_store: It wants to be on disk and at the slave, as the broker's mode says.
-        size: Memory charged for its messages, in bytes.
-        payload: Its messages encoded, as soon as none is added any more.
-        delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
-        due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
-        attempts: Number of sends that count.
-        producer_id, first_sequence: Of its first message; -1 for none yet.
-        born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
-            that the same ids never stand for different bytes in one queue.
-        encoded: All of it, as it goes to ``queue``.
-        cause: Why it had to be sent again last.
-        doubt: The error that left it unknown whether a broker has stored the batch.
-        accepted: Outcome of a broker that has it, though not as safely as it should be.
-        holders: Brokers that may have stored it.
-        stays_until_ms: Monotonic time before which it is repeated at its broker group only.
-        outcome, error: Result of the batch; one of them when it is done.
-        event: Set when it is done, if somebody waits.
-        callbacks: To be called then, each with its future.
-    """
-
-    waits: Waits
-    queue: MessageQueue
-    deadline_ms: int
-    bound: bool
-    explicit_count: int
-    retries: int
-    wait_store: bool
-    messages: list[Message] = []
-    size: int = 0
-    payload: Payload | None = None
-    delay: int = 0
-    due_times: bytes = b""
-    attempts: int = 0
-    producer_id: int = 0
-    first_sequence: int = -1
-    born_timestamp: int = 0
-    encoded: tuple[bytes, ...] | None = None
-    cause: MQMeshError | None = None
-    doubt: MQMeshError | None = None
-    accepted: tuple[MessageQueue, BatchOutcome] | None = None
-    holders: frozenset[str] = frozenset()
-    stays_until_ms: int = 0
-    outcome: BatchOutcome | None = None
-    error: MQMeshError | None = None
-    event: Flag | None = None
-    callbacks: list[tuple["OnDone", "SendFuture"]] = []
-
-    @property
-    def message_count(self) -> int:
-        """Number of its messages, until its outcome is reported."""
-        return self.explicit_count or len(self.messages)
-
-    @property
-    def done(self) -> bool:
-        """True once there is an outcome or an error."""
-        return self.outcome is not None or self.error is not None
-
-    def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
-        """Sets the outcome and notifies everybody who waits; further calls do nothing."""
-        with self.waits.lock:
-            is_first = self.conclude(outcome, error)
-        if is_first:
-            self.tell()
-
-    def conclude(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> bool:
-        """Sets the outcome if there is none yet, with the lock held; if so, call ``tell`` then."""
-        assert (outcome is None) is not (error is None)
-        if self.done:
-            return False
-        self.outcome, self.error = outcome, error
-        return True
-
-    def tell(self) -> None:
-        """Wakes and calls everybody who waits for the outcome, without the lock."""
-        # Programs may hold futures for long; what was sent need not stay with them.
-        self.messages, self.payload, self.encoded = [], None, None
-        if self.event is not None:
-            self.event.set()
-        if not self.callbacks:
-            return
-        callbacks, self.callbacks = self.callbacks, []
-        for on_done, future in callbacks:
-            try:
-                on_done(future)
-            except BaseException:
-                # Whatever it is, SystemExit too, the others must be called.
-                _log.error("a callback of a send failed", exc_info=error_to_log())
-
-
 class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The outcome of one asynchronous send, when it comes.
 
@@ -222,8 +98,8 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
                 it is unknown whether the message was stored.
         """
         batch = self._batch
-        if batch.outcome is None and not batch.done:
-            _wait(batch, timeout)
+        if batch.outcome is None and batch.error is None:
+            batch.wait(timeout)
         if batch.error is not None:
             # One error may be raised many times; what it saw the last time is not of interest.
             raise batch.error.with_traceback(None)
@@ -236,38 +112,21 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         logged.
         """
         batch = self._batch
-        with batch.waits.lock:
+        with batch.lock:
             if not batch.done:
-                batch.callbacks.append((on_done, self))
+                batch.callbacks.append(partial(on_done, self))
                 return
         on_done(self)
 
 
-def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
-    waits = batch.waits
-    with waits.lock:
-        if batch.done:
-            return
-        event = batch.event = batch.event or waits.flag()
-    if timeout_s is None:
-        # No longer than the send can take; also for waits in a callback, where none comes.
-        timeout_s = max(batch.deadline_ms + GRACE_MS - waits.clock.monotonic_ms(), 0) / 1_000
-    if not event.wait(timeout_s):
-        raise RequestTimeout(
-            f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored is "
-            "unknown"
-        )
-
-
-def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None:
+def tell_hooks(hooks: HookCalls, context: SendContext, batch: PendingBatch) -> None:
     """Calls ``after_send`` for a batch that is done.
 
     Args:
         hooks: The producer's.
         context: Context of ``before_send``.
-        sent: Its first message's future.
+        batch: Batch that is done.
     """
-    batch = sent.batch
     if batch.outcome is not None:
         context.status = _STATUS[batch.outcome.status]
         context.queue = batch.queue
@@ -279,16 +138,18 @@ def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None
 
 
 def tell_trace(
-    trace: MessageTrace, facts: Sequence[Facts], message_type: TraceMessageType, sent: SendFuture
+    trace: MessageTrace,
+    facts: Sequence[Facts],
+    message_type: TraceMessageType,
+    batch: PendingBatch,
 ) -> None:
     """Has a batch traced that is done, if it is stored.
 
     Args:
         trace: The producer's.
         facts, message_type: See ``MessageTrace.stored``.
-        sent: The batch's first message's future.
+        batch: Batch that is done.
     """
-    batch = sent.batch
     if batch.outcome is not None:
         trace.stored(
             facts,

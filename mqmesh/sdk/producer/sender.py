@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from mqmesh.errors import (
     BrokerError,
@@ -18,11 +18,10 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.message import MessageQueue
+from mqmesh.message import Message, MessageQueue
 from mqmesh.metrics import (
     MAX_LABEL_SETS,
     OTHER,
-    Distribution,
     Histogram,
     Measured,
     counter,
@@ -38,14 +37,16 @@ from mqmesh.protocol.messaging import (
     encode_send,
 )
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.direct_channels import DirectChannels
 from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
-from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.lanes import Lane, PendingBatch
 from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
+from mqmesh.sdk.producer.producer_options import ProducerOptions
+from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.producer.send_buffer import SendBuffer
-from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.transport.requests import no_connection
 
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -53,69 +54,32 @@ SEND_LATENCY_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0, 200
 """The buckets of RocketMQ's clients, with four more in front."""
 
 _NAMES: Final = {status.value: status.name for status in SendStatus}
-_STORED: Final = SendStatus.SEND_OK.name
 _log = logging.getLogger(__name__)
 
 
-class SendCounts:
-    """Outcomes and latencies of one way to send; one thread at a time writes.
+class Sender:
+    """Sender of what the buffer has ready: numbers batches, sends requests, judges the answers.
 
-    Attributes:
-        ended: Messages by topic and outcome; beyond ``MAX_LABEL_SETS`` the topic is ``OTHER``.
-        latency: Of requests that a broker answered, in ms.
-    """
-
-    def __init__(self) -> None:
-        self.ended: dict[tuple[str, str], int] = {}
-        self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
-
-    def stored(self, topic: str, count: int, status: int = 0) -> None:
-        """Called when messages are stored, as safely as ``status`` says."""
-        self._add(topic, _NAMES[status] if status else _STORED, count)
-
-    def failed(self, topic: str, count: int, error: BaseException) -> None:
-        """Called when the send of messages ended with an error."""
-        self._add(topic, type(error).__name__, count)
-
-    def _add(self, topic: str, outcome: str, count: int) -> None:
-        key = (topic, outcome)
-        try:
-            self.ended[key] += count
-        except KeyError:
-            if len(self.ended) >= MAX_LABEL_SETS:
-                key = (OTHER, outcome)
-            self.ended[key] = self.ended.get(key, 0) + count
-
-
-class Routes(Protocol):
-    """Routes for retries of a batch; see ``PublishRoutes``."""
-
-    def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
-        """Return a lane in place of a queue's, not of the brokers named; or None."""
-
-    def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
-        """Return brokers, but the queue's own, that messages of its topic may go to just now."""
-
-    def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
-        """Takes note of how a broker did."""
-
-
-class Sends:
-    """The batches of a producer, from the buffer to their outcomes. For the client loop.
-
-    Every batch that it took ends exactly once: stored, refused, or given up.
+    A lone synchronous send leaves in its caller's thread; all else, and each retry, in the client
+    loop, which has a few requests in flight a broker. Both number, count and judge here. Every
+    batch that was taken from the buffer ends exactly once: stored, refused, or given up. Methods
+    are for the client loop, unless they say otherwise.
 
     Args:
-        engine: The client's engine; asked, and never sent anything.
+        engine: The client's engine.
         buffer: Source of batches.
         codec: Encodes them.
         routes: For retries at another broker; learns brokers' latencies and failures.
-        retry_not_stored: Also retry, at another broker, what a broker did not store safely.
-        patience_ms: Time that a batch in doubt stays with a broker group that replaces its master.
+        pace: Notes when it works, and when it is to.
+        options: The producer's: retries, and requests in flight.
+        direct: Channels of lone sends; None if there are none.
 
     Attributes:
-        counts: Outcomes of batches here.
+        ended: Messages whose send has ended, by topic and outcome; beyond ``MAX_LABEL_SETS`` the
+            topic is ``OTHER``.
+        latency: Latency of requests that a broker answered, in ms.
         lost: Messages of each topic that were given up because the client was closed.
+        has_room, schedule: See ``RequestOutbox``.
     """
 
     def __init__(
@@ -123,32 +87,110 @@ class Sends:
         engine: ClientEngine,
         buffer: SendBuffer,
         codec: BatchCodec,
-        routes: Routes,
-        *,
-        retry_not_stored: bool,
-        patience_ms: int,
+        routes: PublishRoutes,
+        pace: SendPace,
+        options: ProducerOptions,
+        direct: DirectChannels | None = None,
     ) -> None:
         self._engine = engine
         self._buffer = buffer
-        self._lanes = buffer.lanes
         self._codec = codec
         self._routes = routes
-        self._retry_not_stored = retry_not_stored
-        self._patience_ms = patience_ms
-        self.counts = SendCounts()
-        self.lost: Counter[str] = Counter()
+        self._direct = direct
+        self._retry_not_stored = options.retry_another_broker_when_not_store_ok
+        self._patience_ms = options.failover_patience_ms
         self._followed: dict[str, Repeats] = {}
+        self._outbox = RequestOutbox(engine, self, options.max_requests_in_flight, pace)
+        self.ended: dict[tuple[str, ...], int] = {}
+        self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
+        self.lost: Counter[str] = Counter()
+        self.has_room = self._outbox.has_room
+        self.schedule = self._outbox.schedule
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer, but for one of a lone send; from any thread."""
+        return self._outbox.in_flight
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait, from ``SendBuffer.pending_bytes``; from any thread."""
+        return self._buffer.pending_bytes
+
+    def send_lone(
+        self,
+        lane: Lane,
+        message: Message,
+        deadline_ms: int,
+        retries: int,
+        bound: bool,
+        wait_store: bool,
+    ) -> PendingBatch | None:
+        """Sends a message once in the calling thread, if no other one is without an outcome.
+
+        Args:
+            lane, message, deadline_ms, retries, bound, wait_store: See ``SendBuffer.claim``.
+
+        Returns:
+            Its batch, which the client loop goes on with unless it is done; None when the message
+            was not sent.
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        name, direct, buffer = lane.queue.broker_name, self._direct, self._buffer
+        endpoint = self._engine.brokers.live_endpoint(name)
+        if endpoint is None or direct is None or buffer.pending_bytes or not direct.enter():
+            return None
+        batch = None
+        try:
+            batch = buffer.claim(lane, message, deadline_ms, retries, bound, wait_store)
+            if batch is None:
+                return None
+            request = self._request(name, [batch])
+            if request is not None:
+                self._outbox.take_elsewhere(request, direct.request(name, endpoint, request))
+            if lane.listed:
+                self.schedule()
+        except BaseException as error:
+            # Ctrl-C in the middle: the lane must not stay in flight for ever.
+            if batch is not None:
+                self._finish(batch, error if isinstance(error, MQMeshError) else _interrupted(lane))
+                self.schedule()
+            raise
+        finally:
+            direct.leave()
+        return batch
+
+    def end_all(self, error: MQMeshError, whose: str) -> None:
+        """Ends every batch that has no outcome yet, and lets no message in any more.
+
+        At the end of the client loop.
+
+        Args:
+            error: Error for those who wait.
+            whose: Owner's name in the log, which reports losses also where nobody waits.
+        """
+        self._outbox.close(error)
+        for batch in self._buffer.close():
+            self._finish(batch, error)
+        lost = sorted(self.lost.items())
+        if lost:
+            what = ", ".join(f"{count} to {topic}" for topic, count in lost)
+            _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
+
+    # ---- For the outbox ------------------------------------------------------------------
 
     def brokers(self) -> Collection[str]:
         """Return the brokers that something can be sent to."""
-        return self._lanes.ready_brokers()
+        return self._buffer.ready_brokers()
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
         """Return the next request to a broker."""
-        while taken := self._lanes.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST):
-            letter = self._letter(broker_name, taken)
-            if letter is not None:
-                return letter
+        while taken := self._buffer.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST):
+            request = self._request(broker_name, taken)
+            if request is not None:
+                return request
         return None
 
     def without(self, broker_name: str) -> None:
@@ -157,117 +199,146 @@ class Sends:
         error = self._engine.brokers.failures.get(broker_name) or no_connection(
             f"broker {broker_name}"
         )
-        for batch in self._lanes.take_late(broker_name, now_ms):
-            self._finish(batch, None, batch.cause or error)
+        for batch in self._buffer.take_late(broker_name, now_ms):
+            self._finish(batch, batch.cause or error)
         if self._engine.brokers.may_come(broker_name):
             return
-        free = self._lanes.take_free(broker_name, self._routes.other_brokers, now_ms)
+        free = self._buffer.take_free(broker_name, self._routes.other_brokers, now_ms)
         for lane, batch in free:
             other = self._routes.another_lane(batch.queue, batch.holders)
-            self._lanes.move(other or lane, batch)
+            self._buffer.move(other or lane, batch)
 
-    def adopt(
-        self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError
-    ) -> Effects | None:
-        """Goes on with a batch whose first try went past the buffer."""
-        if not self._buffer.adopt(lane, batch):
-            return None  # its sender was interrupted and does not wait any more
-        batch.attempts = 1
-        effects = Effects()
-        self._judge(lane, batch, answer, effects)
-        self._follow(lane.queue.broker_name, answer, effects)
-        return effects
+    # ---- Requests and answers; of lone sends in their callers' threads -------------------
 
-    def close(self, error: MQMeshError) -> None:
-        """Ends every batch that waits, and lets no message in any more."""
-        for batch in self._buffer.close():
-            self._finish(batch, None, error)
-
-    # ---- Requests and answers ------------------------------------------------------------
-
-    def _letter(
-        self, broker_name: str, taken: list[tuple[Lane, PendingBatch]]
-    ) -> OutgoingRequest | None:
+    def _request(self, broker_name: str, taken: list[PendingBatch]) -> OutgoingRequest | None:
+        """Number and encode batches, and end those that cannot be sent; None if none is left."""
         clock = self._engine.loop.clock
         now_ns, wall_ms = clock.monotonic_ns(), clock.wall_ms()
         now_ms = now_ns // 1_000_000
-        items: list[tuple[Lane, PendingBatch]] = []
+        batches: list[PendingBatch] = []
         parts: list[bytes] = []
         timeout_ms = 0
-        for item in taken:
-            lane, batch = item
+        for batch in taken:
             left_ms = batch.deadline_ms - now_ms
             if left_ms <= 0:
-                self._finish(batch, None, batch.cause or _too_late(batch.queue), lane)
+                self._finish(batch, batch.cause or _too_late(batch.queue))
                 continue
             try:
                 parts += self._codec.encode(batch, wall_ms)
             except InvalidArgument as error:
-                self._finish(batch, None, error, lane)
+                self._finish(batch, error)
                 continue
             batch.attempts += 1
             if left_ms > timeout_ms:
                 timeout_ms = left_ms
-            items.append(item)
-        if not items:
+            batches.append(batch)
+        if not batches:
             return None
         return OutgoingRequest(
             RequestCode.SEND_MESSAGE,
             parts,
-            encode_send(timeout_ms, len(items), self._codec.key),
+            encode_send(timeout_ms, len(batches), self._codec.key),
             timeout_ms,
-            partial(self._answered, broker_name, items, now_ns),
+            partial(self._answered, broker_name, batches, now_ns),
         )
 
     def _answered(
         self,
         broker_name: str,
-        items: list[tuple[Lane, PendingBatch]],
+        batches: list[PendingBatch],
         sent_ns: int,
         answer: Command | MQMeshError,
     ) -> Effects:
-        effects = Effects()
+        """End the batches if all are stored; what has to be judged is that by an event."""
         latency_ms = (self._engine.loop.clock.monotonic_ns() - sent_ns) / 1_000_000
+        results: Sequence[BatchOutcome | MQMeshError]
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
-            outcomes = read_outcomes(answer, len(items))
+            results = outcomes = read_outcomes(answer, len(batches))
         except MQMeshError as error:
             if not isinstance(error, NotMaster):
                 self._routes.on_sent(broker_name, latency_ms, False)
-            for lane, batch in items:
-                self._judge(lane, batch, error, effects)
-            self._follow(broker_name, error, effects)
-            return effects
-        self._routes.on_sent(broker_name, latency_ms, True)
-        self.counts.latency.observe(latency_ms)
-        if any(outcome.code or outcome.status for outcome in outcomes):
-            for (lane, batch), outcome in zip(items, outcomes, strict=True):
-                self._judge(lane, batch, outcome, effects)
+            results = [error] * len(batches)
         else:
-            stored = self._buffer.end_stored(items, outcomes)
-            for batch in stored:
-                self.counts.stored(batch.queue.topic, batch.message_count)
-            effects.told = partial(_tell, stored)
+            self._routes.on_sent(broker_name, latency_ms, True)
+            for outcome in outcomes:
+                if outcome.code or (outcome.status and self._retry_not_stored):
+                    self._end((), (), latency_ms)
+                    break
+            else:
+                return Effects(told=partial(_tell, self._end(batches, outcomes, latency_ms)))
+        return Effects(later=[(0, partial(self._judge_all, broker_name, batches, results))])
+
+    def _end(
+        self,
+        batches: Sequence[PendingBatch],
+        results: Sequence[BatchOutcome | MQMeshError],
+        latency_ms: float | None = None,
+    ) -> list[PendingBatch]:
+        """End batches and count them; return those that have to be told."""
+        ended = []
+        # All at once, since the lock is dear while many threads send.
+        with self._buffer.lock:
+            if latency_ms is not None:
+                self.latency.observe(latency_ms)
+            for batch, result in zip(batches, results, strict=True):
+                if self._buffer.end(batch, result):
+                    self._count(batch, result)
+                    ended.append(batch)
+        return ended
+
+    def _count(self, batch: PendingBatch, result: BatchOutcome | MQMeshError) -> None:
+        topic, count = batch.queue.topic, batch.explicit_count or len(batch.messages)
+        if isinstance(result, BatchOutcome):
+            status = _NAMES[result.status]
+        else:
+            status = type(result).__name__
+        if (topic, status) not in self.ended and len(self.ended) >= MAX_LABEL_SETS:
+            topic = OTHER
+        self.ended[topic, status] = self.ended.get((topic, status), 0) + count
+        if isinstance(result, ClientClosed):
+            self.lost[batch.queue.topic] += count
+
+    def _finish(self, batch: PendingBatch, result: BatchOutcome | MQMeshError) -> None:
+        """End a batch, with the best that is known of it."""
+        if isinstance(result, MQMeshError):
+            if batch.accepted is not None:
+                batch.queue, result = batch.accepted
+            elif batch.doubt is not None and isinstance(result, BrokerError | NoRoute):
+                # That it was refused the last time does not mean that it is not there.
+                if result is not batch.doubt:
+                    batch.doubt.__cause__ = result
+                result = batch.doubt
+        _tell(self._end([batch], [result]))
+
+    # ---- The judge; in the client loop ---------------------------------------------------
+
+    def _judge_all(
+        self,
+        broker_name: str,
+        batches: list[PendingBatch],
+        results: Sequence[BatchOutcome | MQMeshError],
+    ) -> Effects:
+        effects = Effects()
+        for batch, result in zip(batches, results, strict=True):
+            self._judge(batch, result, effects)
+        self._follow(broker_name, results[0], effects)
         return effects
 
     def _judge(
-        self,
-        lane: Lane,
-        batch: PendingBatch,
-        answer: BatchOutcome | MQMeshError,
-        effects: Effects,
+        self, batch: PendingBatch, result: BatchOutcome | MQMeshError, effects: Effects
     ) -> None:
-        """Decides the outcome of a batch in flight; all answers but plain success come here."""
-        if isinstance(answer, MQMeshError):
-            self._failed(lane, batch, answer, effects)
-        elif answer.code != _OK:
-            error = error_of(answer.code, answer.remark, answer.retry_after_ms)
-            self._failed(lane, batch, error, effects)
-        elif not self._stored_elsewhere(lane, batch, answer):
-            self._finish(batch, answer, None, lane)
+        """Decides the outcome of a batch in flight."""
+        if isinstance(result, MQMeshError):
+            self._failed(batch, result, effects)
+        elif result.code != _OK:
+            error = error_of(result.code, result.remark, result.retry_after_ms)
+            self._failed(batch, error, effects)
+        elif not self._stored_elsewhere(batch, result):
+            self._finish(batch, result)
 
-    def _stored_elsewhere(self, lane: Lane, batch: PendingBatch, outcome: BatchOutcome) -> bool:
+    def _stored_elsewhere(self, batch: PendingBatch, outcome: BatchOutcome) -> bool:
         # Not as safe as it should be: another broker may do better.
         if not (
             outcome.status
@@ -279,13 +350,9 @@ class Sends:
         batch.accepted = (batch.queue, outcome)
         batch.stays_until_ms = 0
         batch.holders |= {batch.queue.broker_name}
-        return self._move(lane, batch)
+        return self._move(batch)
 
-    # ---- Failures ------------------------------------------------------------------------
-
-    def _failed(
-        self, lane: Lane, batch: PendingBatch, error: MQMeshError, effects: Effects
-    ) -> None:
+    def _failed(self, batch: PendingBatch, error: MQMeshError, effects: Effects) -> None:
         batch.cause = error
         now_ms = self._engine.loop.clock.monotonic_ms()
         if leaves_doubt(error):
@@ -299,24 +366,23 @@ class Sends:
             elsewhere = isinstance(error, MessageIllegal | NoPermission)
             if elsewhere and not batch.bound and batch.retries:
                 # Perhaps only the queue is gone, or read only; the routes will show it in a moment.
-                again = partial(self._reconsider, lane, batch, error)
-                effects.later.append((BACKOFF_MS, again))
+                effects.later.append((BACKOFF_MS, partial(self._reconsider, batch, error)))
             else:
-                self._finish(batch, None, error, lane)
+                self._finish(batch, error)
             return
         if verdict in (SendFailure.WAIT, SendFailure.FOLLOW):
             batch.attempts -= 1
-        elif not batch.bound and self._move(lane, batch):
+        elif not batch.bound and self._move(batch):
             return
         # The lane stays in flight while its first batch waits, so that nothing overtakes it.
         delay_ms = 0 if isinstance(error, TransportError) else BACKOFF_MS
-        effects.later.append((delay_ms, partial(self._again, lane, batch)))
+        effects.later.append((delay_ms, partial(self._again, batch)))
 
     def _follow(
-        self, broker_name: str, answer: BatchOutcome | MQMeshError, effects: Effects
+        self, broker_name: str, result: BatchOutcome | MQMeshError, effects: Effects
     ) -> None:
         """Repeat at the master that a former one names, at once or after a growing delay."""
-        if isinstance(answer, NotMaster) and self._engine.routes.follow(answer, broker_name):
+        if isinstance(result, NotMaster) and self._engine.routes.follow(result, broker_name):
             if broker_name not in self._followed:
                 now_ms = self._engine.loop.clock.monotonic_ms
                 self._followed[broker_name] = Repeats(now_ms, BACKOFF_MS)
@@ -332,17 +398,17 @@ class Sends:
             batch.stays_until_ms = now_ms + self._patience_ms
         batch.holders |= {name}
 
-    def _again(self, lane: Lane, batch: PendingBatch) -> None:
-        if batch.bound or not self._move(lane, batch):
-            self._lanes.put_back(lane, batch)
+    def _again(self, batch: PendingBatch) -> None:
+        if batch.bound or not self._move(batch):
+            self._buffer.put_back(batch)
 
-    def _reconsider(self, lane: Lane, batch: PendingBatch, error: MQMeshError) -> None:
+    def _reconsider(self, batch: PendingBatch, error: MQMeshError) -> None:
         if batch.queue in self._engine.routes.publish_queues(batch.queue.topic) or not self._move(
-            lane, batch
+            batch
         ):
-            self._finish(batch, None, error, lane)
+            self._finish(batch, error)
 
-    def _move(self, lane: Lane, batch: PendingBatch) -> bool:
+    def _move(self, batch: PendingBatch) -> bool:
         # A broker recognises a repetition only in the queue it knows it from, and only while
         # not much else came there: one that was left in doubt is not gone back to.
         if not batch.retries or self._engine.loop.clock.monotonic_ms() < batch.stays_until_ms:
@@ -350,173 +416,22 @@ class Sends:
         other = self._routes.another_lane(batch.queue, batch.holders)
         if other is None:
             return False
-        self._lanes.move(other, batch, lane)
+        self._buffer.move(other, batch)
         return True
-
-    # ---- Ends ----------------------------------------------------------------------------
-
-    def _finish(
-        self,
-        batch: PendingBatch,
-        outcome: BatchOutcome | None,
-        error: MQMeshError | None,
-        lane: Lane | None = None,
-    ) -> None:
-        """End a batch; ``lane`` is where it is in flight, if it is."""
-        if error is not None and batch.accepted is not None:
-            (batch.queue, outcome), error = batch.accepted, None
-        elif batch.doubt is not None and isinstance(error, BrokerError | NoRoute):
-            # That it was refused the last time does not mean that it is not there.
-            if error is not batch.doubt:
-                batch.doubt.__cause__ = error
-            error = batch.doubt
-        if not batch.done:
-            topic, count = batch.queue.topic, batch.message_count
-            if error is not None:
-                self.counts.failed(topic, count, error)
-            elif outcome is not None:
-                self.counts.stored(topic, count, outcome.status)
-            if isinstance(error, ClientClosed):
-                self.lost[topic] += count
-        self._buffer.settle(batch, lane)
-        batch.finish(outcome, error)
-
-
-class Sender:
-    """Sender of what the buffer has ready; a few requests in flight a broker.
-
-    Args:
-        engine: The client's engine.
-        buffer: Source of batches.
-        codec: Encodes them.
-        routes: For retries at another broker; learns brokers' latencies and failures.
-        pace: Notes when it works, and when it is to.
-        max_in_flight: Requests in flight a broker.
-        retry_not_stored: Also retry, at another broker, what a broker did not store safely.
-        patience_ms: See ``Sends``.
-
-    Attributes:
-        has_room, schedule: See ``RequestOutbox``.
-    """
-
-    def __init__(
-        self,
-        engine: ClientEngine,
-        buffer: SendBuffer,
-        codec: BatchCodec,
-        routes: Routes,
-        pace: SendPace,
-        *,
-        max_in_flight: int,
-        patience_ms: int,
-        retry_not_stored: bool = False,
-    ) -> None:
-        self._lanes = buffer.lanes
-        self._routes = routes
-        self._retry_not_stored = retry_not_stored
-        self._sends = Sends(
-            engine,
-            buffer,
-            codec,
-            routes,
-            retry_not_stored=retry_not_stored,
-            patience_ms=patience_ms,
-        )
-        self._outbox = RequestOutbox(engine, self._sends, max_in_flight, pace)
-        self._direct = SendCounts()
-        self._buffer = buffer
-        self.has_room = self._outbox.has_room
-        self.schedule = self._outbox.schedule
-
-    @property
-    def ended(self) -> dict[tuple[str, ...], int]:
-        """Messages whose send has ended, by topic and outcome; from any thread."""
-        found = Counter[tuple[str, ...]](self._direct.ended.copy())
-        found.update(self._sends.counts.ended.copy())
-        return found
-
-    @property
-    def latency(self) -> Distribution:
-        """Latency of requests that brokers answered, in ms; from any thread."""
-        return self._direct.latency.read() + self._sends.counts.latency.read()
-
-    @property
-    def in_flight(self) -> int:
-        """Requests without an answer, but for one of a lone send; from any thread."""
-        return self._outbox.in_flight
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that wait, from ``SendBuffer.pending_bytes``."""
-        return self._buffer.pending_bytes
-
-    def take_first(
-        self,
-        lane: Lane,
-        batch: PendingBatch,
-        answer: BatchOutcome | MQMeshError,
-        latency_ms: float,
-    ) -> None:
-        """Ends a batch whose first try went past the buffer, or goes on with it; from any thread.
-
-        Args:
-            lane: Claimed by the batch.
-            batch: Sent once.
-            answer: Outcome.
-            latency_ms: Duration.
-
-        Raises:
-            ClientClosed: The client is closed.
-        """
-        outcome = answer if isinstance(answer, BatchOutcome) else None
-        if outcome is not None:
-            self._direct.latency.observe(latency_ms)
-        if not isinstance(answer, NotMaster):
-            self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
-        is_again = outcome is None or (outcome.status and self._retry_not_stored)
-        if outcome is not None and outcome.code == _OK and not is_again:
-            self._direct.stored(batch.queue.topic, 1, outcome.status)
-            batch.outcome = outcome
-            self.give_back(lane, batch)
-            if batch.callbacks:
-                batch.tell()
-        else:
-            self._outbox.post(partial(self._sends.adopt, lane, batch, answer))
-
-    def give_back(self, lane: Lane, batch: PendingBatch) -> None:
-        """Ends a batch's claim of a lane, unless that has ended; from any thread."""
-        if self._lanes.unclaim(lane, batch):
-            self.schedule()
-
-    def end_all(self, error: MQMeshError, whose: str) -> None:
-        """Ends every batch that has no outcome yet, and lets no message in any more.
-
-        In the client loop, at its end.
-
-        Args:
-            error: Error for those who wait.
-            whose: Owner's name in the log, which reports losses also where nobody waits.
-        """
-        self._outbox.close(error)
-        self._sends.close(error)
-        lost = sorted(self._sends.lost.items())
-        if lost:
-            what = ", ".join(f"{count} to {topic}" for topic, count in lost)
-            _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
 
 
 SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
     counter(
         "sends_total",
         "messages whose send has an outcome: its SendStatus, or the name of its error",
-        lambda sender: sender.ended,
+        lambda sender: sender.ended.copy(),
         unit="messages",
         labels=("topic", "status"),
     ),
     histogram(
         "send_latency_ms",
         "from a send request to the broker's answer",
-        lambda sender: sender.latency,
+        lambda sender: sender.latency.read(),
         rocketmq_name="rocketmq_send_cost_time",
     ),
     gauge(
@@ -535,6 +450,12 @@ SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
 def _tell(batches: list[PendingBatch]) -> None:
     for batch in batches:
         batch.tell()
+
+
+def _interrupted(lane: Lane) -> RequestTimeout:
+    return RequestTimeout(
+        f"the send to {lane.queue} was interrupted; whether the message was stored is unknown"
+    )
 
 
 def _too_late(queue: MessageQueue) -> RequestTimeout:

@@ -6,13 +6,13 @@ from mqmesh.batch.record_batch import Attributes
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.producer.batch_codec import BatchCodec
-from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.lanes import Lane, PendingBatch
 from mqmesh.sdk.producer.pace import SendPace
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueSelector
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
-from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
+from mqmesh.sdk.producer.send_result import OnDone, SendFuture
 from mqmesh.sdk.producer.sender import Sender
 
 
@@ -67,18 +67,8 @@ class HalfSender:
         self._retries = options.retry_times_when_send_async_failed
         pace = SendPace(engine.transport)
         self.buffer = SendBuffer(options, engine.transport, pace.give_way)
-        self.routes = HalfRoutes(
-            engine, self.buffer.lanes, avoid_slow=options.send_latency_fault_enable
-        )
-        self.sender = Sender(
-            engine,
-            self.buffer,
-            codec,
-            self.routes,
-            pace,
-            max_in_flight=options.max_requests_in_flight,
-            patience_ms=options.failover_patience_ms,
-        )
+        self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
+        self.sender = Sender(engine, self.buffer, codec, self.routes, pace, options)
 
     def append(
         self,

@@ -28,6 +28,7 @@ from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.hooks import Hooks
+from mqmesh.sdk.producer.lanes import GRACE_MS
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import (
     ProducerKeywords,
@@ -35,7 +36,7 @@ from mqmesh.sdk.producer.producer_options import (
     TransactionOptions,
 )
 from mqmesh.sdk.producer.queue_selector import QueueSelector
-from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult, Waits
+from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 from mqmesh.sdk.transactions.half_sender import HalfCodec, HalfSender
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
@@ -136,10 +137,10 @@ class TransactionProducer(Producer):
         )
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
         transport = self._engine.transport
-        self._waits = Waits(ranked_lock(LockRank.TRANSACTIONS), transport.flag, transport.clock)
+        self._lock = ranked_lock(LockRank.TRANSACTIONS)
         self._open: dict[TransactionFuture, None] = {}
         self._most_open = one.max_transactions_in_flight
-        self._room = transport.condition(self._waits.lock)
+        self._room = transport.condition(self._lock)
 
     def _make_pool(self, name: str, most: int) -> ListenerPool:
         return ListenerPool(name, most, self._engine.loop)
@@ -284,7 +285,7 @@ class TransactionProducer(Producer):
             self._refuse()
         message = self._check(message)
         deadline_ms = self._deadline(timeout_ms)
-        future = TransactionFuture(self._waits, message, arg)
+        future = TransactionFuture(self._lock, self._engine.transport.flag, message, arg)
         if on_done is not None:
             future.add_done_callback(on_done)
         self._enter(future, deadline_ms)

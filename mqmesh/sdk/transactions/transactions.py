@@ -2,6 +2,7 @@
 
 import enum
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,7 +19,7 @@ from mqmesh.failure_text import error_to_log
 from mqmesh.message import TRANS_HALF_TOPIC, BatchInfo, Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision, EndOutcome
-from mqmesh.sdk.producer.send_result import SendResult, Waits
+from mqmesh.sdk.producer.send_result import SendResult
 from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -102,16 +103,20 @@ class TransactionFuture:
         "_deadline_ms",
         "_error",
         "_event",
+        "_flag",
+        "_lock",
         "_result",
-        "_waits",
         "arg",
         "message",
         "sent",
         "state",
     )
 
-    def __init__(self, waits: Waits, message: Message, arg: Any) -> None:
-        self._waits = waits
+    def __init__(
+        self, lock: threading.Lock, flag: Callable[[], Flag], message: Message, arg: Any
+    ) -> None:
+        self._lock = lock
+        self._flag = flag
         self._result: TransactionSendResult | None = None
         self._error: MQMeshError | None = None
         self._event: Flag | None = None
@@ -142,9 +147,9 @@ class TransactionFuture:
             MQMeshError: The half message could not be sent; the local transaction was not run.
         """
         if not self.done():
-            with self._waits.lock:
+            with self._lock:
                 if self._event is None:
-                    self._event = self._waits.flag()
+                    self._event = self._flag()
             if not self.done() and not self._event.wait(timeout):
                 raise RequestTimeout(f"no outcome of the transaction within {timeout} s")
         if self._error is not None:
@@ -154,7 +159,7 @@ class TransactionFuture:
 
     def add_done_callback(self, on_done: Callable[["TransactionFuture"], None]) -> None:
         """Calls back with this future when it is done, at once if it is; must not block."""
-        with self._waits.lock:
+        with self._lock:
             if not self.done():
                 self._callbacks.append(on_done)
                 return
@@ -166,7 +171,7 @@ class TransactionFuture:
         Returns:
             False when there was one already.
         """
-        with self._waits.lock:
+        with self._lock:
             if self.done():
                 return False
             self._result, self._error = result, error

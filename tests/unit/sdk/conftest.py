@@ -58,5 +58,5 @@ def world():
         producer.close()
         assert producer._buffer.pending_bytes == 0, "room was given back to the byte"
         assert not producer._sender._outbox._flying
-        assert all(not lane.in_flight for lane in producer._buffer.lanes._lanes.values())
+        assert all(not lane.in_flight for lane in producer._buffer._lanes.values())
     network.close()

@@ -8,9 +8,9 @@ from mqmesh.errors import BrokerNotAvailable, EndpointUnreachable, RequestTimeou
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command, Reply
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.producer.lanes import GRACE_MS
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import DEADLINE_SPREAD_MS, SendBuffer
-from mqmesh.sdk.producer.send_result import GRACE_MS
 from mqmesh.transport.simulated.network import HEARTBEAT_TIMEOUT_MS, Network
 from mqmesh.transport.simulated.node import NodeKilled, SimulatedExecutor, SimulatedNode
 from mqmesh.transport.simulated.simulation import Simulation
@@ -190,7 +190,7 @@ def test_sends_and_room_are_waited_for_in_simulated_time():
     pair = Pair()
     options = ProducerOptions(buffer_memory_bytes=100, send_msg_timeout_ms=1_000)
     buffer = SendBuffer(options, pair.asking, len)
-    topic = buffer.lanes.topic_lanes((MessageQueue("t", "a", 0),), 0, lambda _: frozenset())
+    topic = buffer.topic_lanes((MessageQueue("t", "a", 0),), 0, lambda _: frozenset())
     clock = pair.asking.clock
 
     def put():
@@ -199,9 +199,10 @@ def test_sends_and_room_are_waited_for_in_simulated_time():
         return buffer.append(None, topic, message, 200, deadline_ms, None, 0, False)[0]
 
     def store() -> None:
-        ((lane, batch),) = buffer.lanes.take("a", 1 << 20, 10)
-        buffer.settle(batch, lane)
-        batch.finish(BatchOutcome(0, 0), None)
+        (batch,) = buffer.take("a", 1 << 20, 10)
+        with buffer.lock:
+            assert buffer.end(batch, BatchOutcome(0, 0))
+        batch.tell()
 
     began_ms = clock.monotonic_ms()
     first = put()

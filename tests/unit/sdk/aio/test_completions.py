@@ -4,13 +4,14 @@ import asyncio
 import threading
 
 import pytest
-from harness.waits import make_waits
+from harness.waits import finish, make_waits
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.aio.completions import Completions
-from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
+from mqmesh.sdk.producer.lanes import PendingBatch
+from mqmesh.sdk.producer.send_result import SendFuture
 
 
 def test_futures_that_are_done_together_share_a_wake_up() -> None:
@@ -92,7 +93,7 @@ def test_another_event_loop_is_refused() -> None:
 
 def batch_of_sends(count: int) -> tuple[PendingBatch, list[SendFuture]]:
     queue = MessageQueue("t", "a", 0)
-    batch = PendingBatch(make_waits(), queue, 0, False, 0, 0, True)
+    batch = PendingBatch(*make_waits(), queue, 0, False, 0, 0, True)
     return batch, [SendFuture(batch, number) for number in range(count)]
 
 
@@ -103,7 +104,7 @@ def test_one_callback_serves_all_messages_of_a_batch() -> None:
         waiting = [completions.wait_for(one) for one in sends]
         assert len(batch.callbacks) == 1
         waiting[7].cancel()
-        thread = threading.Thread(target=lambda: batch.finish(BatchOutcome(0, 0), None))
+        thread = threading.Thread(target=lambda: finish(batch, BatchOutcome(0, 0)))
         thread.start()
         thread.join()
         assert not waiting[0].done(), "it is told in the event loop"

@@ -26,7 +26,7 @@ OK = Command(0, 0, 1, memoryview(b""), memoryview(b""))
 
 
 class Numbers:
-    """Sends numbers, each until it is taken or its time is over; the simplest mail."""
+    """Sends numbers, each until it is taken or its time is over; the simplest source."""
 
     def __init__(self, network: HandNetwork) -> None:
         self.clock = network.clock
@@ -80,12 +80,12 @@ class Post:
 
     def __init__(self, max_in_flight: int = 1) -> None:
         self.network = HandNetwork()
-        self.mail = Numbers(self.network)
-        self.outbox = RequestOutbox(self.network, self.mail, max_in_flight)
+        self.source = Numbers(self.network)
+        self.outbox = RequestOutbox(self.network, self.source, max_in_flight)
 
     def put(self, *numbers: int, broker: str = "a", timeout_ms: int = TIMEOUT_MS) -> None:
         for number in numbers:
-            self.mail.put(broker, number, timeout_ms)
+            self.source.put(broker, number, timeout_ms)
         self.outbox.schedule()
         self.network.run()
 
@@ -107,10 +107,10 @@ def test_so_many_requests_are_in_flight_at_each_broker():
     assert (post.outbox.has_room("a"), post.outbox.has_room("b")) == (False, True)
     post.network.answer(OK)
     assert post.asked == [("a", b"2"), ("b", b"4"), ("a", b"3")]
-    assert post.mail.outcomes == {1: OK}
+    assert post.source.outcomes == {1: OK}
 
 
-def test_a_request_is_what_the_mail_made(post):
+def test_a_request_is_what_the_source_made(post):
     post.put(1)
     (asked,) = post.network.asked
     assert (asked.code, asked.header, asked.timeout_ms) == (7, b"head", 100)
@@ -119,7 +119,7 @@ def test_a_request_is_what_the_mail_made(post):
 def test_the_next_request_leaves_before_anybody_is_told_of_the_last(post, monkeypatch):
     post.put(1, 2)
     seen = []
-    monkeypatch.setattr(post.mail, "tell", lambda *_: seen.append(list(post.asked)))
+    monkeypatch.setattr(post.source, "tell", lambda *_: seen.append(list(post.asked)))
     post.network.answer(OK)
     assert seen == [[("a", b"2")]]
 
@@ -138,7 +138,7 @@ def test_a_pause_stops_one_broker_and_no_other(post):
 
 
 def test_what_is_to_come_later_comes_then_and_holds_up_nobody(post):
-    post.mail.pauses = False
+    post.source.pauses = False
     post.put(1, 2)
     post.network.answer(BrokerNotAvailable("starting"))
     assert post.asked == [("a", b"2")]
@@ -146,7 +146,7 @@ def test_what_is_to_come_later_comes_then_and_holds_up_nobody(post):
     post.network.run(PAUSE_MS)
     assert post.asked == [("a", b"1")]
     post.network.answer(OK)
-    assert post.mail.outcomes == {1: OK, 2: OK}
+    assert post.source.outcomes == {1: OK, 2: OK}
 
 
 def test_it_is_tried_again_until_its_time_is_over(post):
@@ -155,7 +155,7 @@ def test_it_is_tried_again_until_its_time_is_over(post):
         post.network.answer(BrokerNotAvailable("starting"))
         post.network.run(PAUSE_MS)
     assert post.asked == []
-    assert isinstance(post.mail.outcomes[1], RequestTimeout)
+    assert isinstance(post.source.outcomes[1], RequestTimeout)
 
 
 def test_without_a_connection_it_waits_no_longer_than_it_may(post):
@@ -166,7 +166,7 @@ def test_without_a_connection_it_waits_no_longer_than_it_may(post):
     assert post.network.connecting
     assert not post.outbox.has_room("a")
     post.network.run(WATCH_MS)
-    assert isinstance(post.mail.outcomes.get(1), EndpointUnreachable)
+    assert isinstance(post.source.outcomes.get(1), EndpointUnreachable)
     post.network.away.clear()
     post.network.run(WATCH_MS)
     assert post.asked == [("a", b"2")]
@@ -188,7 +188,7 @@ def test_nobody_is_watched_when_nothing_waits(post):
     post.network.away.add("a")
     post.put(1, timeout_ms=WATCH_MS)
     post.network.run(WATCH_MS)
-    assert post.mail.outcomes
+    assert post.source.outcomes
     assert post.network.planned == 0
 
 
@@ -200,7 +200,7 @@ def test_the_watch_goes_on_after_a_failure(post, monkeypatch):
         raise RuntimeError("in a test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(post.mail, "without", fail)
+        patch.setattr(post.source, "without", fail)
         with pytest.raises(RuntimeError):
             post.network.run(WATCH_MS)
     assert post.network.planned == 1
@@ -208,27 +208,27 @@ def test_the_watch_goes_on_after_a_failure(post, monkeypatch):
 
 def test_an_event_of_another_thread_comes_in_the_loop(post):
     def event() -> None:
-        post.mail.put("a", 5)
+        post.source.put("a", 5)
 
     post.outbox.post(event)
-    assert post.mail.waiting == {}
+    assert post.source.waiting == {}
     post.network.run()
     assert post.asked == [("a", b"5")]
 
 
 def test_closing_answers_what_is_in_flight_and_carries_out_what_was_planned():
     post = Post(2)
-    post.mail.pauses = False
+    post.source.pauses = False
     post.put(1, 2, 3)
     post.network.answer(BrokerNotAvailable("starting"))
     assert post.asked == [("a", b"2"), ("a", b"3")]
-    post.outbox.post(lambda: post.mail.put("a", 4))
+    post.outbox.post(lambda: post.source.put("a", 4))
     answers = [one.on_done for one in post.network.asked]
     error = ClientClosed("closed")
     post.network.closed = True
     post.outbox.close(error)
-    assert post.mail.outcomes == {2: error, 3: error}
-    assert sorted(number for number, _ in post.mail.waiting["a"]) == [1, 4], "left to the mail"
+    assert post.source.outcomes == {2: error, 3: error}
+    assert sorted(number for number, _ in post.source.waiting["a"]) == [1, 4], "left to the source"
     for on_done in answers:
         on_done(OK)  # comes too late, and nobody is told twice
     post.network.run(10_000)
@@ -236,14 +236,14 @@ def test_closing_answers_what_is_in_flight_and_carries_out_what_was_planned():
 
 
 def test_what_an_answer_of_closing_plans_comes_at_once(post):
-    post.mail.pauses = False
+    post.source.pauses = False
     post.put(1)
     post.outbox.close(RequestTimeout("closed"))
-    assert [number for number, _ in post.mail.waiting["a"]] == [1], "left to the mail"
+    assert [number for number, _ in post.source.waiting["a"]] == [1], "left to the source"
 
 
 def test_a_pump_that_was_planned_before_closing_sends_nothing(post):
-    post.mail.put("a", 1)
+    post.source.put("a", 1)
     post.outbox.schedule()
     post.network.closed = True
     post.network.run()
@@ -283,7 +283,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(is_good=st.booleans(), pauses=st.booleans())
     def answer(self, is_good, pauses):
-        self.post.mail.pauses = pauses
+        self.post.source.pauses = pauses
         if self.post.network.asked:
             self.post.network.answer(OK if is_good else BrokerNotAvailable("starting"))
 
@@ -301,13 +301,13 @@ class AnyCourse(RuleBasedStateMachine):
             assert sum(one.broker_name == broker for one in self.post.network.asked) <= 2
 
     def teardown(self):
-        network, mail = self.post.network, self.post.mail
+        network, source = self.post.network, self.post.source
         network.away.clear()
         for _ in range(20 + 2 * self.count):
             network.run(1_000)
             while network.asked:
                 network.answer(OK)
-        assert len(mail.outcomes) == self.count
+        assert len(source.outcomes) == self.count
 
 
 TestAnyCourse = AnyCourse.TestCase

@@ -29,6 +29,7 @@ from mqmesh.message import (
     MessageQueue,
 )
 from mqmesh.message_checks import check_messages
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer import admission
 from mqmesh.sdk.producer.admission import is_compiled
 from mqmesh.sdk.producer.lanes import PlainOpenBatch, TopicLanes
@@ -81,8 +82,8 @@ class Sends:
                 patch.setattr(admission, "NativeAdmission", None)
             self.buffer = SendBuffer(options, self.loop, self.gave_way.append)
         queues = tuple(MessageQueue("t", name, number) for name in "ab" for number in range(3))
-        self.topics = self.buffer.lanes.topics
-        self.topics["t"] = self.buffer.lanes.topic_lanes(queues, 0, lambda _: frozenset())
+        self.topics = self.buffer.topics
+        self.topics["t"] = self.buffer.topic_lanes(queues, 0, lambda _: frozenset())
         self.careful_calls = 0
         self.send: Callable[..., SendFuture] = self.joining
         if way is Ways.CAREFUL:
@@ -189,11 +190,12 @@ class Walk:
         if kind == "wait":
             self.sends.clock.advance(number)
         elif kind == "take":
-            for name in buffer.lanes.ready_brokers():
-                self.taken += buffer.lanes.take(name, 1 << 20, 100)
+            for name in buffer.ready_brokers():
+                self.taken += buffer.take(name, 1 << 20, 100)
         else:
-            for lane, batch in self.taken:
-                buffer.settle(batch, lane)
+            with buffer.lock:
+                for batch in self.taken:
+                    buffer.end(batch, BatchOutcome(0, 0))
             self.taken.clear()
         return None
 
@@ -400,7 +402,7 @@ def test_an_error_of_those_it_calls_is_told_and_the_lock_is_free(broken, way):
         if broken == "clock":
             patch.setattr(loop.clock, "monotonic_ns", fail)
         buffer = SendBuffer(ROOMY, loop, fail if broken == "give_way" else len)
-    buffer.lanes.topics.update(sends.topics)
+    buffer.topics.update(sends.topics)
     sends.carefully(Message("t", b"opens a batch"))
     with pytest.raises(RuntimeError, match=broken):
         for _ in range(GIVE_WAY_MESSAGES + 1):
@@ -510,4 +512,4 @@ def test_wishes_are_named(world):
 def test_a_topic_of_a_class_of_the_users_is_kept_as_a_plain_one(world):
     producer = world.producer(topic=None)
     assert world.call(lambda: producer.fetch_publish_queues(Text("t")))
-    assert {type(topic) for topic in producer._buffer.lanes.topics} == {str}
+    assert {type(topic) for topic in producer._buffer.topics} == {str}

@@ -8,12 +8,14 @@ import runpy
 import prometheus_client
 import pytest
 from harness.simulated_cluster import Fault, FaultKind
+from harness.waits import make_waits
 
 from mqmesh.errors import MQMeshError
-from mqmesh.message import Message
+from mqmesh.message import Message, MessageQueue
 from mqmesh.metrics import MAX_LABEL_SETS, OTHER
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.sdk.producer.sender import SendCounts
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.producer.lanes import PendingBatch
 
 
 def test_every_way_to_send_counts_each_message_once(world):
@@ -65,16 +67,22 @@ def test_a_send_that_was_repeated_has_one_outcome(world):
     assert [(one.labels, one.value) for one in sends.samples] == [(("t", "SEND_OK"), 1)]
 
 
-def test_no_more_topics_than_anybody_reads_are_told_apart():
-    counts = SendCounts()
+def test_no_more_topics_than_anybody_reads_are_told_apart(world):
+    sender = world.producer()._sender
+
+    def end(topic: str, count: int, result: BatchOutcome | MQMeshError) -> None:
+        queue = MessageQueue(topic, "a", 0)
+        sender._count(PendingBatch(*make_waits(), queue, 0, False, count, 0, True), result)
+
+    stored = BatchOutcome(0, 0)
     for number in range(MAX_LABEL_SETS + 5):
-        counts.stored(f"t{number}", 2)
-    counts.stored("t0", 1)
-    counts.failed("t0", 1, MQMeshError("no"))
-    assert len(counts.ended) == MAX_LABEL_SETS + 2
-    assert counts.ended["t0", "SEND_OK"] == 3
-    assert counts.ended[OTHER, "SEND_OK"] == 10
-    assert counts.ended[OTHER, "MQMeshError"] == 1
+        end(f"t{number}", 2, stored)
+    end("t0", 1, stored)
+    end("t0", 1, MQMeshError("no"))
+    assert len(sender.ended) == MAX_LABEL_SETS + 2
+    assert sender.ended["t0", "SEND_OK"] == 3
+    assert sender.ended[OTHER, "SEND_OK"] == 10
+    assert sender.ended[OTHER, "MQMeshError"] == 1
 
 
 def test_the_page_that_the_documentation_makes_of_them_has_all(world, project_root, tmp_path):

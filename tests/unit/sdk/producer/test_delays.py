@@ -12,9 +12,10 @@ from mqmesh.batch.delayed_batch import pack_due_times, read_delayed_meta
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.producer_options import ProducerOptions
-from mqmesh.sdk.producer.send_buffer import SendBuffer, lone_batch
+from mqmesh.sdk.producer.send_buffer import SendBuffer
 
 QUEUE = MessageQueue("t", "a", 0)
 
@@ -25,7 +26,7 @@ def buffer():
 
 
 def append(buffer, *messages):
-    (lane,) = buffer.lanes.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
+    (lane,) = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
     for message in messages:
         buffer.append(lane, None, message, 100, 1_000, None, 2, False)
 
@@ -34,13 +35,14 @@ def taken(buffer):
     """What would be sent: header, meta and bodies of each batch."""
     codec = BatchCodec(PRODUCER_KEY, None)
     found = []
-    while batches := buffer.lanes.take("a", 1_000_000, 10):
-        for lane, batch in batches:
+    while batches := buffer.take("a", 1_000_000, 10):
+        for batch in batches:
             data = b"".join(codec.encode(batch, 5))
             header = check_batch(data)
             bodies = b"".join(one.body for one in decode_messages(data, header))
             found.append((header, read_delayed_meta(data, header), bodies))
-            buffer.settle(batch, lane)
+            with buffer.lock:
+                buffer.end(batch, BatchOutcome(0, 0))
     return found
 
 
@@ -64,7 +66,7 @@ def test_messages_delayed_alike_share_batches_and_no_others(buffer):
 
 
 def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
-    lanes = buffer.lanes.topics["t"] = buffer.lanes.topic_lanes((QUEUE,), 0, lambda _: frozenset())
+    lanes = buffer.topics["t"] = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset())
     buffer.append(lanes.sticky, None, Message("t", b"0", delay_level=1), 100, 4_000, None, 2, False)
     assert lanes.sticky.open is not None
     assert lanes.sticky.open.deadline_ms == 4_000, "that of a usual send at this time"
@@ -72,16 +74,8 @@ def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
 
 
 def test_a_lone_delayed_message_says_so(buffer):
-    (lane,) = buffer.lanes.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
-    batch = lone_batch(
-        buffer.lanes.waits,
-        lane,
-        Message("t", b"0", deliver_at_ms=7),
-        1_000,
-        bound=False,
-        retries=2,
-        wait_store=True,
-    )
+    (lane,) = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
+    batch = buffer.claim(lane, Message("t", b"0", deliver_at_ms=7), 1_000, 2, False, True)
     data = b"".join(BatchCodec(PRODUCER_KEY, None).encode(batch, 5))
     assert read_delayed_meta(data, check_batch(data)).due_times == pack_due_times([7])
 

@@ -25,7 +25,7 @@ class Buffer(SendBuffer):
         options = ProducerOptions(batch_size_bytes=1_000, batch_messages=10)
         super().__init__(options, ThreadlessLoop(in_loop_thread=True), len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
-        self.topic = self.lanes.topic_lanes(queues, 0, lambda _: self.avoided)
+        self.topic = self.topic_lanes(queues, 0, lambda _: self.avoided)
 
     def put_batch(self, lane: int | None, *bodies: str, on_done=None):
         payload = encode_payload([Message("t", body.encode()) for body in bodies])
@@ -35,7 +35,7 @@ class Buffer(SendBuffer):
         return future
 
     def take_all(self):
-        return self.lanes.take("a", 1 << 30, 4_096)
+        return self.take("a", 1 << 30, 4_096)
 
 
 def test_batches_go_round_the_queues_and_keep_away_from_brokers_to_avoid():
@@ -62,9 +62,11 @@ def test_what_is_stored_together_ends_together():
     told = []
     futures = [buffer.put_batch(lane, "x", on_done=told.append) for lane in (0, 1)]
     later = buffer.put_batch(0, "later")
-    flight = [item for item in buffer.take_all() if item[1] is not later.batch]
+    flight = [batch for batch in buffer.take_all() if batch is not later.batch]
     outcomes = [BatchOutcome(0, 0, 0, 5, 6, 7), BatchOutcome(0, 0, 0, 8, 9, 10)]
-    for batch in buffer.end_stored(flight, outcomes):
+    with buffer.lock:
+        assert all(map(buffer.end, flight, outcomes))
+    for batch in flight:
         batch.tell()
     assert told == futures
     assert [future.result().queue_offset for future in futures] == [5, 8]
@@ -77,9 +79,12 @@ def test_a_batch_that_has_an_outcome_keeps_it_and_nobody_is_told_again():
     buffer = Buffer()
     told = []
     future = buffer.put_batch(0, "x", on_done=told.append)
-    flight = buffer.take_all()
-    future.batch.finish(None, ClientClosed("closed meanwhile"))
-    assert buffer.end_stored(flight, [BatchOutcome(0, 0, 0, 5, 6, 7)]) == []
+    (batch,) = buffer.take_all()
+    with buffer.lock:
+        assert buffer.end(batch, ClientClosed("closed meanwhile"))
+        assert not buffer.end(batch, BatchOutcome(0, 0, 0, 5, 6, 7))
+    batch.tell()
+    batch.tell()
     assert isinstance(future.exception(), ClientClosed)
     assert told == [future]
     assert buffer.pending_bytes == 0

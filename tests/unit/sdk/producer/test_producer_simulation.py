@@ -178,8 +178,8 @@ def check_ends(course: Course) -> None:
     producer = course.producer
     assert producer._buffer.pending_bytes == 0
     assert not producer._sender._outbox._flying
-    assert not producer._buffer.lanes.ready_brokers()
-    assert all(lane.idle for lane in producer._buffer.lanes._lanes.values())
+    assert not producer._buffer.ready_brokers()
+    assert all(lane.idle for lane in producer._buffer._lanes.values())
     assert producer._engine.loop.callback_failures == 0
 
 

@@ -10,9 +10,10 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.producer.lane_table import LaneTable
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import queue_index
+from mqmesh.sdk.producer.send_buffer import SendBuffer
 
 
 class Setup:
@@ -21,8 +22,8 @@ class Setup:
     def __init__(self, *, avoid_slow: bool = False) -> None:
         self.engine = ClientEngine(ClientOptions(), heartbeat=lambda: None)
         self.clock = self.engine.loop.clock
-        self.table = LaneTable(ThreadlessLoop())
-        self.routes = PublishRoutes(self.engine, self.table, avoid_slow=avoid_slow)
+        self.buffer = SendBuffer(ProducerOptions(), ThreadlessLoop(), len)
+        self.routes = PublishRoutes(self.engine, self.buffer, avoid_slow=avoid_slow)
 
     def update(self, queues: int = 2, brokers: str = "ab") -> None:
         changed = self.engine.routes.update(

@@ -13,14 +13,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
-from mqmesh.sdk.producer.lane_table import BATCHES_A_FLIGHT
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.producer.lanes import Lane, PendingBatch, TopicLanes, next_lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import (
+    BATCHES_A_FLIGHT,
     DEADLINE_SPREAD_MS,
     MESSAGE_OVERHEAD_BYTES,
     SendBuffer,
-    lone_batch,
     message_size,
 )
 
@@ -42,8 +42,8 @@ class Buffer(SendBuffer):
         )
         super().__init__(options, self.loop, len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
-        self.topic: TopicLanes = self.lanes.topic_lanes(queues, 0, lambda _: self.avoided)
-        self.lanes.topics["t"] = self.topic
+        self.topic: TopicLanes = self.topic_lanes(queues, 0, lambda _: self.avoided)
+        self.topics["t"] = self.topic
 
     def put(
         self,
@@ -78,18 +78,15 @@ class Buffer(SendBuffer):
         return future
 
     def take_all(self, broker: str = "a"):
-        return self.lanes.take(broker, MANY, 4_096)
+        return self.take(broker, MANY, 4_096)
 
-    def end(self, lane, batch) -> None:
-        self.settle(batch, lane)
-
-    def land(self, lane) -> bool:
+    def store(self, batch) -> bool:
         with self.lock:
-            return self.lanes.land(lane)
+            return self.end(batch, BatchOutcome(0, 0))
 
 
 def bodies(taken) -> list[list[str]]:
-    return [[one.body.decode() for one in batch.messages] for _, batch in taken]
+    return [[one.body.decode() for one in batch.messages] for batch in taken]
 
 
 # ---- Growing ------------------------------------------------------------------------------
@@ -101,9 +98,9 @@ def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
     (flight,) = buffer.take_all()
     buffer.put("2", 0)
     buffer.put("3", 0)
-    assert buffer.lanes.ready_brokers() == [], "the queue is in flight"
+    assert buffer.ready_brokers() == [], "the queue is in flight"
     assert buffer.take_all() == []
-    assert buffer.land(flight[0])
+    assert buffer.store(flight)
     assert bodies(buffer.take_all()) == [["2", "3"]]
 
 
@@ -118,9 +115,9 @@ def test_a_plain_message_joins_an_open_batch_and_opens_none():
     second = join(buffer, "1")
     assert (second.batch, second.index) == (first.batch, 1)
     assert join(buffer, "the last one of a batch closes it") is None
-    ((taken, batch),) = buffer.take_all(lane.queue.broker_name)
-    assert taken is lane
-    assert bodies([(taken, batch)]) == [["0", "1"]]
+    (batch,) = buffer.take_all(lane.queue.broker_name)
+    assert batch.lane is lane
+    assert bodies([batch]) == [["0", "1"]]
     assert buffer.pending_bytes == batch.size
 
 
@@ -165,9 +162,9 @@ def test_a_batch_is_never_larger_than_allowed_unless_it_is_one_message():
     for n in range(100):
         buffer.put("x" * (n * 37 % 1_500 + 1), 0)
     while taken := buffer.take_all():
-        for lane, batch in taken:
+        for batch in taken:
             assert batch.size <= 1_000 or len(batch.messages) == 1
-            buffer.end(lane, batch)
+            buffer.store(batch)
 
 
 def test_messages_of_different_kinds_do_not_share_a_batch():
@@ -180,9 +177,9 @@ def test_messages_of_different_kinds_do_not_share_a_batch():
     buffer.put("7", 0)
     taken = buffer.take_all()
     assert bodies(taken) == [["1"], ["2"], ["3", "4"], []]
-    assert [batch.retries for _, batch in taken] == [2, 0, 2, 2]
-    assert [batch.wait_store for _, batch in taken] == [True, True, False, True]
-    assert taken[3][1].explicit_count == 2
+    assert [batch.retries for batch in taken] == [2, 0, 2, 2]
+    assert [batch.wait_store for batch in taken] == [True, True, False, True]
+    assert taken[3].explicit_count == 2
 
 
 def test_messages_share_a_batch_only_when_their_deadlines_are_near():
@@ -195,7 +192,7 @@ def test_messages_share_a_batch_only_when_their_deadlines_are_near():
     taken = buffer.take_all()
     assert bodies(taken) == [["1", "2", "3"], ["4"], ["5"]]
     now_ms = buffer.clock.monotonic_ms()
-    assert [batch.deadline_ms - now_ms for _, batch in taken] == [1_250, 5_000, 1_000]
+    assert [batch.deadline_ms - now_ms for batch in taken] == [1_250, 5_000, 1_000]
 
 
 def test_keyless_messages_stick_to_a_queue_until_its_batch_is_taken():
@@ -219,21 +216,21 @@ def test_keyless_messages_keep_away_from_bound_ones_and_from_brokers_to_avoid():
     for _ in range(20):
         _, lane = buffer.put()
         assert lane.queue.broker_name == "b"
-        buffer.take_all("b")
-        buffer.land(lane)
+        (batch,) = buffer.take_all("b")
+        buffer.store(batch)
 
 
 def test_one_of_ten_thousand_queues_is_found_quickly_and_fairly():
     buffer = Buffer()
     queues = tuple(MessageQueue("t", "a", n) for n in range(10_000))
-    topic = buffer.lanes.topic_lanes(queues, 5, lambda _: NOBODY)
+    topic = buffer.topic_lanes(queues, 5, lambda _: NOBODY)
     chosen = [next_lane(topic, NOBODY).queue.queue_id for _ in range(20)]
     assert chosen == list(range(6, 26))
     for lane in topic.lanes[26:33]:
         lane.in_flight = 1
     assert next_lane(topic, NOBODY).queue.queue_id == 33, "an idle one first"
     both = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(100))
-    topic = buffer.lanes.topic_lanes(both, 0, lambda _: NOBODY)
+    topic = buffer.topic_lanes(both, 0, lambda _: NOBODY)
     assert next_lane(topic, frozenset("a")).queue == MessageQueue("t", "b", 0)
     assert next_lane(topic, frozenset("ab")).queue.broker_name == "b", "any, if none is good"
 
@@ -267,10 +264,10 @@ def test_a_flight_has_a_few_batches_of_each_queue():
         buffer.put(f"1-{n}", 1)
     taken = buffer.take_all()
     assert len(taken) == 2 * BATCHES_A_FLIGHT
-    for lane, batch in taken[:-1]:
-        buffer.end(lane, batch)
+    for batch in taken[:-1]:
+        buffer.store(batch)
     assert len(buffer.take_all()) == 2, "the other queue's flight is not over"
-    buffer.end(*taken[-1])
+    buffer.store(taken[-1])
     assert bodies(buffer.take_all()) == [[f"1-{n}"] for n in (4, 5)]
 
 
@@ -278,18 +275,18 @@ def test_a_request_that_is_full_leaves_the_rest_for_the_next_one():
     buffer = Buffer(max_batch_messages=1)
     for lane in range(4):
         buffer.put("x" * 400, lane)
-    first = buffer.lanes.take("a", 1_000, 4_096)
-    second = buffer.lanes.take("a", 1_000, 4_096)
-    assert [lane.queue.queue_id for lane, _ in first + second] == [0, 1, 2, 3]
+    first = buffer.take("a", 1_000, 4_096)
+    second = buffer.take("a", 1_000, 4_096)
+    assert [batch.queue.queue_id for batch in first + second] == [0, 1, 2, 3]
     buffer.put("x" * 5_000, 0)
-    buffer.land(first[0][0])
-    assert len(buffer.lanes.take("a", 1_000, 4_096)) == 1, "one batch goes in any case"
+    buffer.store(first[0])
+    assert len(buffer.take("a", 1_000, 4_096)) == 1, "one batch goes in any case"
     for lane in range(4):
         buffer.put("x", lane)
-    for lane, _ in first[1:] + second:
-        buffer.land(lane)
-    assert len(buffer.lanes.take("a", MANY, 2)) == 2
-    assert buffer.lanes.take("b", MANY, 2) == []
+    for batch in first[1:] + second:
+        buffer.store(batch)
+    assert len(buffer.take("a", MANY, 2)) == 2
+    assert buffer.take("b", MANY, 2) == []
 
 
 def test_what_returns_is_first_in_the_order_of_its_first_try():
@@ -297,33 +294,34 @@ def test_what_returns_is_first_in_the_order_of_its_first_try():
     for n in range(3):
         buffer.put(f"old {n}", 0)
     taken = buffer.take_all()
-    for number, (_, batch) in enumerate(taken):
+    for number, batch in enumerate(taken):
         batch.first_sequence = number
     buffer.put("new", 0)
-    lane = taken[0][0]
+    lane = taken[0].lane
     for number in (1, 0, 2):
-        assert buffer.lanes.ready_brokers() == []
-        buffer.lanes.put_back(lane, taken[number][1])
+        assert buffer.ready_brokers() == []
+        buffer.put_back(taken[number])
     moved = Buffer()
     moved.put("moved", 1)
-    ((_, batch),) = moved.take_all()
+    (batch,) = moved.take_all()
     batch.first_sequence = 0
-    buffer.lanes.move(lane, batch)
+    buffer.move(lane, batch)
     assert bodies(buffer.take_all()) == [["old 0"], ["old 1"], ["old 2"], ["new"]]
 
 
 def test_a_batch_that_moves_gets_the_bytes_of_its_new_queue():
     buffer = Buffer()
     buffer.put("1")
-    (_, batch), *_ = buffer.take_all("a") or buffer.take_all("b")
+    batch, *_ = buffer.take_all("a") or buffer.take_all("b")
     batch.encoded = (b"old",)
     batch.first_sequence = 9
     other = buffer.topic.lanes[7]
-    buffer.lanes.move(other, batch)
+    buffer.move(other, batch)
     assert batch.queue == other.queue
     assert batch.encoded is None
     assert batch.first_sequence == 9
-    assert buffer.take_all("b") == [(other, batch)]
+    assert buffer.take_all("b") == [batch]
+    assert batch.lane is other
 
 
 def test_what_is_late_is_taken_from_the_front_of_each_queue():
@@ -334,10 +332,10 @@ def test_what_is_late_is_taken_from_the_front_of_each_queue():
     buffer.put("4", 4, timeout_ms=100)
     buffer.clock.advance(150)
     now_ms = buffer.clock.monotonic_ms()
-    assert bodies((None, one) for one in buffer.lanes.take_late("a", now_ms)) == [["1"]]
-    assert bodies((None, one) for one in buffer.lanes.take_late("a", now_ms + 100)) == [["3"]]
+    assert bodies(buffer.take_late("a", now_ms)) == [["1"]]
+    assert bodies(buffer.take_late("a", now_ms + 100)) == [["3"]]
     assert bodies(buffer.take_all("a")) == [["2"]]
-    assert buffer.lanes.take_late("c", now_ms) == []
+    assert buffer.take_late("c", now_ms) == []
 
 
 def test_what_may_leave_a_queue_leaves_it_in_order():
@@ -354,7 +352,7 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
     buffer.put("of another queue", 1)
 
     def free(now_ms: int):
-        return buffer.lanes.take_free("a", lambda queue: others.get(queue, NOBODY), now_ms)
+        return buffer.take_free("a", lambda queue: others.get(queue, NOBODY), now_ms)
 
     assert free(9) == [(lane, batches[0])]
     assert free(10) == [(lane, batches[2])]
@@ -364,56 +362,43 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
 # ---- Past the buffer ----------------------------------------------------------------------
 
 
-def lone(buffer: Buffer, lane: Lane):
-    return lone_batch(
-        buffer.lanes.waits,
-        lane,
-        Message("t", b"direct"),
-        MANY,
-        bound=True,
-        retries=2,
-        wait_store=True,
-    )
+def claim(buffer: Buffer, lane: Lane | None = None) -> PendingBatch | None:
+    message = Message("t", b"direct")
+    return buffer.claim(lane or buffer.topic.lanes[0], message, MANY, 2, True, True)
 
 
-def test_only_an_idle_queue_can_be_claimed():
+def test_a_message_is_put_in_flight_at_once_only_if_no_other_one_is_without_an_outcome():
     buffer = Buffer()
-    lane = buffer.topic.lanes[0]
-    one, two = lone(buffer, lane), lone(buffer, lane)
-    assert buffer.lanes.claim(lane, one)
-    assert not buffer.lanes.claim(lane, two)
-    assert not buffer.lanes.unclaim(lane, two), "nobody gives back what another has"
+    lane, other = buffer.topic.lanes[:2]
+    batch = claim(buffer, lane)
+    assert batch is not None
+    assert batch.lane is lane
     assert lane.in_flight
+    assert buffer.pending_bytes == batch.size == message_size(batch.messages[0])
+    assert claim(buffer, lane) is None
+    assert claim(buffer, other) is None, "it shares the next request"
     buffer.put("behind", lane)
     assert buffer.take_all() == []
-    assert buffer.lanes.unclaim(lane, one), "something waits"
-    assert not buffer.lanes.unclaim(lane, one)
-    assert not buffer.lanes.claim(lane, two), "what waits is first"
+    assert buffer.store(batch)
+    assert not buffer.store(batch), "it ends once"
+    assert claim(buffer, lane) is None, "what waits is first"
     (flight,) = buffer.take_all()
-    assert not buffer.lanes.claim(lane, two)
-    buffer.end(*flight)
-    assert buffer.lanes.claim(lane, two)
-    assert not buffer.lanes.unclaim(lane, two)
-    assert lane.idle
+    assert claim(buffer, lane) is None
+    buffer.store(flight)
+    assert buffer.pending_bytes == 0
+    assert claim(buffer, lane) is not None
 
 
-def test_a_direct_batch_is_in_the_account_once_it_is_adopted():
+def test_what_was_ended_while_its_retry_was_decided_is_not_sent_again():
     buffer = Buffer()
-    lane = buffer.topic.lanes[0]
-    batch = lone(buffer, lane)
-    assert buffer.lanes.claim(lane, batch)
-    assert buffer.pending_bytes == 0
-    assert buffer.adopt(lane, batch)
-    assert buffer.pending_bytes == batch.size > 0
-    assert not buffer.lanes.unclaim(lane, batch), "it is the sender's now"
-    assert not buffer.adopt(lane, batch)
-    buffer.end(lane, batch)
-    assert buffer.pending_bytes == 0
-    given_up = lone(buffer, lane)
-    assert buffer.lanes.claim(lane, given_up)
-    buffer.lanes.unclaim(lane, given_up)
-    assert not buffer.adopt(lane, given_up), "it was interrupted"
-    assert buffer.pending_bytes == 0
+    lane, other = buffer.topic.lanes[:2]
+    batch = claim(buffer, lane)
+    buffer.store(batch)
+    buffer.put_back(batch)
+    buffer.move(other, batch)
+    assert lane.idle
+    assert other.idle
+    assert buffer.take_all() == []
 
 
 # ---- Room ---------------------------------------------------------------------------------
@@ -428,9 +413,9 @@ def test_without_room_a_message_is_refused_and_nothing_is_changed():
         buffer.put_batch(0, "x")
     with pytest.raises(QueueFull):
         buffer.wait_room(buffer.clock.monotonic_ms() + 10)
-    ((lane, batch),) = buffer.take_all()
+    (batch,) = buffer.take_all()
     assert len(batch.messages) == 1
-    buffer.end(lane, batch)
+    buffer.store(batch)
     assert buffer.pending_bytes == 0
     buffer.put("x", 0)
 
@@ -448,11 +433,11 @@ def test_who_waits_for_room_gets_it_when_a_batch_ends():
         thread.start()
     (flight,) = buffer.take_all()
     assert found == []
-    buffer.end(*flight)
+    buffer.store(flight)
     # Each of them needs room, and finds it in what the others left.
     while any(thread.is_alive() for thread in threads):
         for one in buffer.take_all():
-            buffer.end(*one)
+            buffer.store(one)
         threads[0].join(0.001)
     assert len(found) == 3
 
@@ -481,25 +466,25 @@ def test_closing_takes_everything_that_waits_and_lets_nothing_in():
     for lane in range(8):
         for n in range(3):
             buffer.put(str(n), lane)
-    flight = buffer.lanes.take("a", MANY, 1)
-    flight[0][1].first_sequence = 5
+    flight = buffer.take("a", MANY, 1)
+    flight[0].first_sequence = 5
     found = buffer.close()
     assert len(found) == 24 - 1
     assert buffer.close() == []
-    assert buffer.lanes.ready_brokers() == []
+    assert buffer.ready_brokers() == []
     for call in (
         lambda: buffer.put("x", 0),
         lambda: buffer.put("x"),
         lambda: buffer.put_batch(0, "x"),
         lambda: buffer.wait_room(MANY),
-        lambda: buffer.lanes.claim(buffer.topic.lanes[7], lone(buffer, buffer.topic.lanes[7])),
+        lambda: claim(buffer),
     ):
         with pytest.raises(ClientClosed):
             call()
     for batch in found:
-        buffer.settle(batch)
+        buffer.store(batch)
     assert not buffer.wait_empty(0)
-    buffer.end(*flight[0])
+    buffer.store(flight[0])
     assert buffer.wait_empty(0)
     assert buffer.pending_bytes == 0
 
@@ -519,7 +504,7 @@ class AnyCourse(RuleBasedStateMachine):
         self.number = 0
         self.sizes: dict[int, int] = {}
         self.gone: dict[int, list[int]] = {lane: [] for lane in range(8)}
-        self.flying: list[tuple[Lane, object]] = []
+        self.flying: list[PendingBatch] = []
 
     @rule(
         lane=st.integers(0, 7), size=st.integers(1, 200), timeout_ms=st.sampled_from([100, 3_000])
@@ -531,28 +516,28 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(broker=st.sampled_from("ab"), max_bytes=st.sampled_from([1, 500, MANY]))
     def take(self, broker, max_bytes):
-        for lane, batch in self.buffer.lanes.take(broker, max_bytes, 5):
+        for batch in self.buffer.take(broker, max_bytes, 5):
             if batch.first_sequence < 0:
                 batch.first_sequence = self.sequence
                 self.sequence += len(batch.messages)
-            self.flying.append((lane, batch))
+            self.flying.append(batch)
 
     @rule(data=st.data(), succeeds=st.booleans())
     def land(self, data, succeeds):
         if not self.flying:
             return
-        lane = data.draw(st.sampled_from(self.flying))[0]
-        flight = [one for one in self.flying if one[0] is lane]
-        self.flying = [one for one in self.flying if one[0] is not lane]
+        lane = data.draw(st.sampled_from(self.flying)).lane
+        flight = [one for one in self.flying if one.lane is lane]
+        self.flying = [one for one in self.flying if one.lane is not lane]
         # As brokers do: all behind the first one refused are refused, too.
         good = len(flight) if succeeds else data.draw(st.integers(0, len(flight) - 1))
-        for number, (_, batch) in enumerate(flight):
+        for number, batch in enumerate(flight):
             if number < good:
                 index = self.buffer.topic.lanes.index(lane)
                 self.gone[index] += [int(one.body) for one in batch.messages]
-                self.buffer.end(lane, batch)
+                self.buffer.store(batch)
             else:
-                self.buffer.lanes.put_back(lane, batch)
+                self.buffer.put_back(batch)
 
     @invariant()
     def order_holds(self):
@@ -561,7 +546,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @invariant()
     def the_account_is_exact(self):
-        waiting = [batch for _, batch in self.flying]
+        waiting = list(self.flying)
         for lane in self.buffer.topic.lanes:
             waiting += [*lane.returned, *lane.closed]
             waiting += [lane.open] if lane.open is not None else []
@@ -573,7 +558,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @invariant()
     def whoever_can_be_sent_is_listed(self):
-        listed = [id(lane) for lanes in self.buffer.lanes._ready.values() for lane in lanes]
+        listed = [id(lane) for lanes in self.buffer._ready.values() for lane in lanes]
         assert len(listed) == len(set(listed))
         for lane in self.buffer.topic.lanes:
             assert lane.listed == (id(lane) in listed)

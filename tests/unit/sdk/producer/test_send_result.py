@@ -4,12 +4,13 @@ import threading
 import time
 
 import pytest
-from harness.waits import make_waits
+from harness.waits import finish, make_waits
 
 from mqmesh.errors import BrokerError, RequestTimeout, SystemBusy
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.sdk.producer.send_result import GRACE_MS, PendingBatch, SendFuture, make_result
+from mqmesh.sdk.producer.lanes import GRACE_MS, PendingBatch
+from mqmesh.sdk.producer.send_result import SendFuture, make_result
 
 QUEUE = MessageQueue("t", "a", 3)
 OUTCOME = BatchOutcome(0, 1, 0, 100, 4_096, 1_600_000_000_000)
@@ -17,7 +18,7 @@ OUTCOME = BatchOutcome(0, 1, 0, 100, 4_096, 1_600_000_000_000)
 
 def batch_of(count: int, *, explicit: bool = False, deadline_ms: int = 10**12) -> PendingBatch:
     batch = PendingBatch(
-        make_waits(),
+        *make_waits(),
         QUEUE,
         deadline_ms,
         bound=False,
@@ -35,7 +36,7 @@ def test_each_message_has_a_result_of_its_own() -> None:
     futures = [SendFuture(batch, index) for index in range(3)]
     assert not any(future.done() for future in futures)
     assert futures[0].exception() is None
-    batch.finish(OUTCOME, None)
+    finish(batch, OUTCOME)
     results = [future.result() for future in futures]
     assert [one.queue_offset for one in results] == [100, 101, 102]
     assert [one.sequence for one in results] == [7, 8, 9]
@@ -48,7 +49,7 @@ def test_each_message_has_a_result_of_its_own() -> None:
 
 def test_an_explicit_batch_has_one_result() -> None:
     batch = batch_of(3, explicit=True)
-    batch.finish(OUTCOME, None)
+    finish(batch, OUTCOME)
     result = make_result(batch, 0)
     assert result.message_count == 3
     assert result.message_ids == [f"{0xAB:016X}{n:016X}" for n in (7, 8, 9)]
@@ -57,7 +58,7 @@ def test_an_explicit_batch_has_one_result() -> None:
 @pytest.mark.parametrize("status", list(SendStatus))
 def test_every_status_is_known(status: SendStatus) -> None:
     batch = batch_of(1)
-    batch.finish(BatchOutcome(0, int(status)), None)
+    finish(batch, BatchOutcome(0, int(status)))
     assert make_result(batch, 0).status is status
 
 
@@ -66,8 +67,8 @@ def test_an_outcome_is_set_once() -> None:
     told: list[SendFuture] = []
     future = SendFuture(batch, 0)
     future.add_done_callback(told.append)
-    batch.finish(None, SystemBusy("slow down", retry_after_ms=5))
-    batch.finish(OUTCOME, None)
+    finish(batch, SystemBusy("slow down", retry_after_ms=5))
+    finish(batch, OUTCOME)
     assert told == [future]
     with pytest.raises(SystemBusy) as caught:
         future.result()
@@ -78,7 +79,7 @@ def test_an_outcome_is_set_once() -> None:
 def test_an_error_that_is_raised_often_does_not_grow() -> None:
     batch = batch_of(2)
     error = BrokerError("x")
-    batch.finish(None, error)
+    finish(batch, error)
     depths = set()
     for _ in range(5):
         with pytest.raises(BrokerError):
@@ -102,7 +103,7 @@ def test_callbacks_come_in_order_at_once_when_it_is_done_and_whatever_they_raise
     futures[0].add_done_callback(told.append)
     futures[1].add_done_callback(bad)
     futures[2].add_done_callback(told.append)
-    batch.finish(OUTCOME, None)
+    finish(batch, OUTCOME)
     assert told == [futures[0], "bad", futures[2]]
     futures[1].add_done_callback(told.append)
     assert told[-1] is futures[1]
@@ -118,7 +119,7 @@ def test_a_callback_may_look_at_other_futures_of_the_same_batch() -> None:
         second.add_done_callback(lambda other: found.append(other.result().queue_offset))
 
     first.add_done_callback(look)
-    batch.finish(OUTCOME, None)
+    finish(batch, OUTCOME)
     assert found == [101]
 
 
@@ -132,7 +133,7 @@ def test_waiting_ends_with_the_outcome() -> None:
     ]
     for thread in threads:
         thread.start()
-    batch.finish(OUTCOME, None)
+    finish(batch, OUTCOME)
     for thread in threads:
         thread.join(10)
     assert found == [100] * 4

@@ -18,12 +18,12 @@ from mqmesh.sdk.producer.batch_codec import (
     BatchCodec,
     read_outcomes,
 )
-from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.lanes import PendingBatch
 
 
 def batch_of(*bodies: str, queue_id: int = 3, wait_store: bool = True) -> PendingBatch:
     batch = PendingBatch(
-        make_waits(),
+        *make_waits(),
         MessageQueue("t", "a", queue_id),
         10**9,
         bound=False,
@@ -201,12 +201,12 @@ def test_the_watch_goes_on_after_a_failure(world, monkeypatch) -> None:
     world.broker.crash()
     future = producer.send_async(Message("t", b"x"), timeout_ms=500)
     world.run(50)
-    look_after = producer._sender._sends.without
+    look_after = producer._sender.without
 
     def fail(name: str) -> None:
-        monkeypatch.setattr(producer._sender._sends, "without", look_after)
+        monkeypatch.setattr(producer._sender, "without", look_after)
         raise RuntimeError("in a test")
 
-    monkeypatch.setattr(producer._sender._sends, "without", fail)
+    monkeypatch.setattr(producer._sender, "without", fail)
     world.run(1_000)
     assert isinstance(future.exception(), EndpointUnreachable)

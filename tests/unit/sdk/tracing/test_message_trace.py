@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
-from harness.waits import make_waits
+from harness.waits import finish, make_waits
 
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import (
@@ -24,9 +24,9 @@ from mqmesh.protocol.transactions import Decision
 from mqmesh.sdk.hooks import ConsumeContext, TransactionContext
 from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
+from mqmesh.sdk.producer.lanes import PendingBatch
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_buffer import delay_of
-from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.tracing.message_trace import MessageTrace
 from mqmesh.sdk.tracing.sampling import Sampler
 from mqmesh.sdk.tracing.trace_dispatcher import Traced
@@ -88,7 +88,7 @@ def send(
     codec = (HalfCodec if is_half else BatchCodec)(PRODUCER_KEY, compress, None, trace, "shop")
     codec._next_sequence = sequence
     queue = MessageQueue(messages[0].topic, "a", 3)
-    batch = PendingBatch(make_waits(), queue, 10**9, False, len(messages) * is_one, 2, True)
+    batch = PendingBatch(*make_waits(), queue, 10**9, False, len(messages) * is_one, 2, True)
     batch.delay = delay_of(messages[0])
     if is_one:
         made = explicit_batch(messages, codec, 1_000_000)
@@ -98,7 +98,7 @@ def send(
     for _ in range(2):  # the second time for another queue
         codec.encode(batch, BEGAN_MS)
         batch.encoded = None
-    batch.finish(outcome, None if outcome else NoRoute("away"))
+    finish(batch, outcome or NoRoute("away"))
 
 
 def test_a_trace_that_fails_stops_no_send(monkeypatch, caplog):

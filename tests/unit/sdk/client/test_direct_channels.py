@@ -1,48 +1,46 @@
-"""The short way of a synchronous send, and who else may interfere with it."""
+"""Channels of callers' own threads, and who else may interfere with them."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
-from harness.batches import PRODUCER_KEY
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.simulated_cluster import Fault, FaultKind
-from harness.waits import make_waits
 
+from mqmesh.batch.record_batch import encode_batch
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
-from mqmesh.message import Message, MessageQueue
-from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk.producer import direct_path
-from mqmesh.sdk.producer.batch_codec import BatchCodec
-from mqmesh.sdk.producer.direct_path import DirectLink
-from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.message import Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command
+from mqmesh.protocol.messaging import encode_send
+from mqmesh.sdk.client import direct_channels
+from mqmesh.sdk.client.direct_channels import DirectChannels
+from mqmesh.sdk.client.outbox import OutgoingRequest
 
 
 @pytest.fixture
 def path(world):
     producer = world.producer()
-    path = DirectLink(producer._engine, BatchCodec(PRODUCER_KEY, None), 0)
+    path = DirectChannels(producer._engine, 0)
     yield path
     path.close(0)
 
 
-def batch(world, timeout_ms: int = 1_000) -> PendingBatch:
-    one = PendingBatch(
-        make_waits(),
-        MessageQueue("t", "a", 0),
-        world.network.clock.monotonic_ms() + timeout_ms,
-        bound=True,
-        explicit_count=0,
-        retries=0,
-        wait_store=True,
-    )
-    one.messages.append(Message("t", b"x"))
-    return one
-
-
 def send(world, path, timeout_ms: int = 1_000):
-    now_ms = world.network.clock.monotonic_ms()
-    return path.send(batch(world, timeout_ms), world.broker.endpoint, now_ms)
+    data = encode_batch(
+        [Message("t", b"x")],
+        topic="t",
+        queue_id=0,
+        producer_id=PRODUCER_ID,
+        first_sequence=0,
+        born_timestamp=5,
+    )
+    header = encode_send(timeout_ms, 1, PRODUCER_KEY)
+    request = OutgoingRequest(
+        RequestCode.SEND_MESSAGE, [data], header, timeout_ms, lambda answer: None
+    )
+    return path.request("a", world.broker.endpoint, request)
 
 
 def test_one_thread_at_a_time_is_let_in(path):
@@ -54,7 +52,7 @@ def test_one_thread_at_a_time_is_let_in(path):
 
 
 def test_an_outcome_or_the_reason_is_returned(world, path):
-    assert isinstance(send(world, path), BatchOutcome)
+    assert isinstance(send(world, path), Command)
     world.broker.faults.append(Fault(FaultKind.LOSE))
     began_ms = world.network.clock.monotonic_ms()
     assert isinstance(send(world, path, 300), RequestTimeout)
@@ -70,12 +68,12 @@ def test_a_connection_is_kept_until_the_broker_moves_or_the_connection_breaks(wo
     assert path._channels["a"] is first
     path.interrupt("a")
     path.interrupt("unknown")
-    assert isinstance(send(world, path), BatchOutcome)
+    assert isinstance(send(world, path), Command)
     second = path._channels["a"]
     assert second is not first
     assert first.closed
     world.broker.move("tcp://127.0.0.1:20911")
-    assert isinstance(send(world, path), BatchOutcome)
+    assert isinstance(send(world, path), Command)
     assert path._channels["a"] is not second
     assert second.closed
     assert not path._broken
@@ -92,7 +90,7 @@ def test_who_waits_when_the_connection_breaks_may_try_again(world, path, monkeyp
     monkeypatch.setattr(world.broker, "serve", interrupted)
     assert isinstance(send(world, path), EndpointUnreachable)
     monkeypatch.setattr(world.broker, "serve", serve)
-    assert isinstance(send(world, path), BatchOutcome)
+    assert isinstance(send(world, path), Command)
 
 
 def test_whatever_goes_wrong_is_returned_so_that_the_engine_may_try(world, path, monkeypatch):
@@ -104,8 +102,8 @@ def test_whatever_goes_wrong_is_returned_so_that_the_engine_may_try(world, path,
 
 
 def test_closing_waits_for_who_is_inside_and_then_makes_him_give_up(world, path, monkeypatch):
-    monkeypatch.setattr(direct_path, "CLOSE_TIMEOUT_S", 10.0)
-    assert isinstance(send(world, path), BatchOutcome)
+    monkeypatch.setattr(direct_channels, "CLOSE_TIMEOUT_S", 10.0)
+    assert isinstance(send(world, path), Command)
     channel = path._channels["a"]
     assert path.enter()
     cancelled = threading.Event()
@@ -121,7 +119,7 @@ def test_closing_waits_for_who_is_inside_and_then_makes_him_give_up(world, path,
 
 
 def test_a_way_that_is_never_left_does_not_stop_the_closing(world, path, monkeypatch, caplog):
-    monkeypatch.setattr(direct_path, "CLOSE_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(direct_channels, "CLOSE_TIMEOUT_S", 0.001)
     assert path.enter()
     path.close(0)
     assert "does not give up" in caplog.text
