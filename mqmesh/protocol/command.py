@@ -43,7 +43,6 @@ MAX_REMARK_CHARACTERS: Final = 1 * KIB
 RESPONSE: Final = 1
 ONEWAY: Final = 2
 
-_NOTHING: Final = memoryview(b"")
 _PREFIX = struct.Struct("<BBHIQ")
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -94,28 +93,6 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
 ANYBODY: Final = Principal("anybody")
 """Principal of a connection without a proof."""
-
-
-class Request(msgspec.Struct, gc=False):
-    """A request as a server's handler sees it.
-
-    Attributes:
-        peer: Routing id of the connection it came by; good for answering, not an identity.
-        command: The decoded frame.
-        principal: User that asks; rights are given to principals.
-        received_ns: When it came to its handler, monotonic clock; 0 before.
-    """
-
-    peer: bytes
-    command: Command
-    principal: Principal = ANYBODY
-    received_ns: int = 0
-
-    def without_frame(self) -> "Request":
-        """Return the request for a later answer: it does not keep the frame's memory alive."""
-        asked = self.command
-        bare = Command(asked.code, asked.opaque, asked.flags, _NOTHING, _NOTHING)
-        return Request(self.peer, bare, self.principal, self.received_ns)
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -16,7 +16,8 @@ from mqmesh.protocol.admin import (
     UpdateAccessListRequest,
 )
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Reply
+from mqmesh.protocol.request import Request
 from mqmesh.roles.dispatch import Handler
 from mqmesh.security.access_list import AccessList, read_access_list, write_access_list
 from mqmesh.security.config import SecurityConfig
@@ -134,7 +135,7 @@ class AccessKeeper:
                 f"made from {asked.expected_version}; `mqmesh acl show > acl.toml` and edit again"
             )
         self._adopt(new)
-        _log.warning("user %r changed the access list", request.principal.name)
+        _log.warning("user %r changed the access list", request.peer.principal.name)
         return EMPTY_REPLY
 
     def _adopt(self, new: AccessList) -> None:

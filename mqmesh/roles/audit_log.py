@@ -7,7 +7,6 @@ Lines are appended whole; a file that is full is renamed by one of them, and the
 import fcntl
 import logging
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -19,7 +18,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.private_files import open_private
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import Peer
 from mqmesh.units import MIB
 
 AUDIT_FILE: Final = "audit.jsonl"
@@ -73,27 +72,23 @@ class AuditLog:
         path: Of the file.
         server: Role and name of this process.
         clock: Source of time.
-        address_of: Returns where a peer's connection comes from.
 
     Raises:
         ConfigError: The file cannot be written.
     """
 
-    def __init__(
-        self, path: Path, server: str, clock: Clock, address_of: Callable[[bytes], str]
-    ) -> None:
+    def __init__(self, path: Path, server: str, clock: Clock) -> None:
         try:
             self._file = _SharedFile(path)
         except OSError as error:
             raise ConfigError(f"audit log {path}: {error.strerror or error}") from error
         self._server = server
         self._clock = clock
-        self._address_of = address_of
         self._refusals: dict[str, _Second] = {}
 
     def note(
         self,
-        request: Request,
+        peer: Peer,
         command: RequestCode,
         topics: list[str],
         groups: list[str],
@@ -103,14 +98,14 @@ class AuditLog:
         """Writes a line; see ``mqmesh.roles.dispatch.Audit``.
 
         Args:
-            request: Request that was served, or refused.
-            command: Its code.
+            peer: Peer whose request was served, or refused.
+            command: Code of the request.
             topics: Topics that it is about.
             groups: The same of consumer groups.
             error: Error that it was answered with; None for success.
             what: Change that it made, if the command does not say it all.
         """
-        user = request.principal.name
+        user = peer.principal.name
         left_out = 0 if error is None else self._left_out(user)
         if left_out is None:
             return
@@ -119,7 +114,7 @@ class AuditLog:
             time=moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
             server=self._server,
             user=user,
-            address=self._address_of(request.peer),
+            address=peer.address,
             command=command.name,
             topics=[name[:255] for name in topics[:MAX_NAMES]],
             groups=[name[:255] for name in groups[:MAX_NAMES]],

@@ -23,14 +23,15 @@ from mqmesh.metrics import (
     histogram,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
-from mqmesh.protocol.command import Answer, Principal, Reply, Request, reply_of
+from mqmesh.protocol.command import Answer, Principal, Reply, reply_of
 from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
+from mqmesh.protocol.request import Peer, PendingReply, Request
 
 Handler = Callable[[Request, Any], Answer | None]
 Serve = Callable[[Request], Reply | None]
-Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None, str], None]
-"""Function called for each action of an administrator and each refusal: request, command, topics,
-groups, error, and the handler's description."""
+Audit = Callable[[Peer, RequestCode, list[str], list[str], BaseException | None, str], None]
+"""Function called for each action of an administrator and each refusal: peer that asks, command,
+topics, groups, error, and the handler's description."""
 
 _NS_PER_MS: Final = 1_000_000
 _LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
@@ -74,19 +75,6 @@ class Authorizer(Protocol):
         Raises:
             NoPermission: The principal lacks it.
         """
-
-
-class AllowAll:
-    """Authorizer that lets every connected peer do everything."""
-
-    def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
-        """Permits it."""
-
-    def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
-        """Permits it."""
-
-    def check_creation(self, principal: Principal, topic: str) -> None:
-        """Permits it."""
 
 
 class CommandLatencies:
@@ -137,7 +125,7 @@ class Dispatch:
     Args:
         server: The role.
         now_ns: Monotonic clock.
-        authorizer: Looks up rights.
+        authorizer: Looks up rights; None where every connected peer may do everything.
 
     Attributes:
         handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
@@ -151,7 +139,7 @@ class Dispatch:
     ) -> None:
         self._specs = served_by(server)
         self._now_ns = now_ns
-        self._authorizer = authorizer or AllowAll()
+        self._authorizer = authorizer
         self.handlers: dict[int, Serve] = {}
         self._kept: set[RequestCode] = set()
         self.audit: Audit | None = None
@@ -186,62 +174,66 @@ class Dispatch:
 
         self.handlers |= {int(code): refusing for code in self._specs.keys() - self._kept}
 
-    def permit(self, request: Request, topic: str) -> None:
+    def permit(self, peer: Peer, code: int, topic: str) -> None:
         """Looks up the right to a topic that a handler has found out for itself.
 
         Args:
-            request: Request that is being served.
+            peer: Peer whose request is served.
+            code: Request code.
             topic: Topic that it is about.
 
         Raises:
             NoPermission: The client lacks it.
         """
-        spec = self._specs[RequestCode(request.command.code)]
+        if self._authorizer is None:
+            return
+        command = RequestCode(code)
         try:
-            self._authorizer.check_topic(request.principal, spec, topic)
+            self._authorizer.check_topic(peer.principal, self._specs[command], topic)
         except NoPermission as error:
-            self._note_refusal(request, topic, error)
+            self._note_refusal(peer, command, topic, error)
             raise
 
-    def permit_creation(self, request: Request, topic: str) -> None:
+    def permit_creation(self, peer: Peer, code: int, topic: str) -> None:
         """Looks up the right to have a topic made by sending to it.
 
         Args:
-            request: Request that is being served.
+            peer: Peer whose request is served.
+            code: Request code.
             topic: Topic that is to be made.
 
         Raises:
             NoPermission: The client lacks it.
         """
+        if self._authorizer is None:
+            return
         try:
-            self._authorizer.check_creation(request.principal, topic)
+            self._authorizer.check_creation(peer.principal, topic)
         except NoPermission as error:
-            self._note_refusal(request, topic, error)
+            self._note_refusal(peer, RequestCode(code), topic, error)
             raise
 
-    def _note_refusal(self, request: Request, topic: str, error: NoPermission) -> None:
+    def _note_refusal(
+        self, peer: Peer, command: RequestCode, topic: str, error: NoPermission
+    ) -> None:
         if self.audit is not None:
             # Handlers may let it pass through, or put it into an answer's body.
             self._noted = error
-            self.audit(request, RequestCode(request.command.code), [topic], [], error, "")
+            self.audit(peer, command, [topic], [], error, "")
 
     def describe(self, what: str) -> None:
         """Describes the command that is being served, for readers of the audit log."""
         self._described = what
 
-    def answered(self, request: Request, code: int) -> None:
-        """Counts an answer, or an error, that the handler did not give at once.
-
-        Args:
-            request: Request that is answered.
-            code: Of the response.
-        """
-        took_ns = self._now_ns() - request.received_ns
-        self._observe_later[request.command.code](took_ns, code)
+    def _answered(self, pending: PendingReply, code: int) -> None:
+        """Counts an answer, or an error, that the handler did not give at once."""
+        took_ns = self._now_ns() - pending.received_ns
+        self._observe_later[pending.code](took_ns, code)
 
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
         # A closure rather than methods: this is on the way of every send and pull.
-        decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
+        decode, now_ns, answered = spec.decoder(), self._now_ns, self._answered
+        check = None if self._authorizer is None else self._authorizer.check
         count = self.counts[spec.code]
         encode = encoder_of(spec)
         observe = count.latency.observe
@@ -251,15 +243,17 @@ class Dispatch:
             what, self._described = self._described, ""
             if self.audit is not None and (error is None or error is not self._noted):
                 topics, groups = spec.topic_names(header), spec.group_names(header)
-                self.audit(request, spec.code, topics, groups, error, what)
+                self.audit(request.peer, spec.code, topics, groups, error, what)
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()
+            request.on_answer = answered
             answered_with: int | None = None
             header = None
             try:
                 header = decode(request.command.header)
-                check(request.principal, spec, header)
+                if check is not None:
+                    check(request.peer.principal, spec, header)
                 answer = handler(request, header)
                 reply = None
                 if answer is not None:

@@ -12,9 +12,10 @@ from mqmesh.protocol.admin import (
     GetConfigRequest,
     UpdateConfigRequest,
 )
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Reply
+from mqmesh.protocol.request import PendingReply, Request
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.live_settings import LiveSettings, SettingsPlan
-from mqmesh.roles.shell import RoleShell
 
 OnKept = Callable[[MQMeshError | None], None]
 Keep = Callable[[dict[str, str], OnKept], None]
@@ -30,7 +31,7 @@ class SettingsService:
         settings: Of the process.
         keep: Puts changes on disk.
         on_change: Called when other settings are in force.
-        shell: Answers.
+        dispatch: Of the process.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class SettingsService:
         settings: LiveSettings[Any],
         keep: Keep,
         on_change: Callable[[], None],
-        shell: RoleShell,
+        dispatch: Dispatch,
     ) -> None:
         self._settings = settings
         self._keep = keep
         self._on_change = on_change
-        self._shell = shell
+        self._dispatch = dispatch
         self._keeping = False
 
     def get(self, request: Request, asked: GetConfigRequest) -> ConfigEntries:
@@ -61,20 +62,20 @@ class SettingsService:
             raise SystemBusy("another change of settings is being written", retry_after_ms=100)
         plan = self._settings.plan(asked.settings, asked.unset)
         said = ", ".join(f"{one.key}: {one.before} -> {one.after}" for one in plan.changes)
-        self._shell.dispatch.describe(said or "no other value")
+        self._dispatch.describe(said or "no other value")
         self._keeping = True
-        self._keep(plan.overrides, partial(self._kept, request.without_frame(), plan, said))
+        self._keep(plan.overrides, partial(self._kept, request.later(), plan, said))
         return None
 
     def _kept(
-        self, request: Request, plan: SettingsPlan[Any], said: str, error: MQMeshError | None
+        self, pending: PendingReply, plan: SettingsPlan[Any], said: str, error: MQMeshError | None
     ) -> None:
         self._keeping = False
         if error is not None:
-            self._shell.fail(request, error)
+            pending.fail(error)
             return
         self._settings.adopt(plan)
         if plan.changes:
-            _log.warning("user %r changed settings: %s", request.principal.name, said)
+            _log.warning("user %r changed settings: %s", pending.peer.principal.name, said)
             self._on_change()
-        self._shell.reply(request, ConfigChanges(plan.changes))
+        pending.done(ConfigChanges(plan.changes))

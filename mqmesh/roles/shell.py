@@ -16,9 +16,10 @@ from mqmesh.metrics import (
     text,
 )
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode, code_of
-from mqmesh.protocol.command import Answer, Reply, Request, reply_of
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply
 from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.request import Request
 from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
 from mqmesh.roles.audit_log import AUDIT_FILE, AuditLog
@@ -26,7 +27,7 @@ from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.roles.listings import Listings
 from mqmesh.security import guard as guarding
 from mqmesh.security import quotas
-from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
+from mqmesh.transport.interface import OnDisconnect, Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 from mqmesh.version import VERSION
 
@@ -97,7 +98,7 @@ class RoleShell:
         self._audit_log: AuditLog | None = None
         if guard is not None and guard.audited and guard.path is not None:
             path = guard.path.with_name(AUDIT_FILE)
-            self._audit_log = AuditLog(path, f"{word} {name}", self._clock, self._address_of)
+            self._audit_log = AuditLog(path, f"{word} {name}", self._clock)
             self.dispatch.audit = self._audit_log.note
         self.on_access_change: Callable[[], None] | None = None
         self._board = MetricBoard(max_label_sets)
@@ -134,14 +135,14 @@ class RoleShell:
     def open(
         self,
         handlers: Mapping[RequestCode, Handler] | None = None,
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
     ) -> Server:
         """Makes the command server, which is to be bound.
 
         Args:
             handlers: Of the role's commands; what has none is refused.
-            on_disconnect: Called with the routing id of a peer whose connection broke.
+            on_disconnect: Called with a peer whose connection broke.
             limits: Limits on peers.
         """
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
@@ -198,22 +199,6 @@ class RoleShell:
             self.server = None
         if self._audit_log is not None:
             self._audit_log.close()
-
-    def _address_of(self, peer: bytes) -> str:
-        return "" if self.server is None else self.server.address_of(peer)
-
-    def reply(self, request: Request, answer: Answer) -> None:
-        """Answers a request; once it is closed nobody is there."""
-        if self.server is not None:
-            reply = reply_of(answer)
-            self.dispatch.answered(request, reply.code)
-            self.server.reply(request, reply)
-
-    def fail(self, request: Request, error: Exception) -> None:
-        """Answers a request with an error."""
-        if self.server is not None:
-            self.dispatch.answered(request, code_of(error))
-            self.server.fail(request, error)
 
     def _ping(self, request: Request, header: None) -> RoleInfo:
         info = RoleInfo(self._word, self._name, VERSION, os.getpid(), self.state, self.uptime_ms)

@@ -18,7 +18,8 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, Reply, Request
+from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, Reply
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.refusals import Refusals
 from mqmesh.security.keys import KeyRing
 from mqmesh.units import GIB, MIB
@@ -32,6 +33,7 @@ TRY_AGAIN_MS: Final = 5_000
 changed, and ZeroMQ does not try by itself."""
 
 Handler = Callable[[Request], Reply | None]
+OnDisconnect = Callable[[Peer], None]
 OnDone = Callable[[Command | MQMeshError], None]
 
 
@@ -176,23 +178,8 @@ class Server(Protocol):
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port."""
 
-    def reply(self, request: Request, reply: Reply) -> None:
-        """Answers a request."""
-
-    def room(self, peer: bytes) -> int:
-        """Return the number of bytes that an answer to a peer may have now."""
-
-    def fail(self, request: Request, error: Exception) -> None:
-        """Answers a request with an error."""
-
-    def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:
-        """Sends a peer a oneway command."""
-
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts and logs a refusal."""
-
-    def address_of(self, peer: bytes) -> str:
-        """Return the address of a peer: ``host:port``, ``unix``, or "" for unknown."""
 
     def review(self) -> None:
         """End the connections of peers that may not connect any more: the access list changed."""
@@ -328,7 +315,7 @@ class Transport(Protocol):
     def serve(
         self,
         handlers: Mapping[int, Handler],
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
     ) -> Server:
         """Make a server that is not bound yet."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness.kill_points import KillPoints
+from harness.peers import KeptAnswers
 from harness.served import features_on, served
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
@@ -17,18 +18,15 @@ from mqmesh.batch.record_batch import Attributes, encode_batch
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
-    Answer,
     Reply,
-    Request,
     decode_frame,
     encode_frame,
     encode_header,
-    reply_of,
 )
 from mqmesh.protocol.groups import ResetOffsetRequest
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
 
@@ -45,17 +43,16 @@ class Broker:
     def __init__(self, files: StoreFiles) -> None:
         self.store = files.open()
         self._calls: deque[Callable[[], None]] = deque()
-        self._answers: list[Reply | Exception] = []
+        self._kept = KeptAnswers()
+        self._peer = self._kept.peer(b"peer")
         storage = BrokerStoreConfig(mapped_file_size_commit_log=SEGMENT_BYTES)
         config = BrokerConfig(store_path_root_dir=str(files.directory), storage=storage)
         clock = ManualClock()
         Broker.lives += 1
-        replies = ReplyChannel(self._answer, self._answer, lambda *notice: None)
         self.features = features_on(
             self.store,
             config,
             clock,
-            replies,
             is_kept=True,
             instance_id=Broker.lives,
             seed=Broker.lives,
@@ -64,9 +61,6 @@ class Broker:
         self.features.core.state.save()
         self._handlers = served(self.features)
         self.turn()
-
-    def _answer(self, request: Request, answer: Answer | Exception) -> None:
-        self._answers.append(answer if isinstance(answer, Exception) else reply_of(answer))
 
     def turn(self) -> None:
         """The end of a turn of the loop, and all that waited for the next one."""
@@ -77,9 +71,9 @@ class Broker:
     def ask(self, code: int, header: object) -> None:
         """A request that must succeed; returns when it is answered."""
         frame = encode_frame(code, 1, header=encode_header(header))
-        answer = self._handlers[code](Request(b"peer", decode_frame(frame)))
+        answer = self._handlers[code](Request(self._peer, decode_frame(frame)))
         self.turn()
-        answer = answer or self._answers.pop()
+        answer = answer or self._kept.answers.pop(1)
         assert isinstance(answer, Reply), answer
         assert not answer.code
 

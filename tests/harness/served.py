@@ -13,7 +13,7 @@ from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, ServedBy
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.core import Core, ReplyChannel
+from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.environment import commit_point_of, follower_table_of
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
@@ -60,7 +60,7 @@ def features_on(
     store: MessageStore,
     config: BrokerConfig,
     clock: Clock,
-    replies: ReplyChannel,
+    guard: Guard | None = None,
     *,
     is_kept: bool = False,
     is_follower: bool = False,
@@ -76,7 +76,7 @@ def features_on(
         store: Messages.
         config: Settings.
         clock: Source of time.
-        replies: Way to peers.
+        guard: Looks up rights; None permits everything.
         is_kept: Topics, groups and offsets are kept in the store's log.
         is_follower: The role only reads.
         instance_id: Instance id of the process.
@@ -92,7 +92,8 @@ def features_on(
         store,
         commit_point_of(config, store, followers, leadership),
         StateLog(store if is_kept else None, clock, config=config.storage),
-        replies,
+        Dispatch(ServedBy.BROKER, clock.monotonic_ns, guard),
+        lambda code, remark: None,
         instance_id=instance_id,
         random=Random(seed),
         root=Path(config.store_path_root_dir),
@@ -105,14 +106,9 @@ def features_on(
     return BrokerFeatures(core, followers, index)
 
 
-def dispatched(features: BrokerFeatures, guard: Guard | None = None) -> Dispatch:
-    """Makes the dispatch of a broker.
-
-    Args:
-        features: Features of the broker.
-        guard: Looks up rights.
-    """
-    dispatch = Dispatch(ServedBy.BROKER, features.core.clock.monotonic_ns, guard)
+def dispatched(features: BrokerFeatures) -> Dispatch:
+    """Returns the dispatch of a broker, which serves its commands from now on."""
+    dispatch = features.core.dispatch
     dispatch.open(features.commands())
     return dispatch
 
@@ -136,9 +132,8 @@ class KeptState:
     """
 
     def __init__(self, config: BrokerConfig, clock: Clock, store: MessageStore | None) -> None:
-        nobody = ReplyChannel(lambda *_: None, lambda *_: None, lambda *_: None)
         used = MemoryStore(config.storage, clock=clock) if store is None else store
-        self._features = features_on(used, config, clock, nobody, is_kept=store is not None)
+        self._features = features_on(used, config, clock, is_kept=store is not None)
         self.topics = self._features.state.topics
         self.groups = self._features.state.group_table
         self.offsets = self._features.state.committed

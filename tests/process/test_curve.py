@@ -37,7 +37,10 @@ class Scene:
         self.gone: list[bytes] = []
         self.server = self.wire.closing(
             self.wire.transport.serve(
-                {WHO: lambda request: Reply(request.principal.name.encode()), HOLD: lambda _: None},
+                {
+                    WHO: lambda request: Reply(request.peer.principal.name.encode()),
+                    HOLD: lambda _: None,
+                },
                 self.gone.append,
             )
         )
@@ -366,7 +369,7 @@ def test_without_security_everybody_is_anybody(wire):
     seen = []
 
     def handle(request):
-        seen.append(request.principal)
+        seen.append(request.peer.principal)
         return Reply()
 
     _, endpoint = wire.server({WHO: handle})

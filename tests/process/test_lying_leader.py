@@ -23,13 +23,7 @@ from mqmesh.log_identity import MAX_EPOCH, EpochStart
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    MAX_FRAME_BYTES,
-    Reply,
-    Request,
-    decode_header,
-    encode_header,
-)
+from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, decode_header, encode_header
 from mqmesh.protocol.replication import (
     AckReplication,
     HaStatus,
@@ -39,6 +33,7 @@ from mqmesh.protocol.replication import (
     ReplicateLog,
     ReplicationMode,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.features.replication.feature import how_to_go_on
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
@@ -103,7 +98,7 @@ class Leader:
         self._lied = False
         if self._waits is not None:
             request, self._waits = self._waits, None
-            self._server.reply(request, self._opened(request))
+            request.later().done(self._opened(request))
 
     def _on_open(self, request: Request) -> Reply | None:
         if self.answer is not None:
@@ -136,7 +131,7 @@ class Leader:
         self._notify(request, self.header(chunk), b"")
 
     def _notify(self, request: Request, header: bytes, body: bytes) -> None:
-        self._server.notify(request.peer, RequestCode.REPLICATE_LOG, header, body)
+        request.peer.notify(RequestCode.REPLICATE_LOG, header, body)
 
 
 class Scene:

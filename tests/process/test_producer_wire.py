@@ -19,9 +19,10 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_of
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, decode_header, reply_of
 from mqmesh.protocol.membership import HeartbeatResponse
 from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import (
     BrokerAddress,
     BrokerData,
@@ -75,8 +76,7 @@ class Script:
         return self._broker.bind(endpoint)
 
     def reply(self, request: Request, reply: Reply) -> None:
-        assert self._broker is not None
-        self._broker.reply(request, reply)
+        request.later().done(reply)
 
     def reopen(self) -> None:
         """All connections break, and the broker listens again; for the loop's thread."""
@@ -214,7 +214,7 @@ def test_nonsense_in_place_of_an_answer_is_told(script, producer):
 def test_a_refusal_of_the_whole_request_is_told_with_its_wish(script, producer):
     def refuse(request: Request, reply: Reply) -> None:
         assert script._broker is not None
-        script._broker.fail(request, SystemBusy("slow down", retry_after_ms=123))
+        request.later().fail(SystemBusy("slow down", retry_after_ms=123))
 
     for send in (producer.send, lambda *a, **k: producer.send_async(*a, **k).result()):
         script.tricks.append(refuse)

@@ -275,7 +275,7 @@ def test_answers_that_keep_to_the_room_of_their_peer_are_never_made_in_vain(wire
     given = []
 
     def big(request):
-        given.append(min(server.room(request.peer), 3 * MIB))
+        given.append(min(request.peer.room(), 3 * MIB))
         return Reply(body=[bytes(given[-1])])
 
     server, where = wire.server({BIG: big}, max_pending_bytes=8 * MIB)
@@ -295,9 +295,20 @@ def test_answers_that_keep_to_the_room_of_their_peer_are_never_made_in_vain(wire
     assert len(answer_of(wire, lazy).body) == 3 * MIB
 
 
-def test_who_is_gone_has_room_for_nothing_to_speak_of(wire):
-    server, _ = wire.server({})
-    assert server.room(b"gone!") == 1
+def test_who_is_gone_has_room_for_nothing_to_speak_of_and_gets_nothing(wire):
+    held, gone = [], []
+    server, where = wire.server({BIG: held.append}, gone.append)
+    client = wire.client(where)
+    client.request(BIG, lambda answer: None)
+    wire.until(lambda: held)
+    client.close()
+    wire.until(lambda: gone)
+    (peer,) = gone
+    assert peer is held[0].peer
+    assert peer.is_gone
+    assert peer.room() == 1
+    held[0].later().done(Reply(body=[bytes(MIB)]))
+    assert server.dropped_replies == 1
 
 
 def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
@@ -307,7 +318,7 @@ def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
     lazy.send(encode_frame(BIG, 1))
     wire.until(lambda: held)
     while not server.dropped_replies:
-        server.reply(held[0], Reply(body=[bytes(32 * KIB)]))
+        held[0].later().done(Reply(body=[bytes(32 * KIB)]))
     assert server._outbox.held <= 4 * MIB
     wire.until(lambda: server.hung_up == 1)
     assert server.peer_count == server._outbox.held == 0

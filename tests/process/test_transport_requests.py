@@ -57,7 +57,7 @@ def test_header_and_body_go_there_and_back(wire, endpoint):
 
 def test_answers_find_their_requests_in_any_order(wire):
     held = []
-    server, where = wire.server({HOLD: held.append})
+    _, where = wire.server({HOLD: held.append})
     client = wire.client(where)
     outcomes = {}
     for number in range(100):
@@ -69,7 +69,7 @@ def test_answers_find_their_requests_in_any_order(wire):
     wire.until(lambda: len(held) == 100)
     assert client.in_flight == 100
     for request in reversed(held):
-        server.reply(request, Reply(body=[request.command.body]))
+        request.later().done(Reply(body=[request.command.body]))
     wire.until(lambda: len(outcomes) == 100)
     assert outcomes == {number: b"%d" % number for number in range(100)}
 
@@ -98,13 +98,13 @@ def test_slow_requests_share_the_loop_with_everything_else(wire):
 
 def test_a_second_answer_to_the_same_request_is_ignored(wire):
     held = []
-    server, where = wire.server({HOLD: held.append, ECHO: echo})
+    _, where = wire.server({HOLD: held.append, ECHO: echo})
     client = wire.client(where)
     done = []
     client.request(HOLD, done.append)
     wire.until(lambda: held)
-    server.reply(held[0], EMPTY_REPLY)
-    server.reply(held[0], EMPTY_REPLY)
+    held[0].later().done(EMPTY_REPLY)
+    held[0].later().done(EMPTY_REPLY)
     wire.ask(client, ECHO)
     assert len(done) == 1
 
@@ -166,10 +166,10 @@ def test_a_server_speaks_first(wire):
     told = []
 
     def tell(request):
-        server.notify(request.peer, 40, b"news")
+        request.peer.notify(40, b"news")
         return EMPTY_REPLY
 
-    server, where = wire.server({TELL: tell})
+    _, where = wire.server({TELL: tell})
     client = wire.client(where, on_command=told.append)
     wire.ask(client, TELL)
     wire.until(lambda: told)
@@ -202,7 +202,7 @@ def test_a_request_that_is_too_large_is_not_sent(wire):
 
 def test_an_answer_that_does_not_come_is_a_timeout_of_unknown_outcome(wire):
     held = []
-    server, where = wire.server({HOLD: held.append, ECHO: echo})
+    _, where = wire.server({HOLD: held.append, ECHO: echo})
     client = wire.client(where)
     wire.ask(client, ECHO)
     done = []
@@ -213,7 +213,7 @@ def test_an_answer_that_does_not_come_is_a_timeout_of_unknown_outcome(wire):
     assert "unknown" in str(done[0])
     assert took_s > 0.19
     assert watch.seconds < 1
-    server.reply(held[0], EMPTY_REPLY)
+    held[0].later().done(EMPTY_REPLY)
     wire.ask(client, ECHO)
     assert len(done) == 1, "the late answer is nobody's"
 

@@ -10,6 +10,7 @@ from typing import Final
 from mqmesh.log_identity import first_number
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core
@@ -323,7 +324,7 @@ class BrokerFeatures:
         for one in self._called:
             one.sample()
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forgets a connection that broke; monotonic clock."""
         for one in self._called:
             one.client_gone(peer, now_ms)

@@ -8,11 +8,16 @@ from typing import Final
 
 from mqmesh.errors import SystemBusy
 from mqmesh.metrics import LabelValues, Measured, counter
-from mqmesh.protocol.command import ANYBODY, Request
+from mqmesh.protocol.command import ANYBODY
+from mqmesh.protocol.request import Peer
 
 MINUTE_MS: Final = 60_000
 MAX_CLIENTS: Final = 65_536
 """Clients whose buckets are kept; of more, the one that made none for longest is forgotten."""
+
+
+Client = Peer | str
+"""A connection, or the name of a user; see ``client_of``."""
 
 
 class CreationRate:
@@ -30,14 +35,14 @@ class CreationRate:
     def __init__(self, kind: str, per_minute: int) -> None:
         self._kind = kind
         self._per_minute = per_minute
-        self._spent: dict[bytes, tuple[float, int]] = {}
+        self._spent: dict[Client, tuple[float, int]] = {}
         self.made = 0
         self.refused = 0
 
     def __len__(self) -> int:
         return len(self._spent)
 
-    def check(self, client: bytes, now_ms: int, count: int = 1) -> None:
+    def check(self, client: Client, now_ms: int, count: int = 1) -> None:
         """Refuses a client that made too many; asked only before something is made.
 
         Args:
@@ -60,7 +65,7 @@ class CreationRate:
                 retry_after_ms=int(over * MINUTE_MS / most) + 1,
             )
 
-    def note(self, client: bytes, now_ms: int, count: int = 1) -> None:
+    def note(self, client: Client, now_ms: int, count: int = 1) -> None:
         """A client made so many."""
         spent = self._left_of(client, now_ms)
         self.made += count
@@ -69,7 +74,7 @@ class CreationRate:
         if len(self._spent) > MAX_CLIENTS:
             del self._spent[next(iter(self._spent))]
 
-    def _left_of(self, client: bytes, now_ms: int) -> float:
+    def _left_of(self, client: Client, now_ms: int) -> float:
         """Return the pieces that a client has spent and that have not been filled up again."""
         spent, at_ms = self._spent.get(client, (0.0, now_ms))
         return max(0.0, spent - (now_ms - at_ms) * self._per_minute / MINUTE_MS)
@@ -92,7 +97,7 @@ class AutoCreation:
         self.queues = CreationRate("queues", queues)
         self.groups = CreationRate("groups", groups)
 
-    def check_topic(self, client: bytes, queues: int, now_ms: int) -> None:
+    def check_topic(self, client: Client, queues: int, now_ms: int) -> None:
         """Refuses a client one more topic with so many queues.
 
         Raises:
@@ -101,7 +106,7 @@ class AutoCreation:
         self.topics.check(client, now_ms)
         self.queues.check(client, now_ms, queues)
 
-    def note_topic(self, client: bytes, queues: int, now_ms: int) -> None:
+    def note_topic(self, client: Client, queues: int, now_ms: int) -> None:
         """A client made a topic with so many queues."""
         self.topics.note(client, now_ms)
         self.queues.note(client, now_ms, queues)
@@ -112,10 +117,9 @@ class AutoCreation:
         return {(kind,): getattr(rate, name) for kind, rate in kinds.items()}
 
 
-def client_of(request: Request) -> bytes:
+def client_of(peer: Peer) -> Client:
     """Return the key that is counted: the user, or the connection where users have no names."""
-    principal = request.principal
-    return request.peer if principal == ANYBODY else principal.name.encode()
+    return peer if peer.principal == ANYBODY else peer.principal.name
 
 
 AUTO_CREATION_METRICS: Final[tuple[Measured[AutoCreation], ...]] = (

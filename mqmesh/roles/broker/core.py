@@ -1,4 +1,4 @@
-"""The core of a broker: what every feature may use, and the way back to peers.
+"""The core of a broker: what every feature may use.
 
 A feature keeps its own state and gets its neighbours by its constructor; what is here belongs to no
 feature: the store and its commit point, the state log, the clock, the settings, the counters.
@@ -9,14 +9,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-import msgspec
-
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, StorageError, StoreClosed
 from mqmesh.protocol.codes import ResponseCode, error_of
-from mqmesh.protocol.command import Answer, Request
+from mqmesh.protocol.command import Answer
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.protocol.pulling import MAX_PULL_BYTES
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -25,38 +23,12 @@ from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.roles.broker.staging import OpenSend
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
 
 _SUCCESS: Final = BatchOutcome(int(ResponseCode.SUCCESS), int(SendStatus.SEND_OK))
-
-
-class ReplyChannel(msgspec.Struct, frozen=True):
-    """The way to peers, for handlers that answer later or speak first.
-
-    Attributes:
-        reply: Answers a request.
-        fail: Answers a request with an error.
-        note_refusal: Counts and logs a refusal that stands inside an answer: response code and
-            remark.
-        notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
-            pieces.
-        permit: Checks the right of a request's sender to a topic that its header does not name;
-            raises ``NoPermission``.
-        permit_creation: Checks the right to create a topic by sending to it; raises
-            ``NoPermission``.
-        room: Bytes that an answer to a peer may have now, at least 1; raises ``SystemBusy`` if
-            there are none.
-    """
-
-    reply: Callable[[Request, Answer], None]
-    fail: Callable[[Request, Exception], None]
-    notify: Callable[..., None]
-    note_refusal: Callable[[int, str], None] = lambda code, remark: None
-    room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
-    permit: Callable[[Request, str], None] = lambda request, topic: None
-    permit_creation: Callable[[Request, str], None] = lambda request, topic: None
 
 
 class Core:
@@ -68,7 +40,9 @@ class Core:
         store: Messages.
         commit_point: How far the log is safe, and sends that wait until it is.
         state: Log of changes of topics, groups and offsets.
-        replies: Way to peers.
+        dispatch: Looks up rights that a handler asks for.
+        note_refusal: Counts and logs a refusal that stands inside an answer: response code and
+            remark.
         instance_id: Random number of this life of the process.
         random: Source of random numbers of the process.
         root: Directory of the broker.
@@ -94,7 +68,8 @@ class Core:
         store: MessageStore,
         commit_point: CommitPoint[OpenSend],
         state: StateLog,
-        replies: ReplyChannel,
+        dispatch: Dispatch,
+        note_refusal: Callable[[int, str], None],
         *,
         instance_id: int,
         random: Random,
@@ -114,7 +89,8 @@ class Core:
         self.store = store
         self.commit_point = commit_point
         self.state = state
-        self.replies = replies
+        self.dispatch = dispatch
+        self.note_refusal = note_refusal
         self.instance_id = instance_id
         self.random = random
         self.root = root
@@ -170,13 +146,13 @@ class Core:
             request: To be answered.
             answer: If all goes well.
         """
-        asked = request.without_frame()
+        pending = request.later()
 
         def on_saved(error: MQMeshError | None) -> None:
             if error is not None:
-                self.replies.fail(asked, error)
+                pending.fail(error)
             else:
-                self.replies.reply(asked, answer)
+                pending.done(answer)
 
         self.state.save(on_saved)
 

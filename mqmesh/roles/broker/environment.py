@@ -14,7 +14,7 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.commit_point import AckParticipant, CommitPoint, Waiter
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.core import Core, ReplyChannel
+from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha_config import HaConfig
@@ -108,15 +108,8 @@ def build_features(
         StateLog(
             store if config.storage.backend != NOT_KEPT else None, clock, config=config.storage
         ),
-        ReplyChannel(
-            shell.reply,
-            shell.fail,
-            server.notify,
-            server.note_refusal,
-            server.room,
-            shell.dispatch.permit,
-            shell.dispatch.permit_creation,
-        ),
+        shell.dispatch,
+        server.note_refusal,
         instance_id=environment.instance_id,
         random=environment.transport.random,
         root=environment.root,

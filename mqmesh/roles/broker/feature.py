@@ -11,6 +11,7 @@ import msgspec
 
 from mqmesh.metrics import Measured
 from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.dispatch import Handler
 
 
@@ -56,8 +57,8 @@ class Feature:
     def sample(self) -> None:
         """Do what is done each second."""
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
-        """Forget a connection that broke: its routing id, and the monotonic clock in ms."""
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
+        """Forget a connection that broke; monotonic clock in ms."""
 
     def topic_deleting(self, topic: str) -> None:
         """Prepare for the deletion of a topic; an error keeps the topic."""

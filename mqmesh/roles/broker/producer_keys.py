@@ -8,6 +8,7 @@ from typing import Final
 
 from mqmesh.errors import NoPermission, SystemBusy
 from mqmesh.producer_key import new_key, producer_id_of
+from mqmesh.protocol.request import Peer
 from mqmesh.protocol.transactions import End
 
 _HALF: Final = struct.Struct("<qQQ")
@@ -26,16 +27,16 @@ class ProducerKeys:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of_peer: dict[bytes, dict[bytes, int]] = {}
+        self._of_peer: dict[Peer, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
         return len(self._of_peer)
 
-    def show(self, peer: bytes, key: bytes) -> int:
+    def show(self, peer: Peer, key: bytes) -> int:
         """A connection shows a key.
 
         Args:
-            peer: Its routing id.
+            peer: The connection.
             key: From the request.
 
         Returns:
@@ -57,7 +58,7 @@ class ProducerKeys:
             producer_id = known[key] = producer_id_of(key)
         return producer_id
 
-    def on_disconnect(self, peer: bytes) -> None:
+    def on_disconnect(self, peer: Peer) -> None:
         """A connection broke."""
         self._of_peer.pop(peer, None)
 

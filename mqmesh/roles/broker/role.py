@@ -10,6 +10,7 @@ from functools import partial
 
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
 from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.request import Peer
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.environment import Environment
@@ -132,7 +133,7 @@ class BrokerRole:
         if self.features is not None and self.serves:
             self.features.durable()
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """A connection broke."""
         if self.features is not None and self.serves:
             self.features.client_gone(peer, now_ms)

@@ -21,9 +21,10 @@ from mqmesh.hosts import bindable
 from mqmesh.logs import LogLevel, root_level, set_level
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Answer, Request
+from mqmesh.protocol.command import Answer
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES, BrokerFeatures
 from mqmesh.roles.broker.auto_creation import AUTO_CREATION_METRICS
@@ -150,7 +151,7 @@ class BrokerServer:
             ServedBy.BROKER, "broker", config.broker_name, transport, clock, config.max_label_sets
         )
         self._desk = SettingsService(
-            self._settings, self._keep_overrides, self._on_settings, self._shell
+            self._settings, self._keep_overrides, self._on_settings, self._shell.dispatch
         )
         self._store: MessageStore | None = None
         self._role: BrokerRole | None = None
@@ -352,8 +353,6 @@ class BrokerServer:
             partial(self._follow, address),
             partial(self._stay_outside, address),
             self._silent_ms,
-            self._shell.reply,
-            self._shell.fail,
         )
         coordinator = open_coordinator(
             config.ha.coordinator, self._transport, cluster=config.cluster_name
@@ -664,7 +663,7 @@ class BrokerServer:
                 # Nothing is half done: recovery begins anew with the next start.
                 raise StoppedEarly("told to stop while the store was recovering")
 
-    def _on_disconnect(self, peer: bytes) -> None:
+    def _on_disconnect(self, peer: Peer) -> None:
         if self._role is not None:
             self._role.client_gone(peer, self._clock.monotonic_ms())
 

@@ -10,8 +10,8 @@ import msgspec
 
 from mqmesh.batch.record_batch import Attributes
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.protocol.request import PendingReply
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 Outcomes = Callable[[list[BatchOutcome]], None]
@@ -30,13 +30,13 @@ class OpenSend(msgspec.Struct, eq=False):
     """A SEND_MESSAGE that was not answered yet.
 
     Attributes:
-        request: What to answer; None for what the broker itself sends.
+        pending: Answer that it waits for; None for what the broker itself sends.
         outcomes: One a batch, in the request's order; None where the store decides.
         end_offset: It may be answered once the log is safe to here.
-        on_stored: Called instead of an answer, when there is no request.
+        on_stored: Called instead of an answer, when nobody waits for one.
     """
 
-    request: Request | None
+    pending: PendingReply | None
     outcomes: list[BatchOutcome | None]
     end_offset: int = 0
     on_stored: Outcomes | None = None

@@ -25,6 +25,7 @@ from mqmesh.protocol.coordination import (
     LiveSession,
     RecordView,
 )
+from mqmesh.protocol.request import Peer
 from mqmesh.storage.lmdb.coordinator_file import KeptChange, KeptRecord, KeptSession
 
 LATE_MS: Final = 200
@@ -36,7 +37,7 @@ class _Session(msgspec.Struct, eq=False):
     presence: bytes
     renewed_ms: int
     deadline_ms: int
-    peer: bytes | None
+    peer: Peer | None
 
 
 class Registry:
@@ -147,7 +148,7 @@ class Registry:
 
     # ---- Changes -------------------------------------------------------------------------
 
-    def apply(self, change: KeptChange, now_ms: int, peer: bytes | None = None) -> None:
+    def apply(self, change: KeptChange, now_ms: int, peer: Peer | None = None) -> None:
         """Applies a change that is on disk, or need not be: it is true from now on.
 
         Args:
@@ -166,7 +167,7 @@ class Registry:
             self.change_count += 1
             self.watches.touch(key)
 
-    def keep(self, name: str, presence: bytes, peer: bytes, now_ms: int) -> int | None:
+    def keep(self, name: str, presence: bytes, peer: Peer, now_ms: int) -> int | None:
         """Renews a session.
 
         Returns:
@@ -204,7 +205,7 @@ class Registry:
             self._next_look_ms = due_ms
         return self._next_look_ms
 
-    def left_by(self, peer: bytes) -> dict[str, ProcessMark]:
+    def left_by(self, peer: Peer) -> dict[str, ProcessMark]:
         """Return the sessions of this connection whose processes have named themselves."""
         return {
             name: one.kept.process
@@ -250,12 +251,12 @@ class Watches:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._keys: dict[bytes, frozenset[str]] = {}
-        self._peers: dict[str, dict[bytes, None]] = {}
-        self._touched: dict[bytes, dict[str, None]] = {}
+        self._keys: dict[Peer, frozenset[str]] = {}
+        self._peers: dict[str, dict[Peer, None]] = {}
+        self._touched: dict[Peer, dict[str, None]] = {}
         self.count = 0
 
-    def watch(self, peer: bytes, keys: Iterable[str]) -> None:
+    def watch(self, peer: Peer, keys: Iterable[str]) -> None:
         """Watches these keys for a connection, and no others; each is reported once at first.
 
         Raises:
@@ -274,7 +275,7 @@ class Watches:
         for key in wanted:
             self._peers.setdefault(key, {})[peer] = None
 
-    def forget(self, peer: bytes) -> None:
+    def forget(self, peer: Peer) -> None:
         """Drops all watches of a connection."""
         keys = self._keys.pop(peer, frozenset())
         self.count -= len(keys)
@@ -295,7 +296,7 @@ class Watches:
         """True if a connection has a change to be sent."""
         return bool(self._touched)
 
-    def take_news(self) -> dict[bytes, list[str]]:
+    def take_news(self) -> dict[Peer, list[str]]:
         """Return the changed keys of each connection, once."""
         touched, self._touched = self._touched, {}
         return {peer: list(keys) for peer, keys in touched.items()}

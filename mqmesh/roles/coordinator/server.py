@@ -11,14 +11,7 @@ from mqmesh.host import ProcessMark, is_gone
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    EMPTY_REPLY,
-    MAX_HEADER_BYTES,
-    Answer,
-    Reply,
-    Request,
-    encode_header,
-)
+from mqmesh.protocol.command import EMPTY_REPLY, MAX_HEADER_BYTES, Answer, Reply, encode_header
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.coordination import (
     BeginSessionRequest,
@@ -32,6 +25,7 @@ from mqmesh.protocol.coordination import (
     ReadRecordRequest,
     WatchRecordsRequest,
 )
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.registry import REGISTRY_METRICS, Registry
 from mqmesh.roles.descriptors import room_for_connections
@@ -204,13 +198,13 @@ class CoordinatorServer:
         delay_ms = max(due_ms - self._clock.monotonic_ms(), 0)
         self._look = self._loop.call_later(delay_ms, self._expire)
 
-    def _on_disconnect(self, peer: bytes) -> None:
+    def _on_disconnect(self, peer: Peer) -> None:
         self._registry.watches.forget(peer)
         left = self._registry.left_by(peer)
         if left:
             self._look_for(peer, left, 0)
 
-    def _look_for(self, peer: bytes, left: Mapping[str, ProcessMark], number: int) -> None:
+    def _look_for(self, peer: Peer, left: Mapping[str, ProcessMark], number: int) -> None:
         if self._file is None:
             return
         still = self._registry.left_by(peer)
@@ -271,10 +265,7 @@ class CoordinatorServer:
     def _tell(self) -> None:
         self._tells = False
         now_ms = self._clock.monotonic_ms()
-        server = self._shell.server
-        if server is None:
-            return
         for peer, keys in self._registry.watches.take_news().items():
             for key in keys:
                 view = self._registry.view(key, now_ms)
-                server.notify(peer, RequestCode.NOTIFY_RECORD, encode_header(view))
+                peer.notify(RequestCode.NOTIFY_RECORD, encode_header(view))

@@ -21,13 +21,7 @@ from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.message import check_group
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    Command,
-    Reply,
-    Request,
-    decode_header,
-    encode_header,
-)
+from mqmesh.protocol.command import Command, Reply, decode_header, encode_header
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.filters import (
     RegisterFilterServerRequest,
@@ -35,6 +29,7 @@ from mqmesh.protocol.filters import (
     UploadFilterResponse,
 )
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.request import PendingReply, Request
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
@@ -224,13 +219,13 @@ class FilterServer:
                 retry_after_ms=UNREACHABLE_RETRY_MS,
             )
         source = bytes(request.command.body)
-        later = request.without_frame()
+        pending = request.later()
 
         def loaded(outcome: list[str] | BrokerError) -> None:
             if isinstance(outcome, BrokerError):
-                self._shell.fail(later, outcome)
+                pending.fail(outcome)
             else:
-                self._shell.reply(later, UploadFilterResponse(outcome))
+                pending.done(UploadFilterResponse(outcome))
 
         user = _user_of(request, asked.group)
         self._table.upload(user, asked.group, asked.filter_id, source, loaded)
@@ -248,14 +243,16 @@ class FilterServer:
             )
         runner.begin_pull()
         try:
-            self._pull_at_broker(request.without_frame(), pull, runner)
+            self._pull_at_broker(request.later(), pull, runner)
         except MQMeshError:
             runner.end_pull()
             raise
 
-    def _pull_at_broker(self, request: Request, pull: PullRequest, runner: FilterRunner) -> None:
+    def _pull_at_broker(
+        self, pending: PendingReply, pull: PullRequest, runner: FilterRunner
+    ) -> None:
         def answered(answer: Command | MQMeshError) -> None:
-            self._take_pulled(request, pull, runner, answer)
+            self._take_pulled(pending, pull, runner, answer)
 
         plain = msgspec.structs.replace(
             pull, expression="*", expression_type=ExpressionType.TAG.value, apart=False
@@ -270,7 +267,7 @@ class FilterServer:
 
     def _take_pulled(
         self,
-        request: Request,
+        pending: PendingReply,
         pull: PullRequest,
         runner: FilterRunner,
         answer: Command | MQMeshError,
@@ -278,9 +275,9 @@ class FilterServer:
         def done(outcome: Reply | MQMeshError) -> None:
             runner.end_pull()
             if isinstance(outcome, MQMeshError):
-                self._shell.fail(request, outcome)
+                pending.fail(outcome)
             else:
-                self._shell.reply(request, outcome)
+                pending.done(outcome)
 
         try:
             if isinstance(answer, TransportError):
@@ -300,7 +297,7 @@ class FilterServer:
                     raise BrokerNotAvailable(f"the broker sent a damaged batch: {error}") from error
                 # The broker looks again, and passes it if it is lost.
                 again = msgspec.structs.replace(pull, verify=True)
-                self._pull_at_broker(request, again, runner)
+                self._pull_at_broker(pending, again, runner)
                 return
         except MQMeshError as error:
             done(error)
@@ -369,5 +366,5 @@ class FilterServer:
 
 def _user_of(request: Request, group: str) -> str:
     """Return whose share a filter takes: without security a group's, as everybody is one user."""
-    principal = request.principal
+    principal = request.peer.principal
     return f"user {principal.name}" if principal.key else f"group {group}"

@@ -8,13 +8,14 @@ import msgspec
 from mqmesh.errors import SystemBusy
 from mqmesh.message import parse_message_id
 from mqmesh.metrics import Measured, gauge
-from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,
     QueryMessageResponse,
     encode_found,
 )
+from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.storage.index.dispatcher import Dispatcher
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
@@ -29,7 +30,7 @@ class PendingQuery(msgspec.Struct, eq=False):
     """A query and how far it is.
 
     Attributes:
-        request: Request that is answered.
+        pending: Answer that its broker waits for.
         query: Query by key or by id.
         max_count: Messages to return.
         max_bytes: Bytes to return.
@@ -38,7 +39,7 @@ class PendingQuery(msgspec.Struct, eq=False):
         search: None until it was begun.
     """
 
-    request: Request
+    pending: PendingReply
     query: KeyQuery | IdQuery
     max_count: int
     max_bytes: int
@@ -99,15 +100,13 @@ class PendingQueries:
             query = KeyQuery(asked.topic, asked.key, asked.begin_timestamp, end)
         else:
             query = IdQuery(*parse_message_id(asked.message_id))
-        # A request must not keep its frame alive while it waits.
-        waiting = request.without_frame()
         self._waiting.append(
-            PendingQuery(waiting, query, asked.max_count, asked.max_bytes, wanted, now_ms)
+            PendingQuery(request.later(), query, asked.max_count, asked.max_bytes, wanted, now_ms)
         )
 
     def step(
         self, index: MessageIndex, dispatcher: Dispatcher, now_ms: int
-    ) -> tuple[Request, Reply] | None:
+    ) -> tuple[PendingReply, Reply] | None:
         """Works a little on a query that is ready; those that take longer take turns.
 
         Args:
@@ -140,7 +139,7 @@ class PendingQueries:
         self.answered += 1
         self.mismatches += search.mismatches
         header = QueryMessageResponse(len(search.messages), search.more, search.missing_bytes)
-        return pending.request, Reply(encode_header(header), (encode_found(search.messages),))
+        return pending.pending, Reply(encode_header(header), (encode_found(search.messages),))
 
     def is_ready(self, dispatcher: Dispatcher, now_ms: int) -> bool:
         """True when a query need not wait for the index."""
@@ -156,9 +155,9 @@ class PendingQueries:
                 return one
         return None
 
-    def drop_peer(self, peer: bytes) -> None:
+    def drop_peer(self, peer: Peer) -> None:
         """Forgets the queries of a broker that is gone."""
-        self._waiting = deque(one for one in self._waiting if one.request.peer != peer)
+        self._waiting = deque(one for one in self._waiting if one.pending.peer is not peer)
 
 
 QUERY_METRICS: Final[tuple[Measured[PendingQueries], ...]] = (

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
+from mqmesh.errors import BrokerNotAvailable, RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Answer, Reply, Request
+from mqmesh.protocol.command import Answer, Reply
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.queries import (
     AdvanceIndexRequest,
@@ -15,6 +15,7 @@ from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.index_metrics import INDEX_METRICS
@@ -195,18 +196,15 @@ class IndexerServer:
             self._plan(delay_ms)
 
     def _answer_queries(self) -> None:
-        index, dispatcher, shell = self._index, self._dispatcher, self._shell
+        index, dispatcher = self._index, self._dispatcher
         assert index is not None
         assert dispatcher is not None
         began_ms = now_ms = self._clock.monotonic_ms()
         while now_ms - began_ms < QUERY_SLICE_MS and self._queries.is_ready(dispatcher, now_ms):
             done = self._queries.step(index, dispatcher, now_ms)
             if done is not None:
-                request, reply = done
-                try:
-                    shell.reply(request, reply)
-                except MQMeshError as error:
-                    shell.fail(request, error)
+                pending, reply = done
+                pending.done(reply)
             now_ms = self._clock.monotonic_ms()
 
     def _room(self) -> bool:

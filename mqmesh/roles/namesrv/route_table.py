@@ -30,6 +30,7 @@ from mqmesh.errors import (
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, check_group, check_topic
 from mqmesh.metrics import Measured, gauge
 from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.request import Peer
 from mqmesh.protocol.route import (
     MAX_TOPICS_PER_BROKER,
     BrokerAddress,
@@ -68,7 +69,7 @@ class _Member(msgspec.Struct):
     data_version: DataVersion
     instance_id: int
     perm: int
-    peer: bytes
+    peer: Peer
     last_seen_ms: int
     topics: _Table | None
 
@@ -119,7 +120,7 @@ class RouteTable:
         self._max_topic_entries = max_topic_entries
         self._groups: dict[str, _BrokerGroup] = {}
         self._index: dict[str, dict[str, TopicConfig]] = {}
-        self._keys_of_peer: dict[bytes, set[tuple[str, int]]] = {}
+        self._keys_of_peer: dict[Peer, set[tuple[str, int]]] = {}
         self._drained = set(drained)
         self._absent: dict[str, _Table] = {}
         for one in ordered:
@@ -128,13 +129,13 @@ class RouteTable:
     # ---- Events ----------------------------------------------------------------------
 
     def on_register(
-        self, request: RegisterBrokerRequest, peer: bytes, now_ms: int
+        self, request: RegisterBrokerRequest, peer: Peer, now_ms: int
     ) -> tuple[RegisterBrokerResponse, list[Effect]]:
         """Takes a broker's heartbeat.
 
         Args:
             request: The heartbeat.
-            peer: Routing id of the connection it came by.
+            peer: Connection that it came by.
             now_ms: Monotonic time.
 
         Raises:
@@ -188,7 +189,7 @@ class RouteTable:
             return []
         return self._remove([(request.broker_name, request.broker_id)])
 
-    def on_disconnect(self, peer: bytes) -> list[Effect]:
+    def on_disconnect(self, peer: Peer) -> list[Effect]:
         """Removes the brokers that registered last by a connection that broke."""
         return self._remove(sorted(self._keys_of_peer.pop(peer, ())))
 
@@ -336,7 +337,7 @@ class RouteTable:
     def _check(
         self,
         request: RegisterBrokerRequest,
-        peer: bytes,
+        peer: Peer,
         group: _BrokerGroup | None,
         member: _Member | None,
         topics: _Table | None,
@@ -484,7 +485,7 @@ class RouteTable:
         for topic in self._absent.pop(name):
             self._drop_entry(topic, name)
 
-    def _forget_peer(self, peer: bytes, key: tuple[str, int]) -> None:
+    def _forget_peer(self, peer: Peer, key: tuple[str, int]) -> None:
         keys = self._keys_of_peer.get(peer)
         if keys is not None:
             keys.discard(key)

@@ -12,15 +12,9 @@ from mqmesh.errors import ConfigError, CorruptRecord, StorageError, TopicNotFoun
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    EMPTY_REPLY,
-    MAX_HEADER_BYTES,
-    Answer,
-    Reply,
-    Request,
-    encode_header,
-)
+from mqmesh.protocol.command import EMPTY_REPLY, MAX_HEADER_BYTES, Answer, Reply, encode_header
 from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.protocol.route import (
     ClusterInfo,
     DeleteTopicRequest,
@@ -96,7 +90,7 @@ class NameServer:
         self._clock = clock or transport.loop.clock
         self._shell = RoleShell(ServedBy.NAMESRV, "namesrv", config.name, transport, clock)
         self._desk = SettingsService(
-            self._settings, self._keep_overrides, self._on_settings, self._shell
+            self._settings, self._keep_overrides, self._on_settings, self._shell.dispatch
         )
         self._ticks: Timer | None = None
         self._publisher: Publisher | None = None
@@ -193,7 +187,7 @@ class NameServer:
 
     def _register(self, request: Request, header: RegisterBrokerRequest) -> Answer:
         # What a broker says of its key counts for nothing: clients trust what it proved.
-        address = msgspec.structs.replace(header.address, server_key=request.principal.key)
+        address = msgspec.structs.replace(header.address, server_key=request.peer.principal.key)
         header = msgspec.structs.replace(header, address=address)
         response, effects = self._table.on_register(
             header, request.peer, self._clock.monotonic_ms()
@@ -217,7 +211,7 @@ class NameServer:
         known, hidden = [], []
         for topic in header.topics:
             try:
-                self._shell.dispatch.permit(request, topic)
+                self._shell.dispatch.permit(request.peer, request.command.code, topic)
                 known.append(topic)
             except TopicNotFound:
                 hidden.append(topic)  # as if it were not there
@@ -269,7 +263,7 @@ class NameServer:
 
     # ---- Events ----------------------------------------------------------------------
 
-    def _on_disconnect(self, peer: bytes) -> None:
+    def _on_disconnect(self, peer: Peer) -> None:
         self._carry_out(self._table.on_disconnect(peer))
 
     def _tick(self) -> None:

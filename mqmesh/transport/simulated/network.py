@@ -80,7 +80,6 @@ class Network:
         self._bound: dict[str, Listener] = {}
         self._cut: set[tuple[str, str]] = set()
         self._next_port = 40_000
-        self._next_peer = 0
 
     def bind(self, endpoint: str, listener: Listener) -> str:
         """Listens on an endpoint; port 0 or ``*`` takes a free one.
@@ -118,13 +117,6 @@ class Network:
     def is_open(self, source: SimulatedNode, target: SimulatedNode) -> bool:
         """Return True if frames pass in this direction."""
         return not self._cut or (source.name, target.name) not in self._cut
-
-    def next_peer(self) -> bytes:
-        """Return a routing id as ZeroMQ gives them."""
-        self._next_peer += 1
-        return b"\0" + self._next_peer.to_bytes(4, "big")
-
-    # ---- Faults --------------------------------------------------------------------------
 
     def cut(self, source: SimulatedNode, target: SimulatedNode) -> None:
         """Let nothing pass from one node to another until ``heal``."""
@@ -222,7 +214,6 @@ class SimulatedConnection:
         key: Public key of the client, "" without security.
 
     Attributes:
-        peer: Its routing id at the server.
         key: As given.
         on_server_lost: Called when the server's end is gone; set by the listener.
         take_request, take_answer: What to do with a frame that arrives; set by the ends.
@@ -239,7 +230,6 @@ class SimulatedConnection:
         self.key = key
         self.client = client
         self.server = server
-        self.peer = network.next_peer()
         self.on_server_lost: Callable[[], None] = _nothing
         self.take_request: Callable[[bytes], None] = _ignore
         self.take_answer: Callable[[bytes], None] = _ignore

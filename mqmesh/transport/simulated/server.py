@@ -5,23 +5,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
-from mqmesh.protocol.codes import ResponseCode, code_of, error_header
 from mqmesh.protocol.command import (
     ANYBODY,
-    MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
     Principal,
     Reply,
-    Request,
     decode_frame,
     encode_frame,
-    encode_header,
 )
 from mqmesh.protocol.commands import not_served
+from mqmesh.protocol.request import Request
 from mqmesh.refusals import Refusals
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials
+from mqmesh.transport.error_frames import error_frame
+from mqmesh.transport.interface import OnDisconnect
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Network, SimulatedConnection
 from mqmesh.transport.simulated.node import SimulatedNode
@@ -30,16 +29,57 @@ from mqmesh.units import MIB
 ROOM_BYTES = 16 * MIB
 """Limit of an answer; no peer of a simulation reads too slowly."""
 
-_ANSWERS = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.QUERY_NOT_FOUND,
-        ResponseCode.CONSUMER_GROUP_NOT_EXIST,
-        ResponseCode.CLIENT_NOT_ONLINE,
-    }
-)
-
 _log = logging.getLogger(__name__)
+
+
+class SimulatedPeer:
+    """The peer of one connection, as handlers see it; see ``mqmesh.protocol.request.Peer``.
+
+    Args:
+        server: Server that it is connected to.
+        connection: The connection.
+        principal: User that it proves.
+    """
+
+    def __init__(
+        self, server: "SimulatedServer", connection: SimulatedConnection, principal: Principal
+    ) -> None:
+        self._server = server
+        self._connection = connection
+        self.principal = principal
+        self.is_gone = False
+
+    @property
+    def address(self) -> str:
+        """Implement ``Peer.address``."""
+        return ""
+
+    def reply(self, opaque: int, flags: int, reply: Reply) -> None:
+        """Implement ``Peer.reply``."""
+        if not flags & ONEWAY:
+            self._send(
+                encode_frame(reply.code, opaque, *reply.body, header=reply.header, flags=RESPONSE)
+            )
+
+    def fail(self, opaque: int, flags: int, error: Exception) -> None:
+        """Implement ``Peer.fail``."""
+        frame = error_frame(opaque, flags, error, self._server.note_refusal)
+        if frame is not None:
+            self._send(frame)
+
+    def notify(self, code: int, header: bytes, *parts: bytes | memoryview) -> None:
+        """Implement ``Peer.notify``."""
+        self._send(encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
+
+    def room(self) -> int:
+        """Implement ``Peer.room``."""
+        return 1 if self.is_gone else ROOM_BYTES
+
+    def _send(self, frame: bytes) -> None:
+        if self.is_gone:
+            self._server.dropped_replies += 1
+        else:
+            self._connection.answer(frame)
 
 
 class SimulatedServer:
@@ -49,7 +89,7 @@ class SimulatedServer:
         network: Where.
         loop: Of the process.
         handlers: Handler by request code.
-        on_disconnect: Called with the routing id of a peer that sent something and is gone.
+        on_disconnect: Called with a peer that sent something and is gone.
         own: Keys that it proves; None to speak plainly, with everybody.
         guard: Decides who may connect; given together with ``own``.
 
@@ -65,7 +105,7 @@ class SimulatedServer:
         network: Network,
         loop: SimulatedLoop,
         handlers: Mapping[int, Callable[[Request], Reply | None]],
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         *,
         own: Credentials | None = None,
         guard: Guard | None = None,
@@ -82,7 +122,7 @@ class SimulatedServer:
         self._loop = loop
         self._handlers = handlers
         self._on_disconnect = on_disconnect
-        self._peers: dict[bytes, SimulatedConnection] = {}
+        self._peers: dict[SimulatedConnection, SimulatedPeer] = {}
         self._silent_peers: dict[SimulatedConnection, None] = {}
         self._closed = False
 
@@ -105,52 +145,15 @@ class SimulatedServer:
         connection.take_request = partial(self._loop.deliver, self._take, connection)
         connection.on_server_lost = partial(self._loop.deliver, self._lost, connection)
 
-    def reply(self, request: Request, reply: Reply) -> None:
-        """Answers a request; nothing is sent for a oneway one."""
-        command = request.command
-        if not command.flags & ONEWAY:
-            frame = encode_frame(
-                reply.code, command.opaque, *reply.body, header=reply.header, flags=RESPONSE
-            )
-            self._send(request.peer, frame)
-
-    def address_of(self, peer: bytes) -> str:
-        """Implement ``mqmesh.transport.interface.Server``."""
-        return ""
-
     def review(self) -> None:
         """End the connections of peers that may not connect any more: the access list changed."""
-        for connection in [*self._peers.values(), *self._silent_peers]:
+        for connection in [*self._peers, *self._silent_peers]:
             if self._principal(connection) is None:
                 connection.close_server()
                 self._loop.deliver(self._lost, connection)
 
     def tick(self, now_ms: int) -> None:
         """Do nothing: simulated connections look after themselves."""
-
-    def room(self, peer: bytes) -> int:
-        """Return the number of bytes that an answer to a peer may have now."""
-        return ROOM_BYTES if peer in self._peers else 1
-
-    def fail(self, request: Request, error: Exception) -> None:
-        """Answers a request with an error."""
-        command = request.command
-        if isinstance(error, MQMeshError):
-            remark = str(error)
-        else:
-            remark = f"internal error ({type(error).__name__}); see the server's log"
-        remark = remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode()
-        code = vars(error).get("code") or code_of(error)
-        if code not in _ANSWERS:
-            self.note_refusal(code, remark)
-        if command.flags & (ONEWAY | RESPONSE):
-            return
-        header = encode_header(error_header(error, remark))
-        self._send(request.peer, encode_frame(code, command.opaque, header=header, flags=RESPONSE))
-
-    def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:
-        """Sends a peer a oneway command of the server's own."""
-        self._send(peer, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts a refusal, and logs it."""
@@ -163,15 +166,10 @@ class SimulatedServer:
         if not self._closed:
             self._closed = True
             self._network.unbind(self)
-            for connection in [*self._peers.values(), *self._silent_peers]:
+            for connection in [*self._peers, *self._silent_peers]:
                 connection.close_server()
-
-    def _send(self, peer: bytes, frame: bytes) -> None:
-        connection = self._peers.get(peer)
-        if connection is None:
-            self.dropped_replies += 1
-        else:
-            connection.answer(frame)
+            for peer in self._peers.values():
+                peer.is_gone = True
 
     def _take(self, connection: SimulatedConnection, frame: bytes) -> None:
         if self._closed:
@@ -184,23 +182,26 @@ class SimulatedServer:
             return
         self.requests += 1
         self._silent_peers.pop(connection, None)
-        self._peers[connection.peer] = connection
-        request = Request(connection.peer, decode_frame(memoryview(frame)), principal)
+        peer = self._peers.get(connection)
+        if peer is None:
+            peer = self._peers[connection] = SimulatedPeer(self, connection, principal)
+        peer.principal = principal
+        command = decode_frame(memoryview(frame))
         try:
-            if request.command.flags & RESPONSE:
+            if command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
-            handler = self._handlers.get(request.command.code)
+            handler = self._handlers.get(command.code)
             if handler is None:
-                raise UnsupportedCommand(not_served(request.command.code))
-            reply = handler(request)
+                raise UnsupportedCommand(not_served(command.code))
+            reply = handler(Request(peer, command))
         except Exception as error:
             if not isinstance(error, MQMeshError):
                 self._loop.callback_failures += 1
-                _log.exception("request code %d failed", request.command.code)
-            self.fail(request, error)
+                _log.exception("request code %d failed", command.code)
+            peer.fail(command.opaque, command.flags, error)
         else:
             if reply is not None:
-                self.reply(request, reply)
+                peer.reply(command.opaque, command.flags, reply)
 
     def _principal(self, connection: SimulatedConnection) -> Principal | None:
         """Return the principal of a connection; None if it may not connect."""
@@ -208,6 +209,9 @@ class SimulatedServer:
 
     def _lost(self, connection: SimulatedConnection) -> None:
         self._silent_peers.pop(connection, None)
-        if self._peers.pop(connection.peer, None) is not None and not self._closed:
-            if self._on_disconnect is not None:
-                self._on_disconnect(connection.peer)
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return
+        peer.is_gone = True
+        if self._on_disconnect is not None and not self._closed:
+            self._on_disconnect(peer)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Handler, ServerLimits
+from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -75,7 +75,7 @@ class SimulatedTransport:
     def serve(
         self,
         handlers: Mapping[int, Handler],
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
     ) -> SimulatedServer:
         """Make a server that is not bound yet; its limits are not reached."""

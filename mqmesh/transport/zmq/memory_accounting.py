@@ -45,6 +45,8 @@ class PeerMemory:
     """Memory that is held for one peer.
 
     Attributes:
+        id: Routing id of the peer; b"" while it is not known.
+        is_gone: The connection broke, or the server is closed: nothing is sent any more.
         frames: Answers that ZeroMQ takes no more of for now.
         held: Bytes of them, and of those in ZeroMQ up to the last mark.
         loose: Bytes given to ZeroMQ since then.
@@ -63,6 +65,8 @@ class PeerMemory:
         "frames",
         "heard_ms",
         "held",
+        "id",
+        "is_gone",
         "largest",
         "loose",
         "principal",
@@ -72,7 +76,11 @@ class PeerMemory:
         "watched",
     )
 
-    def __init__(self, since_ms: int, principal: Principal = ANYBODY) -> None:
+    def __init__(
+        self, since_ms: int, principal: Principal = ANYBODY, routing_id: bytes = b""
+    ) -> None:
+        self.id = routing_id
+        self.is_gone = False
         self.principal = principal
         self.frames: deque[bytes] = deque()
         self.held = 0

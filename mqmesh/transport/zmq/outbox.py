@@ -1,18 +1,19 @@
 """Answers on their way to the peers of a ROUTER: counted, kept while they wait, or given up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import zmq
 
-from mqmesh.protocol.command import Principal
+from mqmesh.errors import SystemBusy
 from mqmesh.transport.interface import ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, Mark, PeerMemory, room_of_one
 from mqmesh.units import KIB, MIB
 
+BUSY_RETRY_AFTER_MS: Final = 100
 RETRY_MS: Final = 10
 """Interval at which waiting answers are tried again."""
 SWEEP_MS: Final = 10
@@ -38,12 +39,13 @@ class Outbox:
         socket: The ROUTER.
         loop: Its event loop.
         limits: What peers may take.
+        accounts: Peers that are there, by routing id.
         on_excess: Called soon after more was held than the budget of all peers has.
         on_deaf: Called soon with a peer that does not read: an answer for it was dropped, or one
             was not taken for ``MOST_UNTAKEN_MS``.
 
     Attributes:
-        accounts: Of the peers that are there.
+        accounts: As given.
         held: Bytes held for all of them.
         dropped: Answers that nobody was there for any more, or that nobody read.
     """
@@ -53,9 +55,10 @@ class Outbox:
         socket: sockets.Socket,
         loop: EventLoop,
         limits: ServerLimits,
+        accounts: Mapping[bytes, PeerMemory],
         *,
         on_excess: Callable[[], None],
-        on_deaf: Callable[[bytes], None],
+        on_deaf: Callable[[PeerMemory], None],
     ) -> None:
         self._socket = socket
         self._loop = loop
@@ -63,29 +66,21 @@ class Outbox:
         self._most_room = max(room_of_one(0, limits) - HEAD_BYTES, LEAST_ROOM_BYTES)
         self._on_excess = on_excess
         self._on_deaf = on_deaf
-        self._waiting: dict[bytes, PeerMemory] = {}
-        self._deaf: set[bytes] = set()
+        self._waiting: dict[PeerMemory, None] = {}
+        self._deaf: set[PeerMemory] = set()
         self._excess_told = False
         self._swept_ms = 0
         self._retry: Timer | None = None
         self._untaken: Timer | None = None
-        self.accounts: dict[bytes, PeerMemory] = {}
+        self.accounts = accounts
         self.held = 0
         self.dropped = 0
 
-    def open(self, peer: bytes, now_ms: int, principal: Principal) -> PeerMemory:
-        """Open the account of a peer that is there."""
-        account = self.accounts[peer] = PeerMemory(now_ms, principal)
-        return account
-
-    def forget(self, peer: bytes) -> PeerMemory | None:
+    def forget(self, account: PeerMemory) -> None:
         """Forget a peer that is gone, and what was held for it."""
-        self._waiting.pop(peer, None)
-        self._deaf.discard(peer)
-        account = self.accounts.pop(peer, None)
-        if account is not None:
-            self.held -= account.held
-        return account
+        self._waiting.pop(account, None)
+        self._deaf.discard(account)
+        self.held -= account.held
 
     def close(self) -> None:
         """Plans nothing any more."""
@@ -140,18 +135,17 @@ class Outbox:
             if account.in_zmq:
                 self.held -= account.sweep()
 
-    def send(self, peer: bytes, *frames: bytes | memoryview) -> None:
-        """Sends a message, now or when the peer can take it.
+    def send(self, account: PeerMemory, *frames: bytes | memoryview) -> None:
+        """Sends a message, now or when the peer can take it; drops it if the peer is gone.
 
         Args:
-            peer: The receiver.
+            account: The receiver.
             frames: The message. Where it has to wait, it becomes a single frame.
         """
-        account = self.accounts.get(peer)
-        if account is None:
-            self._send_to_stranger(peer, b"".join(frames))
-        elif account.frames or not self._hand_over(peer, account, frames):
-            self._keep(peer, account, b"".join(frames))
+        if account.is_gone:
+            self.dropped += 1
+        elif account.frames or not self._hand_over(account, frames):
+            self._keep(account, b"".join(frames))
 
     def probe(self, peer: bytes, frame: bytes) -> Mark | None:
         """Sends a peer a frame; returns its tracker, or None if the frame would have to wait."""
@@ -168,7 +162,8 @@ class Outbox:
         account.loose += len(frame)
         return self._socket.send(frame, _NOBLOCK, copy=False, track=True)
 
-    def _send_to_stranger(self, peer: bytes, frame: bytes) -> None:
+    def send_to_stranger(self, peer: bytes, frame: bytes) -> None:
+        """Sends a frame to a peer without an account, or drops it."""
         try:
             self._loop.touch(self._socket)
             self._socket.send(peer, _NOBLOCK_SNDMORE)
@@ -178,9 +173,17 @@ class Outbox:
                 raise
             self.dropped += 1
 
-    def _hand_over(
-        self, peer: bytes, account: PeerMemory, frames: Sequence[bytes | memoryview]
-    ) -> bool:
+    def no_room(self, account: PeerMemory) -> SystemBusy:
+        """Return the error for a peer that reads too slowly, or whose neighbours do."""
+        limits = self._limits
+        return SystemBusy(
+            f"{account.held} bytes of answers wait for this client, {self.held} for all "
+            f"(max_pending_bytes = {limits.max_pending_bytes}, "
+            f"max_total_pending_bytes = {limits.max_total_pending_bytes}); read them first",
+            retry_after_ms=BUSY_RETRY_AFTER_MS,
+        )
+
+    def _hand_over(self, account: PeerMemory, frames: Sequence[bytes | memoryview]) -> bool:
         size = sum(map(len, frames))
         if account.loose + size >= MARK_BYTES and account.held > self._limits.max_pending_bytes:
             self.held -= account.sweep()
@@ -188,7 +191,7 @@ class Outbox:
                 return False
         try:
             self._loop.touch(self._socket)
-            self._socket.send(peer, _NOBLOCK_SNDMORE)
+            self._socket.send(account.id, _NOBLOCK_SNDMORE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -216,24 +219,24 @@ class Outbox:
         self.sweep()
         now_ms = self._loop.clock.monotonic_ms()
         waiting = False
-        for peer, account in list(self.accounts.items()):
+        for account in list(self.accounts.values()):
             since_ms = account.waiting_since_ms
             if since_ms is not None:
                 waiting = True
                 if now_ms - since_ms >= MOST_UNTAKEN_MS:
-                    self._on_deaf(peer)
+                    self._on_deaf(account)
         if waiting:
             self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
 
-    def _keep(self, peer: bytes, account: PeerMemory, frame: bytes) -> None:
+    def _keep(self, account: PeerMemory, frame: bytes) -> None:
         if account.held + len(frame) > 2 * self._limits.max_pending_bytes:
             self.dropped += 1
-            if peer not in self._deaf:
-                self._deaf.add(peer)
-                self._loop.call_later(0, partial(self._on_deaf, peer))
+            if account not in self._deaf:
+                self._deaf.add(account)
+                self._loop.call_later(0, partial(self._on_deaf, account))
             return
         account.keep(frame)
-        self._waiting[peer] = account
+        self._waiting[account] = None
         if self._retry is None:
             self._retry = self._loop.call_later(RETRY_MS, self._flush)
         self._hold(len(frame))
@@ -255,10 +258,10 @@ class Outbox:
 
     def _flush(self) -> None:
         self._retry = None
-        for peer, account in list(self._waiting.items()):
-            while account.frames and self._hand_over(peer, account, [account.frames[0]]):
+        for account in list(self._waiting):
+            while account.frames and self._hand_over(account, [account.frames[0]]):
                 self.held -= account.release()
             if not account.frames:
-                self._waiting.pop(peer, None)
+                self._waiting.pop(account, None)
         if self._waiting:
             self._retry = self._loop.call_later(RETRY_MS, self._flush)

@@ -3,44 +3,41 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from mqmesh.errors import (
-    LocalProtocolError,
     MQMeshError,
     RemoteProtocolError,
     SystemBusy,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_header
+from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import (
     ANYBODY,
-    MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
     Principal,
-    Reply,
-    Request,
     decode_frame,
-    encode_apart,
     encode_frame,
-    encode_header,
     peek_opaque,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials
-from mqmesh.transport.interface import Handler, ServerLimits, Timer
+from mqmesh.transport.error_frames import error_frame
+from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.connections import hang_up
 from mqmesh.transport.zmq.idle_detection import LOOK_MS, PROOF_MS, IdleDetection
 from mqmesh.transport.zmq.loop import EventLoop
-from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerLoad, PeerMemory
+from mqmesh.transport.zmq.memory_accounting import PeerLoad, PeerMemory
 from mqmesh.transport.zmq.memory_eviction import MemoryEviction
-from mqmesh.transport.zmq.outbox import Outbox
+from mqmesh.transport.zmq.outbox import BUSY_RETRY_AFTER_MS, Outbox
 from mqmesh.transport.zmq.peers import PeerTable, is_automatic
+from mqmesh.transport.zmq.served_peer import ServedPeer
 from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ FRAMES_PER_TICK: Final = 256
 """Requests served in one turn, so that timers and other sockets get theirs."""
 TURN_MS: Final = 5
 """No request is begun later in a turn: some take milliseconds, such as pulls with a filter."""
-BUSY_RETRY_AFTER_MS: Final = 100
 SURPLUS_MS: Final = 1_000
 """A connection beyond ``max_connections`` stays so long, to get the reason for its refusal."""
 MAX_SURPLUS: Final = 64
@@ -64,16 +60,6 @@ LOG_REFUSALS_MS: Final = 1_000
 """While requests are refused, the log gets so often a line for each code."""
 LOG_MALFORMED_MS: Final = 1_000
 """Malformed frames are logged no more often, so that they cannot fill the disk."""
-
-_ANSWERS: Final = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.QUERY_NOT_FOUND,
-        ResponseCode.CONSUMER_GROUP_NOT_EXIST,
-        ResponseCode.CLIENT_NOT_ONLINE,
-    }
-)
-"""Codes that count as an answer rather than a refusal: something is not there."""
 
 # As plain numbers: an operation on enumerations takes longer than the call it is for.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -100,8 +86,8 @@ class CommandServer:
         context: ZeroMQ context of the process.
         loop: Its event loop.
         handlers: Handler by request code.
-        on_disconnect: Called with the routing id of a peer whose connection broke. Requests of that
-            peer that were on their way are served still, and it is called again after each.
+        on_disconnect: Called with a peer whose connection broke. Requests that were on their way
+            are served still, each as of a new peer, with which it is called after each.
         limits: What peers may take. The peer that takes the most loses its connection when all
             together take more than the budget.
         own: Keys that it proves; None to speak plainly, with everybody.
@@ -123,7 +109,7 @@ class CommandServer:
         context: sockets.Context,
         loop: EventLoop,
         handlers: Mapping[int, Handler],
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
         *,
         own: Credentials | None = None,
@@ -138,14 +124,15 @@ class CommandServer:
         self._socket = sockets.router(context, max_frame_bytes=self._limits.max_frame_bytes)
         self._monitor = sockets.monitor(self._socket)
         self._peers = PeerTable()
+        self._accounts: dict[bytes, ServedPeer] = {}
         self._outbox = Outbox(
             self._socket,
             loop,
             self._limits,
+            self._accounts,
             on_excess=self._on_excess,
             on_deaf=self._on_deaf,
         )
-        self._accounts = self._outbox.accounts
         self._relief = MemoryEviction(
             self._peers,
             self._outbox,
@@ -207,59 +194,6 @@ class CommandServer:
             self._socket_files[path] = os.stat(path).st_ino
         return bound
 
-    def reply(self, request: Request, reply: Reply) -> None:
-        """Answers a request; nothing is sent for a oneway one."""
-        command = request.command
-        if command.flags & ONEWAY:
-            return
-        try:
-            if reply.apart:
-                frames, size = encode_apart(command.opaque, reply, least_bytes=MARK_BYTES)
-            else:
-                frame = encode_frame(
-                    reply.code, command.opaque, *reply.body, header=reply.header, flags=RESPONSE
-                )
-                frames, size = [frame], len(frame)
-        except LocalProtocolError as error:
-            self.fail(request, error)
-            return
-        if size >= MARK_BYTES:
-            account = self._accounts.get(request.peer)
-            if account is not None and not self._outbox.has_room(account, size):
-                account.refused = size
-                self.fail(request, self._no_room(account))
-                return
-        self._outbox.send(request.peer, *frames)
-
-    def room(self, peer: bytes) -> int:
-        """Return the number of bytes that an answer to a peer may have now, to look for no more.
-
-        Args:
-            peer: Routing id.
-
-        Returns:
-            At least 1.
-
-        Raises:
-            SystemBusy: There is no room: it does not take its answers, or nobody does.
-        """
-        account = self._accounts.get(peer)
-        if account is None:
-            return 1  # it is gone
-        room = self._outbox.room(account)
-        if room <= 0 or (account.held and room < account.refused):
-            raise self._no_room(account)
-        account.refused = 0
-        return room
-
-    def fail(self, request: Request, error: Exception) -> None:
-        """Answers a request with an error."""
-        self._fail(request.peer, request.command.opaque, request.command.flags, error)
-
-    def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:
-        """Sends a peer a oneway command of the server's own; ``parts`` is the body in pieces."""
-        self._outbox.send(peer, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
-
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts and logs a refusal; handlers that refuse in an answer's body call it themselves.
 
@@ -282,6 +216,8 @@ class CommandServer:
             self._log_refusals()
         if self._silence_timer is not None:
             self._silence_timer.cancel()
+        for peer in self._accounts.values():
+            peer.is_gone = True  # handlers may hold it, and nobody is there any more
         self._outbox.close()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
@@ -295,11 +231,6 @@ class CommandServer:
                 if os.stat(path).st_ino == number:
                     os.unlink(path)
         self._socket_files.clear()
-
-    def address_of(self, peer: bytes) -> str:
-        """Return the address of a peer; see ``mqmesh.transport.interface.Server``."""
-        descriptor = self._peers.living.get(peer)
-        return "" if descriptor is None else sockets.peer_address(descriptor)
 
     def review(self) -> None:
         """End the connections of peers that may not connect any more: the access list changed."""
@@ -352,22 +283,22 @@ class CommandServer:
             if account is None:
                 self._take_from_stranger(peer, frame)
             else:
-                self._take(peer, account, frame)
+                self._take(account, frame)
 
-    def _take(self, peer: bytes, account: PeerMemory, frame: zmq.Frame) -> None:
+    def _take(self, peer: ServedPeer, frame: zmq.Frame) -> None:
         buffer = frame.buffer
-        account.take(len(buffer))
-        account.heard_ms = self.readable_ms
-        if not account.watched:
-            self._watch(peer, account)
+        peer.take(len(buffer))
+        peer.heard_ms = self.readable_ms
+        if not peer.watched:
+            self._watch(peer)
         if frame.more:
             sockets.skip_rest(self._socket)
-            self._refuse(peer, None, "a message has more than one frame")
+            self._note_malformed("a message has more than one frame")
         else:
-            self._serve(peer, account, buffer)
+            self._serve(peer, buffer)
 
-    def _watch(self, peer: bytes, account: PeerMemory) -> None:
-        self._silence.watch(peer, account)
+    def _watch(self, peer: ServedPeer) -> None:
+        self._silence.watch(peer.id, peer)
         if self._silence_timer is None:
             self._silence_timer = self._loop.call_later(PROOF_MS, self._look_for_silent)
 
@@ -393,7 +324,11 @@ class CommandServer:
             return
         if not is_automatic(peer):
             sockets.skip_rest(self._socket)
-            self._refuse(peer, peek_opaque(frame.buffer), "a client may not choose a routing id")
+            remark = "a client may not choose a routing id"
+            self._note_malformed(remark)
+            opaque = peek_opaque(frame.buffer)
+            if opaque is not None:
+                self._fail_stranger(peer, opaque, RemoteProtocolError(remark))
             return
         self._on_monitor()  # events of connections come before their frames; see PeerTable
         try:
@@ -401,7 +336,7 @@ class CommandServer:
         except zmq.ZMQError:
             # ZMTP 1 and 2 take nearly any bytes for a message; only later ones know a source.
             sockets.skip_rest(self._socket)
-            self._refuse(peer, None, "a peer speaks no ZMTP 3")
+            self._note_malformed("a peer speaks no ZMTP 3")
             return
         principal = ANYBODY if self._guard is None else self._principal(self._guard, frame)
         if principal is None:
@@ -413,13 +348,20 @@ class CommandServer:
             self._check_place(descriptor, principal)
         except SystemBusy as error:
             sockets.skip_rest(self._socket)
-            self._fail(peer, peek_opaque(frame.buffer) or 0, 0, error)
+            self._fail_stranger(peer, peek_opaque(frame.buffer) or 0, error)
             return
         gone = self._peers.meet(peer, descriptor)
         if gone is not None and gone != peer:
             self._bury(gone)
-        account = self._outbox.open(peer, self._loop.clock.monotonic_ms(), principal)
-        self._take(peer, account, frame)
+        served = self._accounts[peer] = ServedPeer(
+            peer,
+            self._loop.clock.monotonic_ms(),
+            principal,
+            self._outbox,
+            self._peers.living,
+            self.note_refusal,
+        )
+        self._take(served, frame)
         if gone == peer:
             self._bury(peer)
 
@@ -458,67 +400,48 @@ class CommandServer:
             retry_after_ms=BUSY_RETRY_AFTER_MS,
         )
 
-    def _serve(self, peer: bytes, account: PeerMemory, frame: memoryview) -> None:
+    def _fail_stranger(self, peer: bytes, opaque: int, error: MQMeshError) -> None:
+        """Refuses the frame of a peer that is not served."""
+        frame = error_frame(opaque, 0, error, self.note_refusal)
+        assert frame is not None
+        self._outbox.send_to_stranger(peer, frame)
+
+    def _serve(self, peer: ServedPeer, frame: memoryview) -> None:
         self.requests += 1
         try:
             command = decode_frame(frame)
         except RemoteProtocolError as error:
-            self._refuse(peer, peek_opaque(frame), str(error))
+            self._note_malformed(str(error))
+            opaque = peek_opaque(frame)
+            if opaque is not None:
+                peer.fail(opaque, 0, error)
             return
         handler = self._handlers.get(command.code)
-        request = Request(peer, command, account.principal)
         try:
             if command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
             if handler is None:
                 raise UnsupportedCommand(_not_served(command.code))
-            if account.held:
-                if not self._outbox.has_room(account, account.refused):
-                    raise self._no_room(account)
-                account.refused = 0
-            reply = handler(request)
+            if peer.held:
+                if not self._outbox.has_room(peer, peer.refused):
+                    raise self._outbox.no_room(peer)
+                peer.refused = 0
+            reply = handler(Request(peer, command))
         except MQMeshError as error:
-            self._fail(peer, command.opaque, command.flags, error)
+            peer.fail(command.opaque, command.flags, error)
         except Exception as error:
             _log.exception("request code %d failed", command.code)
-            self._fail(peer, command.opaque, command.flags, error)
+            peer.fail(command.opaque, command.flags, error)
         else:
             if reply is not None:
-                self.reply(request, reply)
+                peer.reply(command.opaque, command.flags, reply)
 
-    def _no_room(self, account: PeerMemory) -> SystemBusy:
-        limits = self._limits
-        return SystemBusy(
-            f"{account.held} bytes of answers wait for this client, {self._outbox.held} for all "
-            f"(max_pending_bytes = {limits.max_pending_bytes}, "
-            f"max_total_pending_bytes = {limits.max_total_pending_bytes}); read them first",
-            retry_after_ms=BUSY_RETRY_AFTER_MS,
-        )
-
-    def _refuse(self, peer: bytes, opaque: int | None, remark: str) -> None:
+    def _note_malformed(self, remark: str) -> None:
         self.malformed_frames += 1
         now_ms = self._loop.clock.monotonic_ms()
         if now_ms >= self._log_malformed_at_ms:
             self._log_malformed_at_ms = now_ms + LOG_MALFORMED_MS
             _log.warning("malformed frame: %s (%d so far)", remark, self.malformed_frames)
-        if opaque is not None:
-            self._fail(peer, opaque, 0, RemoteProtocolError(remark))
-
-    def _fail(self, peer: bytes, opaque: int, flags: int, error: Exception) -> None:
-        if isinstance(error, MQMeshError):
-            remark = str(error)
-        else:
-            # The text of a bug may hold anything; it belongs into our log only.
-            remark = f"internal error ({type(error).__name__}); see the server's log"
-        remark = remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode()
-        code = vars(error).get("code") or code_of(error)
-        if code not in _ANSWERS:
-            self.note_refusal(code, remark)
-        if flags & (ONEWAY | RESPONSE):
-            return
-        header = error_header(error, remark)
-        frame = encode_frame(code, opaque, header=encode_header(header), flags=RESPONSE)
-        self._outbox.send(peer, frame)
 
     def _log_refusals(self) -> None:
         lines = self.refusals.take_lines()
@@ -554,11 +477,11 @@ class CommandServer:
         if not self._closed:
             self._end_all(self._relief.measure(self._loop.clock.monotonic_ms()))
 
-    def _on_deaf(self, peer: bytes) -> None:
-        account, descriptor = self._accounts.get(peer), self._peers.living.get(peer)
-        if account is not None and descriptor is not None and not self._closed:
+    def _on_deaf(self, peer: PeerMemory) -> None:
+        descriptor = self._peers.living.get(peer.id)
+        if descriptor is not None and not peer.is_gone:
             self._end(
-                PeerLoad(descriptor, account.held, peer), "a client does not take its answers"
+                PeerLoad(descriptor, peer.held, peer.id), "a client does not take its answers"
             )
 
     def _end_all(self, loads: list[PeerLoad]) -> None:
@@ -587,13 +510,16 @@ class CommandServer:
             self._bury(peer)
 
     def _bury(self, peer: bytes) -> None:
-        account = self._outbox.forget(peer)
-        if account is not None:
-            self._relief.peer_left(account, self._loop.clock.monotonic_ms())
+        served = self._accounts.pop(peer, None)
+        if served is None:
+            return
+        served.is_gone = True
+        self._outbox.forget(served)
+        self._relief.peer_left(served, self._loop.clock.monotonic_ms())
         if self._on_disconnect is None:
             return
         try:
-            self._on_disconnect(peer)
+            self._on_disconnect(served)
         except Exception:
             # The next peer's end must be reported all the same.
             _log.exception("a callback for the end of a connection failed")

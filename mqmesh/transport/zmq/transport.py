@@ -11,7 +11,7 @@ from mqmesh.clock import Clock, SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import Command
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Handler, ServerLimits
+from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -105,7 +105,7 @@ class ZmqTransport:
     def serve(
         self,
         handlers: Mapping[int, Handler],
-        on_disconnect: Callable[[bytes], None] | None = None,
+        on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
     ) -> CommandServer:
         """Make a server that is not bound yet.

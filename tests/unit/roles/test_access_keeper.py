@@ -47,7 +47,7 @@ def test_an_older_one_or_none_changes_nothing(keeper, tmp_path, text):
 
 def test_who_is_behind_takes_what_is_made_of_a_newer_list_and_who_is_ahead_does_not(keeper):
     update = keeper.handlers[RequestCode.UPDATE_ACCESS_LIST]
-    request = SimpleNamespace(principal=Principal("ann", "k"))
+    request = SimpleNamespace(peer=SimpleNamespace(principal=Principal("ann", "k")))
     update(request, UpdateAccessListRequest(write_access_list(NEWER), 6))
     assert keeper.version == 7
     other = write_access_list(AccessList(8, [ADMIN]))

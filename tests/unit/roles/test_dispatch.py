@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import pytest
+from harness.peers import KeptPeer
 
-from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    LocalProtocolError,
+    NoPermission,
+    RemoteProtocolError,
+    SystemBusy,
+)
 from mqmesh.metrics import MetricBoard, MetricSample
 from mqmesh.protocol.admin import GetTopicConfigRequest
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ANYBODY,
     EMPTY_REPLY,
+    ONEWAY,
     Principal,
-    Request,
+    Reply,
     decode_frame,
     encode_frame,
     encode_header,
 )
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.pulling import PullRequest
-from mqmesh.protocol.route import DeleteTopicRequest
+from mqmesh.protocol.request import Request
+from mqmesh.protocol.route import DeleteTopicRequest, TopicConfig
 from mqmesh.roles.dispatch import METRICS, Dispatch
 
 PULL = PullRequest("g", "t", 0, 0)
@@ -27,7 +36,8 @@ PULL = PullRequest("g", "t", 0, 0)
 
 def request_of(code, header=b"", principal=ANYBODY) -> Request:
     data = header if isinstance(header, bytes) else encode_header(header)
-    return Request(b"peer", decode_frame(encode_frame(code, 1, header=data)), principal)
+    peer = KeptPeer(b"peer", principal=principal)
+    return Request(peer, decode_frame(encode_frame(code, 1, header=data)))
 
 
 class Ticks:
@@ -125,9 +135,9 @@ def test_the_latency_of_what_is_answered_later_ends_with_its_answer(code, header
     request = request_of(code, header)
     assert dispatch.handlers[code](request) is None
     assert latencies(dispatch) == {}
-    later = request.without_frame()
+    pending = request.later()
     ticks.now_ns += 8_000_000
-    dispatch.answered(later, ResponseCode.SYSTEM_BUSY)
+    pending.fail(SystemBusy("planned"))
     # Ticks: the beginning, the handler's end, and the answer; 10 ms are the sixth bound.
     assert latencies(dispatch) == {
         (code.name.lower(), held, "system_busy"): (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
@@ -159,11 +169,21 @@ def test_a_role_that_cannot_serve_refuses_all_but_what_is_kept_with_its_reason()
     assert dispatch.handlers[RequestCode.PING](request_of(RequestCode.PING)) is EMPTY_REPLY
 
 
-def test_a_request_without_its_frame_is_of_the_same_principal():
-    request = request_of(RequestCode.PULL_MESSAGE, PULL, Principal("shop"))
-    bare = request.without_frame()
-    assert bare.principal.name == "shop"
-    assert (bare.peer, bare.command.opaque, len(bare.command.header)) == (b"peer", 1, 0)
+def test_a_late_answer_goes_to_the_peer_that_asked_or_nowhere_if_nobody_waits():
+    peer, code = KeptPeer(b"peer"), RequestCode.GET_TOPIC_CONFIG
+    for opaque, flags in ((1, 0), (2, ONEWAY)):
+        frame = encode_frame(code, opaque, header=b"header", flags=flags)
+        pending = Request(peer, decode_frame(frame)).later(deadline_ms=70)
+        assert (pending.code, pending.deadline_ms, pending.is_oneway) == (code, 70, opaque == 2)
+        pending.done(TopicConfig("t", 1, 1))
+    assert peer.kept.answers == {1: Reply(encode_header(TopicConfig("t", 1, 1)))}
+
+
+def test_an_answer_that_cannot_be_encoded_becomes_an_error():
+    peer = KeptPeer(b"peer")
+    request = Request(peer, decode_frame(encode_frame(RequestCode.GET_TOPIC_CONFIG, 1)))
+    request.later().done(TopicConfig("\ud800", 1, 1))
+    assert isinstance(peer.kept.answers[1], LocalProtocolError)
 
 
 class Told:
@@ -171,9 +191,9 @@ class Told:
 
     def __init__(self, dispatch):
         self.lines = []
-        dispatch.audit = lambda request, code, topics, groups, error, what: self.lines.append(
+        dispatch.audit = lambda peer, code, topics, groups, error, what: self.lines.append(
             (
-                request.principal.name,
+                peer.principal.name,
                 code.name,
                 topics,
                 groups,
@@ -209,7 +229,8 @@ class NoTopic(OnlyShop):
 def test_a_right_that_a_handler_asks_for_is_told_once_though_its_error_goes_on():
     dispatch = Dispatch(ServedBy.BROKER, Ticks(), NoTopic())
     told = Told(dispatch)
-    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: dispatch.permit(request, "u")})
+    code = RequestCode.PULL_MESSAGE
+    dispatch.open({code: lambda request, header: dispatch.permit(request.peer, code, "u")})
     for _ in range(2):
         with pytest.raises(NoPermission):
             dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, PULL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.peers import KeptPeer
 
 from mqmesh.errors import BrokerNotAvailable, UnsupportedCommand
 from mqmesh.metrics import Labelled, Readings, gauge
@@ -10,13 +11,13 @@ from mqmesh.protocol.admin import GetAccessListRequest, RoleInfo, RuntimeInfo, R
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
-    Request,
     decode_frame,
     decode_header,
     encode_frame,
     encode_header,
 )
 from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.refusals import Refusals
 from mqmesh.roles.listings import LISTINGS
@@ -63,7 +64,8 @@ class Served:
 
     def ask(self, code, header=None):
         data = b"" if header is None else encode_header(header)
-        return self.handlers[code](Request(b"p", decode_frame(encode_frame(code, 1, header=data))))
+        command = decode_frame(encode_frame(code, 1, header=data))
+        return self.handlers[code](Request(KeptPeer(b"p"), command))
 
     def tick(self, now_ms) -> None:
         self.ticks.append(now_ms)

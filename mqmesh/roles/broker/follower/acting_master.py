@@ -11,9 +11,10 @@ from typing import Final
 
 from mqmesh.errors import MQMeshError, StorageError
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, Reply, Request, encode_header
+from mqmesh.protocol.command import Command, Reply, encode_header
 from mqmesh.protocol.pulling import UpdateConsumerOffsetRequest
 from mqmesh.protocol.replication import HandOverCommitsRequest, HeldCommit
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.environment import Environment
 from mqmesh.roles.broker.features.groups.held_commits import (

@@ -15,13 +15,13 @@ from mqmesh.errors import (
 )
 from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Request
 from mqmesh.protocol.replication import (
     HaStatus,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
     ReplicateLog,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.environment import Environment, build_features
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.follower.acting_master import ActingMaster

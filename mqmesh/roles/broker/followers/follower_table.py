@@ -12,6 +12,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.protocol.replication import MAX_CHUNK_BYTES, MAX_REPLICA_ID, ReplicaStatus
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.token_bucket import TokenBucket
 from mqmesh.units import MAX_OFFSET
@@ -27,7 +28,7 @@ class Follower(msgspec.Struct, eq=False):
     """One that is connected.
 
     Attributes:
-        peer: Routing id of its connection.
+        peer: Its connection.
         replica_id: Its broker id.
         sent: Commit-log offset; chunks were sent up to there.
         written: It has written so far.
@@ -40,7 +41,7 @@ class Follower(msgspec.Struct, eq=False):
         catches_up: It was sent so little of the log yet that a window is not all of the rest.
     """
 
-    peer: bytes
+    peer: Peer
     replica_id: int
     sent: int
     written: int
@@ -87,7 +88,7 @@ class FollowerTable:
         self._counts_synced = counts_synced
         self._retain_ms = retain_ms
         self.catch_up_rate: TokenBucket | None = None
-        self._by_peer: dict[bytes, Follower] = {}
+        self._by_peer: dict[Peer, Follower] = {}
         # What is kept for each from retention: from where, and when it was heard.
         self._kept: dict[int, tuple[int, int]] = {}
         self._position = 0
@@ -118,7 +119,7 @@ class FollowerTable:
 
     def open(
         self,
-        peer: bytes,
+        peer: Peer,
         replica_id: int,
         *,
         log_end: int,
@@ -130,7 +131,7 @@ class FollowerTable:
         """A follower begins, or begins again.
 
         Args:
-            peer: Routing id.
+            peer: Its connection.
             replica_id: Its broker id.
             log_end: Where the master's log ends.
             offset: Where its own log ends: a beginning of the master's.
@@ -165,11 +166,11 @@ class FollowerTable:
         self._kept[replica_id] = (offset, now_ms)
         return [one for one in earlier if one.peer != peer]
 
-    def acknowledged(self, peer: bytes, written: int, synced: int, now_ms: int) -> bool:
+    def acknowledged(self, peer: Peer, written: int, synced: int, now_ms: int) -> bool:
         """A follower says how far it is.
 
         Args:
-            peer: Routing id.
+            peer: Its connection.
             written: Commit-log offset.
             synced: Commit-log offset.
             now_ms: Monotonic clock.
@@ -199,7 +200,7 @@ class FollowerTable:
         self._position = self._has(one)
         return True
 
-    def of(self, peer: bytes) -> Follower:
+    def of(self, peer: Peer) -> Follower:
         """The follower that has opened by a connection."""
         return self._by_peer[peer]
 
@@ -265,7 +266,7 @@ class FollowerTable:
         """
         return {one: said for one, said in self._kept.items() if said[1] >= since_ms}
 
-    def forget(self, peer: bytes) -> Follower | None:
+    def forget(self, peer: Peer) -> Follower | None:
         """A connection broke; returns the follower if it was one's."""
         return self._by_peer.pop(peer, None)
 

@@ -24,6 +24,7 @@ from mqmesh.protocol.membership import (
     TopicConsumption,
 )
 from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.group_state.queue_ownership import (
     NO_GENERATION,
     QueueOwnership,
@@ -42,14 +43,14 @@ class GroupClient(msgspec.Struct):
     """One registered client.
 
     Attributes:
-        peer: Routing id of its connection.
+        peer: Its connection.
         heartbeat: What it said last.
         last_seen_ms: When it said so, monotonic.
         lost_at_ms: When its connection broke; None while it stands.
         stats: What its consumers did of late, as it said last.
     """
 
-    peer: bytes
+    peer: Peer
     heartbeat: HeartbeatRequest
     last_seen_ms: int
     lost_at_ms: int | None = None
@@ -76,12 +77,12 @@ class Notice(msgspec.Struct, frozen=True):
     """Tell a member that its group changed.
 
     Attributes:
-        peer: Routing id of the member's connection.
+        peer: Connection of the member.
         group: Consumer group.
         generation: Of the group now.
     """
 
-    peer: bytes
+    peer: Peer
     group: str
     generation: int
 
@@ -122,7 +123,7 @@ class ConsumerGroups:
         self._generation = first_generation
         self._clients: dict[str, GroupClient] = {}
         self._groups: dict[str, Group] = {}
-        self._clients_of_peer: dict[bytes, set[str]] = {}
+        self._clients_of_peer: dict[Peer, set[str]] = {}
         self._lost: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._returned: dict[str, None] = {}
@@ -199,8 +200,8 @@ class ConsumerGroups:
         """Groups with members, in no order."""
         return list(self._groups)
 
-    def peers(self, name: str) -> list[bytes]:
-        """Routing ids of the connected members of a consumer group."""
+    def peers(self, name: str) -> list[Peer]:
+        """Connections of the members of a consumer group."""
         group = self._groups.get(name)
         members = () if group is None else group.members
         clients = [self._clients[client_id] for client_id in members]
@@ -234,19 +235,19 @@ class ConsumerGroups:
                 found.append(_difference_text(data.group, client_id, difference))
         return found
 
-    def producers(self, group: str) -> list[bytes]:
-        """Routing ids of the connected members of a producer group."""
+    def producers(self, group: str) -> list[Peer]:
+        """Connections of the members of a producer group."""
         return [
             client.peer
             for client in self._clients.values()
             if client.lost_at_ms is None and group in client.heartbeat.producer_groups
         ]
 
-    def on_heartbeat(self, peer: bytes, heartbeat: HeartbeatRequest, now_ms: int) -> None:
+    def on_heartbeat(self, peer: Peer, heartbeat: HeartbeatRequest, now_ms: int) -> None:
         """A client says that it is there, and what it belongs to.
 
         Args:
-            peer: Routing id of its connection.
+            peer: Its connection.
             heartbeat: Checked by ``check_heartbeat``.
             now_ms: Monotonic clock.
 
@@ -285,7 +286,7 @@ class ConsumerGroups:
         """A client leaves; returns False if nobody knew it."""
         return self._remove(client_id, "left")
 
-    def on_disconnect(self, peer: bytes, now_ms: int) -> None:
+    def on_disconnect(self, peer: Peer, now_ms: int) -> None:
         """A connection broke; its clients stay members for the time of grace."""
         for client_id in self._clients_of_peer.pop(peer, ()):
             self._clients[client_id].lost_at_ms = now_ms
@@ -378,7 +379,7 @@ class ConsumerGroups:
             self._leave_group(client_id, data.group)
         return True
 
-    def _forget_peer(self, peer: bytes, client_id: str) -> None:
+    def _forget_peer(self, peer: Peer, client_id: str) -> None:
         client_ids = self._clients_of_peer.get(peer)
         if client_ids is not None:
             client_ids.discard(client_id)

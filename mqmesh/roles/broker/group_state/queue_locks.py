@@ -21,6 +21,7 @@ import msgspec
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.membership import LOCK_HELD_BY_OTHER, LOCK_PENDING
+from mqmesh.protocol.request import Peer
 
 TICK_MS: Final = 10_000
 """Locks that ended long ago are forgotten so often."""
@@ -34,13 +35,13 @@ class QueueLock(msgspec.Struct):
 
     Attributes:
         client_id: Who holds it.
-        peer: Routing id of the connection that it was renewed by; empty when that is gone.
+        peer: Connection that it was renewed by; None when that is gone.
         token: The same for as long as nobody else held the queue.
         ends_ms: Monotonic time at which others may have it.
     """
 
     client_id: str
-    peer: bytes
+    peer: Peer | None
     token: int
     ends_ms: int
 
@@ -77,7 +78,7 @@ class QueueLocks:
         self._free_ms = free_ms
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
-        self._of_peer: dict[bytes, dict[tuple[str, QueueKey], None]] = {}
+        self._of_peer: dict[Peer, dict[tuple[str, QueueKey], None]] = {}
         self._count = 0
         self._next_tick_ms = 0
 
@@ -85,14 +86,14 @@ class QueueLocks:
         return self._count
 
     def lock(
-        self, group: str, client_id: str, peer: bytes, queue: QueueKey, token: int, now_ms: int
+        self, group: str, client_id: str, peer: Peer, queue: QueueKey, token: int, now_ms: int
     ) -> int:
         """A member wants a queue, or wants to keep it.
 
         Args:
             group: Consumer group.
             client_id: The member.
-            peer: Routing id of its connection.
+            peer: Its connection.
             queue: Which.
             token: Of the lock that it believes to hold, 0 for none.
             now_ms: Monotonic clock.
@@ -134,7 +135,7 @@ class QueueLocks:
         known = self._groups.get(group, {}).get(queue)
         return known.client_id if known is not None and now_ms < known.ends_ms else None
 
-    def on_leave(self, client_id: str, peer: bytes) -> None:
+    def on_leave(self, client_id: str, peer: Peer) -> None:
         """A client leaves; what it did not give back is still being worked on.
 
         Such locks end with their lease, though the connection breaks now.
@@ -144,11 +145,11 @@ class QueueLocks:
             if lock.client_id == client_id:
                 self._forget_peer(group, queue, lock)
 
-    def on_disconnect(self, peer: bytes, now_ms: int) -> None:
+    def on_disconnect(self, peer: Peer, now_ms: int) -> None:
         """A connection broke: the locks renewed by it end soon, unless their holders return."""
         for group, queue in self._of_peer.pop(peer, ()):
             lock = self._groups[group][queue]
-            lock.peer = b""
+            lock.peer = None
             lock.ends_ms = min(lock.ends_ms, max(now_ms, self._settled_ms) + self._lost_grace_ms)
 
     def remove_topic(self, topic: str) -> None:
@@ -169,7 +170,7 @@ class QueueLocks:
                     self._remove(group, queue, lock)
 
     def _enter(
-        self, group: str, queue: QueueKey, client_id: str, peer: bytes, token: int, from_ms: int
+        self, group: str, queue: QueueKey, client_id: str, peer: Peer, token: int, from_ms: int
     ) -> None:
         known = self._groups.get(group, {}).get(queue)
         if known is not None:
@@ -193,9 +194,9 @@ class QueueLocks:
             del self._groups[group]
 
     def _forget_peer(self, group: str, queue: QueueKey, lock: QueueLock) -> None:
-        held = self._of_peer.get(lock.peer)
-        if held is not None:
+        peer, lock.peer = lock.peer, None
+        held = None if peer is None else self._of_peer.get(peer)
+        if held is not None and peer is not None:
             held.pop((group, queue), None)
             if not held:
-                del self._of_peer[lock.peer]
-        lock.peer = b""
+                del self._of_peer[peer]

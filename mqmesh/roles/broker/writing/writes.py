@@ -9,8 +9,9 @@ from typing import Protocol
 from mqmesh.batch.record_batch import read_header, read_meta
 from mqmesh.errors import MQMeshError, StorageError, StoreClosed, SystemBusy
 from mqmesh.protocol.codes import ResponseCode, code_of
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.core import Core, store_stopped
@@ -68,7 +69,7 @@ class Writes:
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
-        self._replies = core.replies
+        self._note_refusal = core.note_refusal
         self._stats = core.stats
         self._state = core.state
         self._core = core
@@ -94,7 +95,7 @@ class Writes:
         """
         stage = self.stage
         stage.batches += batches
-        stage.sends.append(OpenSend(request, outcomes))
+        stage.sends.append(OpenSend(request.later(), outcomes))
         stage.staged_bytes += size
         if stage.staged_bytes >= self._settings.now.max_staged_bytes:
             self.write()
@@ -227,7 +228,7 @@ class Writes:
             if late is not None:
                 self._stats.note_unsafe(late.status)
                 remark = f"{late.name} took over {point.timeout_ms} ms ({late.setting})"
-                self._replies.note_refusal(ResponseCode[late.status.name], remark)
+                self._note_refusal(ResponseCode[late.status.name], remark)
                 fill_in_status(send, late.status)
             self._answer(send)
 
@@ -244,10 +245,10 @@ class Writes:
             # What the broker sent itself is not done; the client that asked for it gets an error.
             send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
         for send in (*staged, *waiting):
-            if send.request is None:
+            if send.pending is None:
                 self._answer(send)
-            elif not send.request.command.flags & ONEWAY:
-                self._replies.fail(send.request, error)
+            elif not send.pending.is_oneway:
+                send.pending.fail(error)
 
     def refuse_waiting(self, error: MQMeshError) -> None:
         """Fails sends that wait; who repeats them does not store them twice.
@@ -255,10 +256,10 @@ class Writes:
         What the broker sent itself waits on: it is reported as done, or not at all.
         """
         for send in self._commit_point.take_all():
-            if send.request is None:
+            if send.pending is None:
                 self._wait(send)
             else:
-                self._replies.fail(send.request, error)
+                send.pending.fail(error)
 
     def _account(
         self,
@@ -298,40 +299,38 @@ class Writes:
         return arrived
 
     def _wait(self, send: OpenSend) -> None:
-        if send.request is not None:
-            if send.request.command.flags & ONEWAY:
-                return
-            send.request = send.request.without_frame()
+        if send.pending is not None and send.pending.is_oneway:
+            return
         self._commit_point.wait(send, send.end_offset, self._clock.monotonic_ms())
 
     def _answer_safe(self, send: OpenSend) -> None:
         """Answers a send that is safe, or that nobody is there to make safer."""
         status = self._commit_point.status_of(send.end_offset)
-        if status and send.request is not None:
+        if status and send.pending is not None:
             self._stats.note_unsafe(status)
             fill_in_status(send, status)
         self._answer(send)
 
     def _answer(self, send: OpenSend) -> None:
-        request = send.request
+        pending = send.pending
         outcomes = [outcome for outcome in send.outcomes if outcome is not None]
-        if request is not None and request.command.flags & ONEWAY:
+        if pending is not None and pending.flags & ONEWAY:
             self._note_refusals(outcomes)  # nobody else hears of them
             return
         assert len(outcomes) == len(send.outcomes)
-        if request is None:
+        if pending is None:
             assert send.on_stored is not None
             send.on_stored(outcomes)
             return
         header, remarks = encode_outcomes(outcomes)
         if remarks:
             self._note_refusals(outcomes)
-        self._replies.reply(request, Reply(header, (remarks,) if remarks else ()))
+        pending.done(Reply(header, (remarks,) if remarks else ()))
 
     def _note_refusals(self, outcomes: list[BatchOutcome]) -> None:
         for outcome in outcomes:
             if outcome.code:
-                self._replies.note_refusal(outcome.code, outcome.remark)
+                self._note_refusal(outcome.code, outcome.remark)
 
     def refusal_of(self, error: MQMeshError) -> BatchOutcome:
         """Return the outcome of a batch that is not stored, and count it."""

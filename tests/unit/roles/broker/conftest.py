@@ -6,27 +6,24 @@ import itertools
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.peers import KeptAnswers
 from harness.served import Guard, dispatched, features_on
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
-from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
+from mqmesh.errors import MQMeshError, OffsetOutOfRange
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ONEWAY,
-    Answer,
-    Reply,
-    Request,
     decode_frame,
     decode_header,
     encode_frame,
     encode_header,
-    reply_of,
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
-from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
+from mqmesh.protocol.pulling import PullRequest, PullResponse
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -70,10 +67,10 @@ class Stage:
         self.config = BrokerConfig(storage=storage, **settings)
         self.clock = ManualClock()
         self.store = SlowDisk(storage, clock=self.clock)
-        self.answers: dict[int, Reply | Exception] = {}
-        self.notices: list[tuple[bytes, int, bytes]] = []
+        self.kept = KeptAnswers()
+        self.answers, self.notices = self.kept.answers, self.kept.notices
+        self.peer = self.kept.peer
         self.saved: list[object] = []
-        self.rooms: dict[bytes, int] = {}
         self._opaque = itertools.count(1)
         self._sequence = itertools.count(0, 1_000)
         self.index = None
@@ -84,24 +81,17 @@ class Stage:
 
     def restart(self) -> None:
         """Builds all features anew, on the same store."""
-        replies = ReplyChannel(
-            self._reply,
-            self._reply,
-            lambda *notice: self.notices.append(notice),
-            room=self._room,
-            permit=lambda request, topic: self.dispatch.permit(request, topic),
-        )
         self.features = features_on(
             self.store,
             self.config,
             self.clock,
-            replies,
+            self.guard,
             epoch=self.epoch,
             leadership=self.leadership,
             index=self.index,
         )
         self.features.core.state.write = self._write
-        self.dispatch = dispatched(self.features, self.guard)
+        self.dispatch = dispatched(self.features)
         self.handlers = self.dispatch.handlers
 
     def begin(self, code, header=b"", *body, peer=b"peer", oneway=False) -> int:
@@ -109,7 +99,7 @@ class Stage:
         data = header if isinstance(header, bytes) else encode_header(header)
         opaque = next(self._opaque)
         frame = encode_frame(code, opaque, *body, header=data, flags=ONEWAY if oneway else 0)
-        request = Request(peer, decode_frame(frame))
+        request = Request(self.peer(peer), decode_frame(frame))
         try:
             reply = self.handlers[code](request)
         except MQMeshError as error:
@@ -187,18 +177,6 @@ class Stage:
             bodies += [message.body for message in messages]
             position += header.total_size
         return decode_header(PullResponse, reply.header), bodies
-
-    def _reply(self, request: Request, answer: Answer | Exception) -> None:
-        if request.command.flags & ONEWAY:
-            return  # as the command server does
-        opaque = request.command.opaque
-        assert opaque not in self.answers, "answered twice"
-        self.answers[opaque] = answer if isinstance(answer, Exception) else reply_of(answer)
-
-    def _room(self, peer: bytes) -> int:
-        if self.rooms.get(peer) == 0:
-            raise SystemBusy("planned: no room")
-        return self.rooms.get(peer, MAX_PULL_BYTES)
 
     def _write(self):
         features = self.features

@@ -6,15 +6,13 @@ import pytest
 from harness.served import features_on
 
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.roles.broker.features.traffic.feature import TrafficFeature
 from mqmesh.roles.broker.stats import DAY_MS
 
 
 @pytest.fixture
 def follower(stage):
-    nobody = ReplyChannel(print, print, print)
-    return features_on(stage.store, stage.config, stage.clock, nobody, is_follower=True)
+    return features_on(stage.store, stage.config, stage.clock, is_follower=True)
 
 
 def metric(features, name):

@@ -15,7 +15,6 @@ from mqmesh.protocol.replication import (
     agreed_version,
 )
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.core import ReplyChannel
 from mqmesh.roles.broker.features.replication.feature import how_to_go_on
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.storage.memory import MemoryStore
@@ -30,9 +29,9 @@ def log(start: int, end: int, *epochs: tuple[int, int], store: int = 7, key: byt
 
 def master(config: BrokerConfig):
     """Replication of a master without a process."""
-    clock, nobody = ManualClock(), ReplyChannel(print, print, print)
+    clock = ManualClock()
     store = MemoryStore(config.storage, clock=clock)
-    return features_on(store, config, clock, nobody).replication
+    return features_on(store, config, clock).replication
 
 
 LEADER = log(0, 1_000, (1, 0), (3, 400), (4, 800))

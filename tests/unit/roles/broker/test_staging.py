@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from harness.peers import KeptPeer
+
 from mqmesh.batch.record_batch import encode_batch, read_header
 from mqmesh.message import Message
-from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.staging import (
     OpenSend,
     SendStage,
@@ -17,8 +19,7 @@ from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 
 def open_send(*outcomes):
-    request = Request(b"p", Command(10, 1, 0, memoryview(b""), memoryview(b"")))
-    return OpenSend(request, list(outcomes))
+    return OpenSend(PendingReply(KeptPeer(b"p"), 10, 1, 0), list(outcomes))
 
 
 def stored(at):

@@ -11,19 +11,14 @@ from harness.indexed_store import IndexedStore
 from mqmesh.errors import InvalidArgument, SystemBusy
 from mqmesh.message import Message, format_message_id
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    Request,
-    decode_frame,
-    decode_header,
-    encode_frame,
-    encode_header,
-)
+from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,
     QueryMessageResponse,
     decode_found,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.roles.indexer.queries import CATCH_UP_MS, PendingQueries
 
 
@@ -48,8 +43,8 @@ class Desk:
         done = self.queries.step(self.indexed.index, self.indexed.dispatcher, self.now_ms)
         if done is None:
             return None
-        request, reply = done
-        assert request.command.opaque == 7
+        pending, reply = done
+        assert pending.opaque == 7
         found = decode_found(reply.body[0], broker_name="b", store_host="h:1")
         return decode_header(QueryMessageResponse, reply.header), found
 

@@ -18,9 +18,10 @@ from mqmesh.protocol.client_rpc import (
     RunningInfoRequest,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
-from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.request_reply.open_requests import ReplyTable
@@ -44,10 +45,10 @@ class ClientRpcFeature(Feature):
     def __init__(self, core: Core, topics: TopicTable, groups: ConsumerGroups) -> None:
         self._clock = core.clock
         self._store = core.store
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
         self._topics = topics
         self._groups = groups
-        self._open = ReplyTable(QUESTION_TIMEOUT_MS, "questions of administrators")
+        self._open = ReplyTable("questions of administrators")
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -57,7 +58,7 @@ class ClientRpcFeature(Feature):
             RequestCode.ANSWER_OF_CLIENT: self.answer_of_client,
         }
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Fail questions to a client whose connection broke."""
         self._give_up(self._open.on_disconnect(peer), "went away before it answered")
 
@@ -96,7 +97,7 @@ class ClientRpcFeature(Feature):
                 "the message waits for its time or its transaction; hand over what came of it"
             )
         topic = read_meta(batch, header).topic
-        self._replies.permit(request, topic)
+        self._permit(request.peer, request.command.code, topic)
         self._topics.check_readable(topic)
         self._ask(request, asked.group, asked.client_id, encode_header(asked), batch)
         return None
@@ -108,16 +109,15 @@ class ClientRpcFeature(Feature):
             return Reply()
         body = request.command.body
         if told.code != ResponseCode.SUCCESS:
-            self._replies.fail(asker, error_of(told.code, told.remark))
+            asker.fail(error_of(told.code, told.remark))
         elif len(body) > MAX_ANSWER_BYTES:
-            self._replies.fail(
-                asker,
+            asker.fail(
                 MessageIllegal(
                     f"the member answered {len(body):,} bytes (limit {MAX_ANSWER_BYTES:,})"
                 ),
             )
         else:
-            self._replies.reply(asker, Reply(bytes(body)))
+            asker.done(Reply(bytes(body)))
         return Reply()
 
     def _ask(
@@ -143,13 +143,12 @@ class ClientRpcFeature(Feature):
             )
         if client.lost_at_ms is not None:
             raise ClientNotOnline(f"the connection of {client_id[:300]} is broken at present")
-        token = self._open.open(
-            request.without_frame(), client.peer, self._clock.monotonic_ms(), MAX_OPEN_QUESTIONS
-        )
+        deadline_ms = self._clock.monotonic_ms() + QUESTION_TIMEOUT_MS
+        token = self._open.open(request.later(deadline_ms), client.peer, MAX_OPEN_QUESTIONS)
         code = RequestCode(request.command.code)
         asking = encode_header(AskClient(token, code, question))
-        self._replies.notify(client.peer, RequestCode.ASK_CLIENT, asking, body)
+        client.peer.notify(RequestCode.ASK_CLIENT, asking, body)
 
-    def _give_up(self, requests: list[Request], why: str) -> None:
-        for request in requests:
-            self._replies.fail(request, ClientNotOnline(f"the member {why}"))
+    def _give_up(self, late: list[PendingReply], why: str) -> None:
+        for pending in late:
+            pending.fail(ClientNotOnline(f"the member {why}"))

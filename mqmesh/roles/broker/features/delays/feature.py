@@ -22,14 +22,9 @@ from mqmesh.errors import (
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
 from mqmesh.metrics import counter, gauge, text
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
-from mqmesh.protocol.command import (
-    EMPTY_REPLY,
-    Answer,
-    Reply,
-    Request,
-    encode_header,
-)
+from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, encode_header
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.protocol.schedule import (
     MAX_RUNS,
     CancelDelayedRequest,
@@ -46,7 +41,7 @@ from mqmesh.protocol.schedule import (
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.delays.due_messages import DueMessages, Prepared
-from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
+from mqmesh.roles.broker.features.delays.schedule_link import CANCEL_TIMEOUT_MS, ScheduleLink
 from mqmesh.roles.broker.features.delays.schedule_reading import check_cursors, read_schedule
 from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.roles.dispatch import Handler
@@ -73,7 +68,7 @@ class DelaysFeature(Feature):
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
         self._writes = writes
         self._schedule = schedule
         self._due = DueMessages(core, writes, schedule.opened)
@@ -92,7 +87,7 @@ class DelaysFeature(Feature):
         """Fail cancellations that the schedule service did not answer in time."""
         self._fail_cancels(self._schedule.tick(now_ms))
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Fail cancellations whose schedule service went away."""
         self._fail_cancels(self._schedule.on_disconnect(peer))
 
@@ -153,23 +148,23 @@ class DelaysFeature(Feature):
         self._schedule.gone += prepared.gone
         if not prepared.batches:
             return self._delivered(prepared, -1)
-        request = request.without_frame()
+        pending = request.later()
 
         def on_stored(outcomes: list[BatchOutcome]) -> None:
             self._schedule.storing -= 1
             refused = next((one for one in outcomes if one.code != _OK), None)
             if refused is not None:
                 error = error_of(refused.code, refused.remark, refused.retry_after_ms)
-                self._replies.fail(request, error)
+                pending.fail(error)
                 canceller = self._schedule.take_cancel(asked.ticket)
                 if canceller is not None:
-                    self._replies.fail(canceller.request, error)
+                    canceller.pending.fail(error)
                 return
             self._count(action, prepared.message_count)
-            self._replies.reply(request, self._delivered(prepared, outcomes[-1].base_queue_offset))
+            pending.done(self._delivered(prepared, outcomes[-1].base_queue_offset))
             canceller = self._schedule.take_cancel(asked.ticket)
             if canceller is not None:
-                self._replies.reply(canceller.request, EMPTY_REPLY)
+                canceller.pending.done(EMPTY_REPLY)
 
         self._writes.put_encoded(prepared.batches, on_stored)
         self._schedule.storing += 1
@@ -180,10 +175,11 @@ class DelaysFeature(Feature):
         """Asks the service whether a message still waits; answered once it is cancelled."""
         desk = self._schedule
         message_id = format_message_id(asked.producer_id, asked.sequence)
-        ticket = desk.add_cancel(request.without_frame(), message_id, self._clock.monotonic_ms())
+        deadline_ms = self._clock.monotonic_ms() + CANCEL_TIMEOUT_MS
+        ticket = desk.add_cancel(request.later(deadline_ms), message_id)
         assert desk.service is not None
         news = ScheduleNews(ticket, asked.producer_id, asked.sequence)
-        self._replies.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, encode_header(news))
+        desk.service.notify(RequestCode.NOTIFY_SCHEDULE, encode_header(news))
         return None
 
     def refuse_cancel(self, request: Request, asked: RefuseCancelRequest) -> Reply:
@@ -200,7 +196,7 @@ class DelaysFeature(Feature):
                 )
             else:
                 error = CancelRefused(f"message {message_id} cannot be cancelled: {why}")
-            self._replies.fail(canceller.request, error)
+            canceller.pending.fail(error)
         return EMPTY_REPLY
 
     def notify_service(self) -> None:
@@ -208,7 +204,7 @@ class DelaysFeature(Feature):
         desk = self._schedule
         if desk.timer_changed and desk.service is not None:
             desk.timer_changed = False
-            self._replies.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, _NEWS)
+            desk.service.notify(RequestCode.NOTIFY_SCHEDULE, _NEWS)
 
     def sample(self) -> None:
         """Keep the log while it is unknown what waits in it; count retries without a service."""
@@ -247,11 +243,10 @@ class DelaysFeature(Feature):
             return
         board.count(found.entries, found.cursors)
 
-    def _fail_cancels(self, requests: list[Request]) -> None:
+    def _fail_cancels(self, left: list[PendingReply]) -> None:
         """Nobody answers these any more."""
-        for request in requests:
-            self._replies.fail(
-                request,
+        for pending in left:
+            pending.fail(
                 BrokerNotAvailable(
                     "the schedule service does not answer; whether the message is cancelled is "
                     "unknown"
@@ -270,10 +265,10 @@ class DelaysFeature(Feature):
         try:
             for offset, _, _ in runs:
                 meta = self._schedule.opened.open(self._store, offset).meta
-                self._replies.permit(canceller.request, meta.real_topic)
+                self._permit(canceller.pending.peer, canceller.pending.code, meta.real_topic)
         except (CorruptBatch, CorruptRecord, NoPermission, OffsetOutOfRange) as error:
             self._schedule.take_cancel(ticket)
-            self._replies.fail(canceller.request, error)
+            canceller.pending.fail(error)
             return False
         return True
 

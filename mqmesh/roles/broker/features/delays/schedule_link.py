@@ -10,7 +10,7 @@ import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
 from mqmesh.log_identity import first_number
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import Peer, PendingReply
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
 from mqmesh.roles.broker.features.delays.retry_board import RetryBoard
 from mqmesh.storage.interface import BatchToPut, PutResult
@@ -23,9 +23,8 @@ MAX_CANCELS: Final = 10_000
 class OpenCancel(msgspec.Struct, frozen=True, eq=False):
     """A CANCEL_DELAYED that was not answered yet."""
 
-    request: Request
+    pending: PendingReply
     message_id: str
-    deadline_ms: int
 
 
 class ScheduleLink:
@@ -53,7 +52,7 @@ class ScheduleLink:
         self._tickets = itertools.count(1)
         self._cancels: dict[int, OpenCancel] = {}
         self.session = 0
-        self.service: bytes | None = None
+        self.service: Peer | None = None
         self.timer_changed = False
         self.pending = -1
         self.retries = RetryBoard()
@@ -64,7 +63,7 @@ class ScheduleLink:
         self.delivered = self.cancelled = self.rolled = self.gone = 0
         self.sessions = 0
 
-    def open(self, peer: bytes) -> int:
+    def open(self, peer: Peer) -> int:
         """A service begins; what an earlier one has on its way counts no more.
 
         Returns:
@@ -105,19 +104,19 @@ class ScheduleLink:
         if session != self.session:
             raise BrokerNotAvailable("this session is over: another schedule service has begun")
 
-    def on_disconnect(self, peer: bytes) -> list[Request]:
+    def on_disconnect(self, peer: Peer) -> list[PendingReply]:
         """A connection broke.
 
         Returns:
             The cancellations that nobody will answer, if it was the service's.
         """
-        if peer != self.service:
+        if peer is not self.service:
             return []
         self.service = None
         self.retries.is_current = False
         return self._take(list(self._cancels))
 
-    def add_cancel(self, request: Request, message_id: str, now_ms: int) -> int:
+    def add_cancel(self, pending: PendingReply, message_id: str) -> int:
         """A client wants a message cancelled.
 
         Returns:
@@ -131,7 +130,7 @@ class ScheduleLink:
         if len(self._cancels) >= MAX_CANCELS:
             raise BrokerNotAvailable(f"{MAX_CANCELS} cancellations wait already")
         ticket = next(self._tickets)
-        self._cancels[ticket] = OpenCancel(request, message_id, now_ms + CANCEL_TIMEOUT_MS)
+        self._cancels[ticket] = OpenCancel(pending, message_id)
         return ticket
 
     def find_cancel(self, ticket: int) -> OpenCancel | None:
@@ -142,14 +141,14 @@ class ScheduleLink:
         """The cancellation of a ticket, once."""
         return self._cancels.pop(ticket, None)
 
-    def tick(self, now_ms: int) -> list[Request]:
+    def tick(self, now_ms: int) -> list[PendingReply]:
         """Cancellations that the service did not answer in time."""
         late = []
         for ticket, cancel in self._cancels.items():
-            if cancel.deadline_ms > now_ms:
+            if cancel.pending.deadline_ms > now_ms:
                 break  # they stand in the order in which they came
             late.append(ticket)
         return self._take(late)
 
-    def _take(self, tickets: list[int]) -> list[Request]:
-        return [self._cancels.pop(ticket).request for ticket in tickets]
+    def _take(self, tickets: list[int]) -> list[PendingReply]:
+        return [self._cancels.pop(ticket).pending for ticket in tickets]

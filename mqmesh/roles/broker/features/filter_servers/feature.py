@@ -7,9 +7,10 @@ import msgspec
 
 from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest
 from mqmesh.protocol.groups import check_client_group
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.filter_servers.state import FilterServers
@@ -40,7 +41,7 @@ class FilterServersFeature(Feature):
             RequestCode.GET_FILTER_SERVER: self.get_filter_server,
         }
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forget a filter server whose connection broke."""
         self.servers.on_disconnect(peer)
 
@@ -48,7 +49,7 @@ class FilterServersFeature(Feature):
         """Registers a filter server."""
         now_ms = self._clock.monotonic_ms()
         # Consumers trust the key that it proved, whatever it says.
-        address = msgspec.structs.replace(asked.address, server_key=request.principal.key)
+        address = msgspec.structs.replace(asked.address, server_key=request.peer.principal.key)
         asked = msgspec.structs.replace(asked, address=address)
         if self.servers.on_register(request.peer, asked, now_ms):
             _log.info("filter server %s registered, at %s", asked.name, asked.address.tcp)

@@ -11,6 +11,7 @@ import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
 from mqmesh.protocol.filters import FilterServerInfo, RegisterFilterServerRequest
+from mqmesh.protocol.request import Peer
 from mqmesh.protocol.route import check_address
 
 MAX_SERVERS: Final = 16
@@ -34,9 +35,9 @@ class FilterServers:
     def __init__(self, allowed: bool, broker_name: str) -> None:
         self._allowed = allowed
         self._broker_name = broker_name
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[Peer, _Known] = {}
 
-    def on_register(self, peer: bytes, asked: RegisterFilterServerRequest, now_ms: int) -> bool:
+    def on_register(self, peer: Peer, asked: RegisterFilterServerRequest, now_ms: int) -> bool:
         """A filter server says that it is there.
 
         Returns:
@@ -56,7 +57,7 @@ class FilterServers:
         self._known[peer] = _Known(asked, now_ms)
         return is_new
 
-    def on_disconnect(self, peer: bytes) -> None:
+    def on_disconnect(self, peer: Peer) -> None:
         """A connection broke."""
         self._known.pop(peer, None)
 

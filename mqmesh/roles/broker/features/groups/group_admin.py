@@ -8,7 +8,7 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
 from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
 from mqmesh.protocol.groups import (
     MAX_CLIENTS_PER_ANSWER,
     MAX_GROUPS_PER_ANSWER,
@@ -41,6 +41,7 @@ from mqmesh.protocol.groups import (
     check_client_group,
 )
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.delays.retry_board import RetryBoard

@@ -13,8 +13,9 @@ import msgspec
 
 from mqmesh.errors import CorruptRecord, InvalidArgument, MQMeshError, SystemBusy
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Reply
 from mqmesh.protocol.replication import MOST_HELD_COMMITS, HandOverCommitsRequest, HeldCommit
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.topics.state import TopicTable

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mqmesh.errors import MQMeshError, NotMaster
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Reply
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
@@ -13,6 +13,7 @@ from mqmesh.protocol.membership import (
     LockEntry,
     UnlockBatchRequest,
 )
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.topics.state import TopicTable
@@ -46,7 +47,7 @@ class LocksFeature(Feature):
         """Free locks whose lease is over."""
         self._locks.tick(now_ms)
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Keep the locks of a lost connection for their grace time only."""
         self._locks.on_disconnect(peer, now_ms)
 

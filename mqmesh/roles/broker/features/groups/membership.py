@@ -5,12 +5,7 @@ from collections.abc import Mapping
 from mqmesh.errors import GroupNotFound
 from mqmesh.metrics import gauge
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import (
-    EMPTY_REPLY,
-    Reply,
-    Request,
-    encode_header,
-)
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, encode_header
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumerIdsChanged,
@@ -20,6 +15,7 @@ from mqmesh.protocol.membership import (
     HeartbeatResponse,
     UnregisterClientRequest,
 )
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
@@ -46,7 +42,6 @@ class MembershipFeature(Feature):
         auto_creation: AutoCreation,
     ) -> None:
         self._clock = core.clock
-        self._replies = core.replies
         self._instance_id = core.instance_id
         self._groups = groups
         self._group_table = group_table
@@ -65,7 +60,7 @@ class MembershipFeature(Feature):
         """Forget clients that were silent for too long."""
         self._groups.tick(now_ms)
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Mark a client as lost."""
         self._groups.on_disconnect(peer, now_ms)
 
@@ -83,7 +78,7 @@ class MembershipFeature(Feature):
         if not self._group_table.makes(group):
             self._group_table.note_used(group)
             return
-        client, now_ms = client_of(request), self._clock.monotonic_ms()
+        client, now_ms = client_of(request.peer), self._clock.monotonic_ms()
         self._auto_creation.groups.check(client, now_ms)
         self._group_table.note_used(group)
         self._auto_creation.groups.note(client, now_ms)
@@ -125,7 +120,7 @@ class MembershipFeature(Feature):
             if config is not None and not config.notify_consumer_ids_changed_enable:
                 continue
             header = encode_header(ConsumerIdsChanged(notice.group, notice.generation))
-            self._replies.notify(notice.peer, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+            notice.peer.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
 
     metrics = (
         gauge(

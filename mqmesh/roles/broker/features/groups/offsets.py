@@ -7,7 +7,7 @@ from typing import Final
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
 from mqmesh.metrics import counter, gauge
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Reply
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
@@ -19,6 +19,7 @@ from mqmesh.protocol.pulling import (
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences

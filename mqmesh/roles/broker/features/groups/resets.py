@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.errors import InvalidArgument, OffsetIllegal
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Answer, Request, encode_header
+from mqmesh.protocol.command import Answer, encode_header
 from mqmesh.protocol.groups import (
     MAX_QUEUES_PER_RESET,
     CloneOffsetRequest,
@@ -19,6 +19,7 @@ from mqmesh.protocol.groups import (
 )
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
@@ -52,7 +53,6 @@ class ResetsFeature(Feature):
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
-        self._replies = core.replies
         self._topics = topics
         self._groups = groups
         self._group_table = group_table
@@ -180,11 +180,11 @@ class ResetsFeature(Feature):
             if followed or self._pulling.holds.is_waiting(group, one.topic, one.queue_id):
                 self._resets.begin(group, one.topic, one.queue_id, one.new_offset)
 
-    def _notify(self, group: str, peers: list[bytes], changes: list[OffsetChange]) -> None:
+    def _notify(self, group: str, peers: list[Peer], changes: list[OffsetChange]) -> None:
         # First the notice, then the answers to waiting pulls: a member that hears of it moves once.
         queues = [QueueOffsetEntry(one.topic, one.queue_id, one.new_offset) for one in changes]
         header = encode_header(ConsumerOffsetReset(group, queues))
         for peer in peers:
-            self._replies.notify(peer, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header)
+            peer.notify(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header)
         for one in changes:
             self._pulling.wake(one.topic, one.queue_id)

@@ -8,8 +8,9 @@ from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemB
 from mqmesh.message import is_system_topic
 from mqmesh.metrics import Labelled, counter, gauge
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls, HandedOut
@@ -79,7 +80,6 @@ class PullingFeature(Feature):
         self._settings = core.settings
         self._clock = core.clock
         self._store = core.store
-        self._replies = core.replies
         self._stats = core.stats
         self._quotas = core.quotas
         self._is_follower = core.is_follower
@@ -99,7 +99,7 @@ class PullingFeature(Feature):
 
     follower_commands = commands
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forget the pulls of a connection."""
         self.holds.release_peer(peer)
         self.turns.release_peer(peer)
@@ -108,7 +108,7 @@ class PullingFeature(Feature):
         """Fail the pulls that wait at the queues of a topic."""
         self.by_group.forget_topic(topic)
         for held in self.holds.release_topic(topic):
-            self._replies.fail(held.request, TopicNotFound(f"topic {topic!r} was deleted"))
+            held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))
 
     def configured(self) -> None:
         """Take over how many pulls may wait."""
@@ -126,14 +126,14 @@ class PullingFeature(Feature):
         turn_is_over = self.turns.left <= 0
         queue_offset = pull.queue_offset
         if not turn_is_over:
-            result = self._get(request, pull, queue_offset)
+            result = self._get(request.peer, pull, queue_offset)
             # A consumer that has not seen this epoch learns it at once, and commits where it is.
             is_news = 0 < pull.epoch < self._store.epoch()
             if not wait_ms or is_news or not _is_waiting(result):
                 return self._reply(pull, result)
             queue_offset = result.next_queue_offset
         now_ms = self._clock.monotonic_ms()
-        held = HeldPull(request.without_frame(), pull, queue_offset, now_ms + wait_ms)
+        held = HeldPull(request.later(now_ms + wait_ms), pull, queue_offset)
         try:
             if turn_is_over:
                 self.turns.wait(held)
@@ -155,7 +155,7 @@ class PullingFeature(Feature):
                 else:
                     self.turns.wait(held)
             except MQMeshError as error:
-                self._replies.fail(held.request, error)
+                held.pending.fail(error)
 
     def begin_turn(self) -> bool:
         """A turn of the loop is over: answers of those who wait for another as many as it may.
@@ -169,7 +169,7 @@ class PullingFeature(Feature):
             try:
                 self._go_on(held)
             except MQMeshError as error:
-                self._replies.fail(held.request, error)
+                held.pending.fail(error)
         return len(turns) > 0
 
     def _go_on(self, held: HeldPull) -> None:
@@ -177,26 +177,26 @@ class PullingFeature(Feature):
         self._group_table.check_pull(held.pull.group, self._groups.model_of)
         moved = self._moved(held.pull, held.queue_offset)
         if moved is not None:
-            self._replies.reply(held.request, moved)
+            held.pending.done(moved)
             return
-        result = self._get(held.request, held.pull, held.queue_offset)
+        result = self._get(held.pending.peer, held.pull, held.queue_offset)
         if _is_waiting(result):
             held.queue_offset = result.next_queue_offset
             now_ms = self._clock.monotonic_ms()
-            if now_ms < held.deadline_ms:
+            if now_ms < held.pending.deadline_ms:
                 _hurry(held, now_ms)
                 self.holds.hold(held)
                 return
-        self._replies.reply(held.request, self._reply(held.pull, result))
+        held.pending.done(self._reply(held.pull, result))
 
     def tick(self, now_ms: int) -> None:
         """Answers pulls whose time is over; there may be something after all."""
         for held in self.holds.tick(now_ms):
             try:
-                result = self._get(held.request, held.pull, held.queue_offset)
-                self._replies.reply(held.request, self._reply(held.pull, result))
+                result = self._get(held.pending.peer, held.pull, held.queue_offset)
+                held.pending.done(self._reply(held.pull, result))
             except MQMeshError as error:
-                self._replies.fail(held.request, error)
+                held.pending.fail(error)
 
     def stopping(self) -> None:
         """Fail all pulls that wait: the broker stops."""
@@ -205,12 +205,12 @@ class PullingFeature(Feature):
     def fail_all(self, error: MQMeshError) -> None:
         """Tells all who wait that it is in vain, and why."""
         for held in self.holds.release_all() + self.turns.release_all():
-            self._replies.fail(held.request, error)
+            held.pending.fail(error)
 
-    def _get(self, request: Request, pull: PullRequest, queue_offset: int) -> GetResult:
+    def _get(self, peer: Peer, pull: PullRequest, queue_offset: int) -> GetResult:
         # Asked before anything is read: who does not take its answers costs no reading.
-        most = min(pull.max_bytes, self._replies.room(request.peer), self.turns.most_bytes)
-        quota = self._quotas.reading.get(request.principal.name)
+        most = min(pull.max_bytes, peer.room(), self.turns.most_bytes)
+        quota = self._quotas.reading.get(peer.principal.name)
         if quota is not None:
             quota.check(self._clock.monotonic_ms())
         topic = self._topics.get(pull.topic)
@@ -370,7 +370,7 @@ def _hurry(held: HeldPull, now_ms: int) -> None:
     """Shorten the deadline of a pull that passed messages over: the group's offset keeps up so;
     but not to now, or a consumer that wants nothing of a busy topic would ask for each message."""
     if held.queue_offset > held.pull.queue_offset:
-        held.deadline_ms = min(held.deadline_ms, now_ms + PASSED_OVER_MS)
+        held.pending.deadline_ms = min(held.pending.deadline_ms, now_ms + PASSED_OVER_MS)
 
 
 def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:

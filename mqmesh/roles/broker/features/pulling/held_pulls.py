@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.command import Request
 from mqmesh.protocol.pulling import PullRequest
+from mqmesh.protocol.request import Peer, PendingReply
 
 SLOT_MS: Final = 50
 """Deadlines are kept in slots of this length, so a pull may wait so much longer."""
@@ -23,17 +23,15 @@ class HeldPull(msgspec.Struct, eq=False):
     """One pull that waits.
 
     Attributes:
-        request: What to answer; it holds no part of the frame.
+        pending: Answer that it waits for, and until when: then it is given even if nothing came.
         pull: What was asked.
         queue_offset: Next message wanted; grows beyond ``pull.queue_offset`` while messages
             arrive that the filter passes over.
-        deadline_ms: Monotonic time to answer at even if nothing came.
     """
 
-    request: Request
+    pending: PendingReply
     pull: PullRequest
     queue_offset: int
-    deadline_ms: int
 
 
 class PullHold:
@@ -52,7 +50,7 @@ class PullHold:
         self._busy_retry_after_ms = busy_retry_after_ms
         # Dicts serve as sets that keep their order: who waits longest is answered first.
         self._by_queue: dict[tuple[str, int], dict[HeldPull, None]] = {}
-        self._by_peer: dict[bytes, dict[HeldPull, None]] = {}
+        self._by_peer: dict[Peer, dict[HeldPull, None]] = {}
         self._by_slot: dict[int, dict[HeldPull, None]] = {}
         self._count = 0
         self._next_slot: int | None = None
@@ -81,12 +79,12 @@ class PullHold:
                 retry_after_ms=self._busy_retry_after_ms,
             )
         self._count += 1
-        slot = held.deadline_ms // SLOT_MS
+        slot = held.pending.deadline_ms // SLOT_MS
         if self._next_slot is None or slot < self._next_slot:
             self._next_slot = slot
         key = (held.pull.topic, held.pull.queue_id)
         self._by_queue.setdefault(key, {})[held] = None
-        self._by_peer.setdefault(held.request.peer, {})[held] = None
+        self._by_peer.setdefault(held.pending.peer, {})[held] = None
         self._by_slot.setdefault(slot, {})[held] = None
 
     def release(self, topic: str, queue_id: int) -> list[HeldPull]:
@@ -98,7 +96,7 @@ class PullHold:
         keys = [key for key in self._by_queue if key[0] == topic]
         return [held for key in keys for held in self.release(*key)]
 
-    def release_peer(self, peer: bytes) -> list[HeldPull]:
+    def release_peer(self, peer: Peer) -> list[HeldPull]:
         """Ends the wait of all pulls of a peer, and returns them."""
         return self._release(self._by_peer.get(peer))
 
@@ -132,8 +130,8 @@ class PullHold:
         found = list(waiting)
         for held in found:
             _remove(self._by_queue, (held.pull.topic, held.pull.queue_id), held)
-            _remove(self._by_peer, held.request.peer, held)
-            _remove(self._by_slot, held.deadline_ms // SLOT_MS, held)
+            _remove(self._by_peer, held.pending.peer, held)
+            _remove(self._by_slot, held.pending.deadline_ms // SLOT_MS, held)
         self._count -= len(found)
         return found
 

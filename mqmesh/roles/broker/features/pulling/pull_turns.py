@@ -9,6 +9,7 @@ from collections import deque
 from typing import Final
 
 from mqmesh.errors import SystemBusy
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull
 from mqmesh.units import MIB
 
@@ -38,7 +39,7 @@ class PullTurns:
         self.most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         # The dict keeps whose turn it is: first who has waited longest since an answer.
-        self._by_peer: dict[bytes, deque[HeldPull]] = {}
+        self._by_peer: dict[Peer, deque[HeldPull]] = {}
         self._count = 0
         self._pulls_left = PULLS_A_TURN
         self.left = TURN_BYTES
@@ -62,7 +63,7 @@ class PullTurns:
         Raises:
             SystemBusy: Too many wait already.
         """
-        peer = held.request.peer
+        peer = held.pending.peer
         waiting = self._by_peer.get(peer)
         if waiting is not None and len(waiting) >= MOST_OF_ONE:
             raise self._busy(f"{MOST_OF_ONE} pulls of this connection wait for their turn")
@@ -86,7 +87,7 @@ class PullTurns:
             self._by_peer[peer] = waiting
         return held
 
-    def release_peer(self, peer: bytes) -> list[HeldPull]:
+    def release_peer(self, peer: Peer) -> list[HeldPull]:
         """Ends the wait of all pulls of a peer, and returns them."""
         waiting = self._by_peer.pop(peer, None)
         if waiting is None:

@@ -24,9 +24,10 @@ from mqmesh.errors import (
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.admin import QueueEntries, QueueEntriesRequest, QueueEntry
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.protocol.command import Command, Reply
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core, only_commitlog
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.queries.readable_answers import only_readable
@@ -52,7 +53,7 @@ class QueriesFeature(Feature):
     def __init__(self, core: Core, topics: TopicTable, index: IndexerLink | None) -> None:
         self._settings = core.settings
         self._store = core.store
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
         self._topics = topics
         self._index = index
 
@@ -80,11 +81,11 @@ class QueriesFeature(Feature):
     def query_message_by_id(self, request: Request, asked: QueryMessageByIdRequest) -> None:
         """Messages with an id."""
         parse_message_id(asked.message_id)
-        bare = request.without_frame()
+        peer, code = request.peer, request.command.code
 
         def may_read(topic: str) -> bool:
             try:
-                self._replies.permit(bare, topic)
+                self._permit(peer, code, topic)
             except NoPermission:
                 return False
             return self._topics.may_read(topic)
@@ -96,18 +97,18 @@ class QueriesFeature(Feature):
             raise UnsupportedCommand(
                 "this broker has no index of keys and message ids (index.enable, storage.backend)"
             )
-        asked = request.without_frame()
+        pending = request.later()
 
         def answer(outcome: Command | MQMeshError) -> None:
             if isinstance(outcome, MQMeshError):
-                self._replies.fail(asked, outcome)
+                pending.fail(outcome)
             else:
                 try:
                     header, body = only_readable(outcome.header, outcome.body, may_read)
                 except RemoteProtocolError as error:
-                    self._replies.fail(asked, error)
+                    pending.fail(error)
                 else:
-                    self._replies.reply(asked, Reply(bytes(header), (body,)))
+                    pending.done(Reply(bytes(header), (body,)))
 
         self._index.query(request.command.code, bytes(request.command.header), answer)
 
@@ -129,7 +130,7 @@ class QueriesFeature(Feature):
             ) from error
         topics = _topics_of(batch)
         for topic in topics:
-            self._replies.permit(request, topic)
+            self._permit(request.peer, request.command.code, topic)
         self._topics.check_readable(*topics)
         return Reply(body=(batch,))
 

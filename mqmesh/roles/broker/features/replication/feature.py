@@ -15,7 +15,7 @@ from mqmesh.errors import (
 from mqmesh.log_identity import LogIdentity, common_end
 from mqmesh.metrics import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import MAX_FRAME_BYTES, Answer, Reply, Request, encode_header
+from mqmesh.protocol.command import MAX_FRAME_BYTES, Answer, Reply, encode_header
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     AckReplication,
@@ -29,6 +29,7 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
     agreed_version,
 )
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.followers.follower_table import (
@@ -92,7 +93,6 @@ class ReplicationFeature(Feature):
         self._store = core.store
         self._state = core.state
         self._commit_point = core.commit_point
-        self._replies = core.replies
         self._leadership = core.leadership
         self._writes = writes
         self.followers = followers
@@ -114,7 +114,7 @@ class ReplicationFeature(Feature):
         rate = self._settings.now.ha.max_ha_transfer_byte_in_second
         self.followers.catch_up_rate = TokenBucket(rate) if rate else None
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forget a follower; sends that waited for it wait for another, or for nobody."""
         one = self.followers.forget(peer)
         if one is not None:
@@ -262,7 +262,7 @@ class ReplicationFeature(Feature):
                 confirmed,
             )
             code = RequestCode.REPLICATE_LOG
-            self._replies.notify(one.peer, code, encode_header(header), chunk.data)
+            one.peer.notify(code, encode_header(header), memoryview(chunk.data))
             table.sent(one, chunk.end, confirmed, now_ms)
             left -= len(chunk.data)
         return left <= 0
@@ -299,7 +299,7 @@ class ReplicationFeature(Feature):
         end, (epoch, confirmed) = log.log_end(), self._terms()
         header = encode_header(ReplicateLog(end, end, end, 0, end, epoch, confirmed))
         for one in self.followers.idle(now_ms, SIGN_OF_LIFE_MS, confirmed):
-            self._replies.notify(one.peer, RequestCode.REPLICATE_LOG, header)
+            one.peer.notify(RequestCode.REPLICATE_LOG, header)
 
     def get_ha_status(self, request: Request, asked: HaStatusRequest) -> Answer:
         """Return the status of a master and its replicas, without the part of its membership."""

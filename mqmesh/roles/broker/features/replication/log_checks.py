@@ -6,13 +6,13 @@ from typing import Final
 
 from mqmesh.errors import CorruptRecord, InvalidArgument
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Request
 from mqmesh.protocol.replication import (
     ChecksumLogRequest,
     ChecksumLogResponse,
     EpochsRequest,
     LogEpochs,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.dispatch import Handler

@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from mqmesh.errors import ClientNotOnline, MessageIllegal
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, encode_header
+from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.replies import (
     AcknowledgeReply,
     PushReply,
     SendReplyRequest,
     SendReplyResponse,
 )
+from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.request_reply.open_requests import ReplyTable
+from mqmesh.roles.broker.features.request_reply.open_requests import (
+    ACKNOWLEDGE_TIMEOUT_MS,
+    ReplyTable,
+)
 from mqmesh.roles.broker.features.sending.feature import MESSAGE_OVERHEAD_BYTES
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.dispatch import Handler
@@ -35,7 +39,6 @@ class RequestReplyFeature(Feature):
     def __init__(self, core: Core, groups: ConsumerGroups) -> None:
         self._settings = core.settings
         self._clock = core.clock
-        self._replies = core.replies
         self._stats = core.stats
         self._groups = groups
         self._open = ReplyTable()
@@ -52,7 +55,7 @@ class RequestReplyFeature(Feature):
         """Replies that were not acknowledged yet."""
         return len(self._open)
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Answer repliers whose reply may be lost with a connection."""
         self._give_up(self._open.on_disconnect(peer))
 
@@ -87,30 +90,26 @@ class RequestReplyFeature(Feature):
             raise ClientNotOnline(
                 f"client {asked.client_id[:300]!r} is not connected to this broker"
             )
+        deadline_ms = self._clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS
         token = self._open.open(
-            request.without_frame(),
-            client.peer,
-            self._clock.monotonic_ms(),
-            self._settings.now.max_open_replies,
+            request.later(deadline_ms), client.peer, self._settings.now.max_open_replies
         )
         push = encode_header(PushReply(token, asked.correlation_id, asked.attempt_id))
         self._stats.total.replies_pushed += 1
-        self._replies.notify(client.peer, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
+        client.peer.notify(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
         return None
 
     def acknowledge_reply(self, request: Request, told: AcknowledgeReply) -> Reply:
         """The client that asked says what became of a reply; one that is not open is ignored."""
         waiting = self._open.on_acknowledged(request.peer, told.token)
         if waiting is not None:
-            self._replies.reply(waiting, SendReplyResponse(told.taken))
+            waiting.done(SendReplyResponse(told.taken))
         return Reply()
 
-    def _give_up(self, requests: list[Request]) -> None:
-        for request in requests:
+    def _give_up(self, late: list[PendingReply]) -> None:
+        for pending in late:
             self._stats.total.replies_undeliverable += 1
-            self._replies.fail(
-                request, ClientNotOnline("the client that asked did not acknowledge the reply")
-            )
+            pending.fail(ClientNotOnline("the client that asked did not acknowledge the reply"))
 
     metrics = (
         counter(

@@ -9,19 +9,19 @@ from mqmesh.protocol.admin import (
     CleanedTopic,
     CleanResult,
 )
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import PendingReply
 from mqmesh.storage.interface import CleaningReport, QueueMove, Retention
 
-Answer = tuple[Request, CleanResult | Exception]
+Answer = tuple[PendingReply, CleanResult | Exception]
 
 
 class Cleaning:
     """At most one pass at a time, which its asker waits for."""
 
     def __init__(self) -> None:
-        self._job: tuple[Request, CleaningReport] | None = None
+        self._job: tuple[PendingReply, CleaningReport] | None = None
 
-    def begin(self, request: Request, retention: Retention, *, dry_run: bool) -> None:
+    def begin(self, pending: PendingReply, retention: Retention, *, dry_run: bool) -> None:
         """Begins a pass.
 
         Raises:
@@ -30,23 +30,23 @@ class Cleaning:
         report = None if self._job is not None else retention.clean(dry_run=dry_run)
         if report is None:
             raise SystemBusy("a pass of retention is under way", retry_after_ms=1_000)
-        self._job = (request, report)
+        self._job = (pending, report)
 
     def take_answer(self) -> Answer | None:
-        """Return the request that is to be answered now and its answer; None if there is none."""
+        """Return what is to be answered now, and the answer; None if there is none."""
         if self._job is None or not self._job[1].finished:
             return None
-        (request, report), self._job = self._job, None
+        (pending, report), self._job = self._job, None
         if report.error:
-            return request, StorageError(f"retention stopped: {report.error}")
-        return request, result_of(report)
+            return pending, StorageError(f"retention stopped: {report.error}")
+        return pending, result_of(report)
 
     def give_up(self) -> Answer | None:
-        """Return the request that waits, and its error: the broker stops."""
+        """Return what waits, and its error: the broker stops."""
         if self._job is None:
             return None
-        (request, _), self._job = self._job, None
-        return request, BrokerNotAvailable("this broker stops; its next pass does the rest")
+        (pending, _), self._job = self._job, None
+        return pending, BrokerNotAvailable("this broker stops; its next pass does the rest")
 
 
 def result_of(report: CleaningReport) -> CleanResult:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from mqmesh.errors import UnsupportedCommand
 from mqmesh.protocol.admin import CleanRequest
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Reply
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core, only_commitlog
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.retention.cleaning import Answer, Cleaning
@@ -25,7 +26,6 @@ class RetentionFeature(Feature):
     def __init__(self, core: Core) -> None:
         self._settings = core.settings
         self._store = core.store
-        self._replies = core.replies
         self._cleaning = Cleaning()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
@@ -50,15 +50,15 @@ class RetentionFeature(Feature):
         store = self._store
         if not isinstance(store, RetainingStore):
             raise UnsupportedCommand(only_commitlog(self._settings.now, "retention"))
-        self._cleaning.begin(request.without_frame(), store.retention, dry_run=asked.dry_run)
+        self._cleaning.begin(request.later(), store.retention, dry_run=asked.dry_run)
         self.tick(0)
         return None
 
     def _answer(self, answer: Answer | None) -> None:
         if answer is None:
             return
-        request, result = answer
+        pending, result = answer
         if isinstance(result, Exception):
-            self._replies.fail(request, result)
+            pending.fail(result)
         else:
-            self._replies.reply(request, result)
+            pending.done(result)

@@ -23,8 +23,9 @@ from mqmesh.message import (
 )
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Request
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import (
     ResendRequest,
     ResendResponse,
@@ -60,7 +61,7 @@ class DeadLettersFeature(Feature):
     def __init__(self, core: Core, topics: TopicTable, writes: Writes) -> None:
         self._clock = core.clock
         self._store = core.store
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
         self._stats = core.stats
         self._topics = topics
         self._writes = writes
@@ -143,7 +144,7 @@ class DeadLettersFeature(Feature):
     ) -> tuple[str, int]:
         if wanted.target == ResendTarget.RETRY:
             return retry_topic(wanted.group), RETRY_QUEUE
-        self._replies.permit(request, message.topic)
+        self._permit(request.peer, request.command.code, message.topic)
         topic = self._topics.get(message.topic)
         if topic is None:
             raise TopicNotFound(f"no topic {message.topic!r} any more")
@@ -161,7 +162,7 @@ class DeadLettersFeature(Feature):
         batches: list[BatchToPut],
         marks: list[ResentMark],
     ) -> None:
-        asked = request.without_frame()
+        pending = request.later()
 
         def forget() -> None:
             # Those that were forced had been resent before.
@@ -174,13 +175,13 @@ class DeadLettersFeature(Feature):
             if refused is None:
                 self._stats.total.resent_dead_letters += len(batches)
                 self.marks.add(marks)
-                self._replies.reply(asked, ResendResponse(results))
+                pending.done(ResendResponse(results))
                 return
             # One write: the store took all of it or nothing.
             forget()
             failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
             now = [failed if one.status == ResendStatus.RESENT else one for one in results]
-            self._replies.reply(asked, ResendResponse(now))
+            pending.done(ResendResponse(now))
 
         try:
             self._writes.ensure_topic(DEAD_LETTER_MARKS_TOPIC)

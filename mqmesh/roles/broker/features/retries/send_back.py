@@ -15,8 +15,9 @@ from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_of
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import (
     SendBackEntry,
     SendBackRequest,
@@ -65,7 +66,7 @@ class _Gathering:
         self._core = core
         self._put = writes.put
         self._known = known
-        self._request = request.without_frame()
+        self._pending = request.later()
         self._results = [SendBackResult(_OK) for _ in back.entries]
         self._writes: list[tuple[int, SentBackMark]] = []
         self._batches: list[BatchToPut] = []
@@ -139,7 +140,7 @@ class _Gathering:
         self._answer()
 
     def _answer(self) -> None:
-        self._core.replies.reply(self._request, SendBackResponse(self._results))
+        self._pending.done(SendBackResponse(self._results))
 
 
 class SendBackFeature(Feature):

@@ -43,8 +43,9 @@ from mqmesh.message import (
 )
 from mqmesh.metrics import Histogram, Labelled, LabelValues, counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Reply
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.core import Core
@@ -105,7 +106,8 @@ class SendingFeature(Feature):
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
+        self._permit_creation = core.dispatch.permit_creation
         self._stats = core.stats
         self._quotas = core.quotas
         self._topics = topics
@@ -125,7 +127,7 @@ class SendingFeature(Feature):
         """Answer sends that waited for too long."""
         self._writes.answer_expired(now_ms)
 
-    def client_gone(self, peer: bytes, now_ms: int) -> None:
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forget the producers of a connection."""
         self._producer_keys.on_disconnect(peer)
 
@@ -160,7 +162,7 @@ class SendingFeature(Feature):
         _, batch_count, key = asked
         producer_id = self._producer_keys.show(request.peer, key)
         self._stats.total.send_requests += 1
-        quota = self._quotas.sending.get(request.principal.name)
+        quota = self._quotas.sending.get(request.peer.principal.name)
         try:
             self._commit_point.check_room()
             if quota is not None:
@@ -206,7 +208,7 @@ class SendingFeature(Feature):
             goal, queue_id, is_half = name, header.queue_id, False
             if isinstance(meta, HalfMeta):
                 goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
-            self._replies.permit(request, goal)
+            self._permit(request.peer, request.command.code, goal)
             topic = self._topics.get(goal) or self._create(request, goal, queue_id)
             if queue_id >= topic.writable_queues:
                 self._topics.require_writable(goal, queue_id)
@@ -264,10 +266,10 @@ class SendingFeature(Feature):
                 "itself (auto_create_topic_enable)"
             )
         now_ms = self._clock.monotonic_ms()
-        self._replies.permit_creation(request, name)
+        self._permit_creation(request.peer, request.command.code, name)
         # What the message trace needs is one queue, whose order is that of its time.
         queues = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
-        client = client_of(request)
+        client = client_of(request.peer)
         self._auto_creation.check_topic(client, queues, now_ms)
         if queue_id >= queues:
             raise InvalidArgument(

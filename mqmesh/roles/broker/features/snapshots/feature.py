@@ -8,7 +8,7 @@ from pathlib import Path
 from mqmesh.errors import MQMeshError, UnsupportedCommand
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
@@ -41,7 +41,6 @@ class SnapshotsFeature(Feature):
         self._settings = core.settings
         self._clock = core.clock
         self._store = core.store
-        self._replies = core.replies
         self._index = index
         self._snapshots = SnapshotJobs(core.run_aside, core.root.absolute())
 
@@ -65,7 +64,7 @@ class SnapshotsFeature(Feature):
                 f"snapshots are made of stores of the backend 'commitlog', this one is "
                 f"{config.storage.backend!r} (storage.backend)"
             )
-        job = jobs.begin(request.without_frame(), self._clock.monotonic_ms())
+        job = jobs.begin(request.later(), self._clock.monotonic_ms())
         position = self._store.stats().max_commitlog_offset
         begin = partial(
             begin_snapshot,
@@ -148,7 +147,7 @@ class SnapshotsFeature(Feature):
             len(manifest.files),
             took_ms,
         )
-        self._replies.reply(job.request, info)
+        job.pending.done(info)
 
     def _fail(self, job: SnapshotJob, error: MQMeshError | None) -> None:
         jobs = self._snapshots
@@ -157,7 +156,7 @@ class SnapshotsFeature(Feature):
         _log.error("no snapshot: %s", error)
         if job.new is not None and jobs.run_aside is not None:
             jobs.run_aside(partial(abandon_snapshot, job.new), lambda outcome, error: None)
-        self._replies.fail(job.request, error)
+        job.pending.fail(error)
 
     metrics = (
         counter(

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.helper_thread import RunAside
 
 SYNC_WAIT_MS: Final = 2_000
@@ -34,7 +34,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
     """A snapshot that is being made.
 
     Attributes:
-        request: To be answered.
+        pending: Answer that its client waits for.
         began_ms: When it came, monotonic clock.
         step: What is being waited for.
         new: Its directory under a temporary name, None before there is one.
@@ -43,7 +43,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
         messages: In all queues when the end was known.
     """
 
-    request: Request
+    pending: PendingReply
     began_ms: int
     step: SnapshotStep = SnapshotStep.BEGIN
     new: Path | None = None
@@ -83,7 +83,7 @@ class SnapshotJobs:
         """True once the broker stops; the helper thread asks."""
         return self._given_up
 
-    def begin(self, request: Request, now_ms: int) -> SnapshotJob:
+    def begin(self, pending: PendingReply, now_ms: int) -> SnapshotJob:
         """Takes a request in.
 
         Raises:
@@ -94,7 +94,7 @@ class SnapshotJobs:
                 f"this broker is making a snapshot already ({self.job.step.value})",
                 retry_after_ms=1_000,
             )
-        self.job = SnapshotJob(request, now_ms)
+        self.job = SnapshotJob(pending, now_ms)
         return self.job
 
     def wait_for_log(self, end_offset: int, now_ms: int) -> None:

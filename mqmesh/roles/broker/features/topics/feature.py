@@ -17,7 +17,8 @@ from mqmesh.protocol.admin import (
     UpdateTopicRequest,
 )
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, Request
+from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature

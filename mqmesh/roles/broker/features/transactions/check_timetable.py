@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
 
 CHECK_BYTES_A_TICK: Final = 4 * 1024 * 1024
@@ -20,8 +21,8 @@ REJOIN_MS: Final = 1_000
 PARKS_A_TICK: Final = 1_000
 UNSWEPT: Final = 10_000
 
-Members = Callable[[str], Sequence[bytes]]
-"""Routing ids of the members of a producer group that are there."""
+Members = Callable[[str], Sequence[Peer]]
+"""Connections of the members of a producer group that are there."""
 
 
 class TransactionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class CheckedMessages(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct, frozen=True):
     """Effect: ask a member of the group."""
 
-    peer: bytes
+    peer: Peer
     batch: HalfBatch
     ordinals: list[int]
     check_times: int
@@ -131,7 +132,7 @@ class CheckTimetable:
         self._rejoin(now_ms, members)
         effects = self._crowded(now_ms, pending_count)
         size = 0
-        asked: dict[str, Sequence[bytes]] = {}
+        asked: dict[str, Sequence[Peer]] = {}
         while self._watches and self._watches[0].due_ms <= now_ms and size < CHECK_BYTES_A_TICK:
             watch = heapq.heappop(self._watches)
             batch = watch.batch

@@ -23,13 +23,9 @@ from mqmesh.message import (
 )
 from mqmesh.metrics import Labelled, counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
-from mqmesh.protocol.command import (
-    Answer,
-    Reply,
-    Request,
-    encode_header,
-)
+from mqmesh.protocol.command import Answer, Reply, encode_header
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.transactions import (
     CheckTransactionState,
     Decision,
@@ -100,7 +96,7 @@ class TransactionsFeature(Feature):
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
-        self._replies = core.replies
+        self._permit = core.dispatch.permit
         self._stats = core.stats
         self._instance_id = core.instance_id
         self._topics = topics
@@ -187,12 +183,13 @@ class TransactionsFeature(Feature):
         if desk.torn:
             raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
         table = desk.table
-        opened = OpenEnd(request.without_frame(), [], [])
+        opened = OpenEnd(request.later(), [], [])
         may_commit = self.has_queue
         safe_offset = self._commit_point.high_watermark()
         halves = [table.batches.get(end.base_queue_offset) for end in ends]
         for topic in {half.topic for half in halves if half is not None}:
-            self._replies.permit(request, topic)  # of all, before anything is decided
+            # All of them, before anything is decided.
+            self._permit(request.peer, request.command.code, topic)
         for end, half in zip(ends, halves, strict=True):
             before = table.staged_total
             if group is not None and not desk.proofs.holds(end):
@@ -328,9 +325,9 @@ class TransactionsFeature(Feature):
             if opened.complete and not opened.flights:
                 if opened.error is not None:
                     desk.refused += len(opened.outcomes)
-                    self._replies.fail(opened.request, opened.error)
+                    opened.pending.fail(opened.error)
                 else:
-                    self._replies.reply(opened.request, self._answer_of(opened))
+                    opened.pending.done(self._answer_of(opened))
 
     def _answer_of(self, opened: OpenEnd) -> Reply:
         desk = self._halves
@@ -396,9 +393,7 @@ class TransactionsFeature(Feature):
                 first_ordinal,
                 desk.proofs.token(half.base, half.producer_id, half.first_sequence),
             )
-            self._replies.notify(
-                check.peer, RequestCode.CHECK_TRANSACTION_STATE, encode_header(question), batch
-            )
+            check.peer.notify(RequestCode.CHECK_TRANSACTION_STATE, encode_header(question), batch)
             desk.checks_sent += 1
         for first, count in runs_of(check.ordinals):
             desk.ops.append(Op(half.base, first, count, OpKind.CHECK, check.check_times))
@@ -460,7 +455,7 @@ class TransactionsFeature(Feature):
     def view_half_message(self, request: Request, asked: ViewHalfMessageRequest) -> Reply:
         """A half message that waits, with its contents."""
         half, ordinal = self._find(asked.message_id)
-        self._replies.permit(request, half.topic)
+        self._permit(request.peer, request.command.code, half.topic)
         data = self._store.read_at(CommitLogOffset(half.commitlog_offset))
         members = len(self._groups.producers(half.group))
         info = self._info(half, ordinal, self._watches(), members)

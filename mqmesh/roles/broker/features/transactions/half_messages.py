@@ -10,7 +10,7 @@ import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
 from mqmesh.metrics import Histogram
-from mqmesh.protocol.command import Request
+from mqmesh.protocol.request import PendingReply
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
@@ -41,7 +41,7 @@ class OpenEnd(msgspec.Struct, eq=False):
     """A request with decisions that is not answered yet.
 
     Attributes:
-        request: What to answer, without its frame.
+        pending: Answer that it waits for.
         outcomes: One an entry, as far as they are decided.
         bases: The half batch of each entry.
         flights: Writes that hold decisions of it.
@@ -50,7 +50,7 @@ class OpenEnd(msgspec.Struct, eq=False):
         status: ``SendStatus`` of the worst write.
     """
 
-    request: Request
+    pending: PendingReply
     outcomes: list[EndOutcome]
     bases: list[int]
     flights: int = 0

@@ -23,7 +23,7 @@ from mqmesh.coordination.interface import (
 )
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument, MQMeshError, NotMaster
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Answer, Request
+from mqmesh.protocol.command import Answer
 from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,
@@ -33,6 +33,7 @@ from mqmesh.protocol.replication import (
     PauseFailoverResponse,
     PutHaSettingsRequest,
 )
+from mqmesh.protocol.request import PendingReply, Request
 from mqmesh.roles.broker.ha.administration.cluster_settings import checked, settings_of
 from mqmesh.roles.broker.ha.administration.record_edit import RecordEdit
 from mqmesh.roles.broker.ha.in_sync import REREAD_MS
@@ -63,16 +64,12 @@ class GroupAdminView(msgspec.Struct, frozen=True):
         session: At the coordinator, None without one.
         check_settings: Checks that the replica could use them; raises ``InvalidArgument``.
         on_settings: Called with the cluster's settings when they were read or changed.
-        reply: Answers a request.
-        fail: Answers a request with an error.
     """
 
     leadership: Callable[[], Leadership | None]
     session: Callable[[], SessionId | None]
     check_settings: Callable[[dict[str, SettingValue]], None]
     on_settings: Callable[[SettingsRecord], None]
-    reply: Callable[[Request, Answer], None]
-    fail: Callable[[Request, Exception], None]
 
 
 class GroupAdminService:
@@ -128,37 +125,35 @@ class GroupAdminService:
             return self._voters(leadership)
         wanted = in_sync.voters_change.voters
         _log.warning("replicas %s are to belong to %s", list(wanted), self._group)
-        self._look(request.without_frame(), leadership, wanted, deadline_ms)
+        self._look(request.later(), leadership, wanted, deadline_ms)
         return None
 
     def _look(
-        self, request: Request, leadership: Leadership, wanted: tuple[int, ...], until_ms: int
+        self, pending: PendingReply, leadership: Leadership, wanted: tuple[int, ...], until_ms: int
     ) -> None:
         """Answers once it is known what came of it."""
         in_sync = leadership.in_sync
         if in_sync.state.voters == wanted:
             _log.warning("replicas %s belong to %s now", list(wanted), self._group)
-            self._view.reply(request, self._voters(leadership))
+            pending.done(self._voters(leadership))
         elif leadership is not self._view.leadership() or (
             in_sync.pending is not None and self._clock.monotonic_ms() >= until_ms
         ):
-            self._view.fail(
-                request,
+            pending.fail(
                 BrokerNotAvailable(
                     "nobody knows yet whether the record was changed: look who belongs to "
                     f"the group (mqmesh ha status {self._group}), or ask again"
                 ),
             )
         elif in_sync.voters_change is None:
-            self._view.fail(
-                request,
+            pending.fail(
                 BrokerNotAvailable(
                     f"nothing was changed in {VOTERS_PATIENCE_MS} ms: those who would be left lack "
                     "something that is confirmed, or the coordinator does not answer; try again"
                 ),
             )
         else:
-            look = partial(self._look, request, leadership, wanted, until_ms)
+            look = partial(self._look, pending, leadership, wanted, until_ms)
             self._loop.call_later(LOOK_MS, look)
 
     def _voters(self, leadership: Leadership) -> ChangeVotersResponse:
@@ -172,18 +167,18 @@ class GroupAdminService:
             check_epoch(asked.epoch, state.epoch)
             return msgspec.structs.replace(state, paused=asked.paused)
 
-        kept = request.without_frame()
+        pending = request.later()
 
         def on_done(outcome: GroupState | MQMeshError) -> None:
             if isinstance(outcome, MQMeshError):
-                self._view.fail(kept, outcome)
+                pending.fail(outcome)
                 return
             _log.warning(
                 "%s stands when the master of %s is missed",
                 "nobody" if asked.paused else "another replica",
                 self._group,
             )
-            self._view.reply(kept, PauseFailoverResponse(outcome.epoch))
+            pending.done(PauseFailoverResponse(outcome.epoch))
 
         call_later, session = self._loop.call_later, self._view.session
         RecordEdit(
@@ -202,42 +197,42 @@ class GroupAdminService:
         self._coordinator.read_settings(on_done)
 
     def _on_get_settings(self, request: Request, asked: HaSettingsRequest) -> None:
-        self._coordinator.read_settings(partial(self._tell_settings, request.without_frame()))
+        self._coordinator.read_settings(partial(self._tell_settings, request.later()))
 
     def _on_put_settings(self, request: Request, asked: PutHaSettingsRequest) -> None:
         wanted = checked(asked.settings)
         self._view.check_settings(wanted)
-        self._put_settings(request.without_frame(), asked.version, wanted, PUTS)
+        self._put_settings(request.later(), asked.version, wanted, PUTS)
 
     def _put_settings(
-        self, request: Request, version: int, wanted: dict[str, SettingValue], tries: int
+        self, pending: PendingReply, version: int, wanted: dict[str, SettingValue], tries: int
     ) -> None:
         def on_put(outcome: int | MQMeshError) -> None:
             if isinstance(outcome, int):
-                self._tell_settings(request, SettingsRecord(outcome, wanted))
+                self._tell_settings(pending, SettingsRecord(outcome, wanted))
             elif isinstance(outcome, OutcomeUnknown) and tries > 1:
                 # The same again, on the same version: it is settled when that has moved.
-                put = partial(self._put_settings, request, version, wanted, tries - 1)
+                put = partial(self._put_settings, pending, version, wanted, tries - 1)
                 self._loop.call_later(REREAD_MS, put)
             elif isinstance(outcome, Conflict) and isinstance(outcome.record, SettingsRecord):
                 if outcome.record.settings == wanted:
-                    self._tell_settings(request, outcome.record)
+                    self._tell_settings(pending, outcome.record)
                     return
                 newest = outcome.record.version
                 why = f"the settings have version {newest} by now, not {version}: look again"
-                self._view.fail(request, InvalidArgument(why))
+                pending.fail(InvalidArgument(why))
             else:
-                self._view.fail(request, outcome)
+                pending.fail(outcome)
 
         self._coordinator.put_settings(version, wanted, on_put)
 
-    def _tell_settings(self, request: Request, outcome: SettingsRecord | MQMeshError) -> None:
+    def _tell_settings(self, pending: PendingReply, outcome: SettingsRecord | MQMeshError) -> None:
         if isinstance(outcome, MQMeshError):
-            self._view.fail(request, outcome)
+            pending.fail(outcome)
             return
         self._view.on_settings(outcome)
         told = HaSettings(outcome.version, settings_of(outcome))
-        self._view.reply(request, told)
+        pending.done(told)
 
 
 def check_epoch(seen: int, newest: int) -> None:

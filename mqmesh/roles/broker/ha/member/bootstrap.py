@@ -12,7 +12,8 @@ from mqmesh.coordination.interface import (
     Presence,
 )
 from mqmesh.errors import InvalidArgument, MQMeshError
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Reply
+from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
@@ -90,13 +91,13 @@ class GroupBootstrap:
                 f"forgotten; now {there} are"
             )
         best = max(present, key=lambda one: (one.last_epoch, one.end_offset, -one.replica_id))
-        kept = request.without_frame()
+        pending = request.later()
 
         def on_made(outcome: int | MQMeshError) -> None:
             if isinstance(outcome, MQMeshError):
-                self._replica.fail(kept, outcome)
+                pending.fail(outcome)
             else:
-                self._replica.reply(kept, Reply())
+                pending.done(Reply())
 
         member = MemberIncarnation(best.replica_id, best.incarnation)
         self._make_record(member, present, "an administrator made the record anew", on_made)

@@ -24,7 +24,7 @@ from mqmesh.coordination.interface import (
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Answer, Reply, Request
+from mqmesh.protocol.command import Answer, Reply
 from mqmesh.protocol.replication import (
     ElectReplicaRequest,
     FenceRequest,
@@ -34,6 +34,7 @@ from mqmesh.protocol.replication import (
     InitGroupRequest,
     StandRequest,
 )
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.administration.cluster_settings import ClusterSettings
@@ -145,8 +146,6 @@ class GroupMember:
                 lambda: self._session.session_id,
                 self._settings.check,
                 self._on_settings,
-                replica.reply,
-                replica.fail,
             ),
             world.loop,
             world.clock,

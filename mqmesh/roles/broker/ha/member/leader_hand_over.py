@@ -9,8 +9,9 @@ from typing import Final
 
 from mqmesh.coordination.interface import Presence
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import Reply
 from mqmesh.protocol.replication import SwitchOverRequest, SwitchOverResponse
+from mqmesh.protocol.request import PendingReply, Request
 from mqmesh.roles.broker.ha.administration.group_admin_service import check_epoch
 from mqmesh.roles.broker.ha.effects import Effect, Follow
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
@@ -59,7 +60,7 @@ class LeaderHandOver:
         self._on_step = on_step
         self._loop, self._clock = world.loop, world.clock
         self._switch: SwitchOver | None = None
-        self._request: Request | None = None
+        self._pending: PendingReply | None = None
         self._retirement: Retirement | None = None
         self._preference = Preference()
         self._closed = False
@@ -162,7 +163,7 @@ class LeaderHandOver:
             leaves=self._retirement is not None,
             is_by_preference=is_by_preference,
         )
-        self._request = None if request is None else request.without_frame()
+        self._pending = None if request is None else request.later()
         _log.warning("replica %d is to take over: %s", successor, reason)
         self._switch.begin()
         self._step()
@@ -183,19 +184,19 @@ class LeaderHandOver:
             self.end(NotMaster(effect.reason))
 
     def _answer(self, switch: SwitchOver) -> None:
-        request, self._request = self._request, None
-        if request is not None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
             answer = SwitchOverResponse(switch.successor, switch.leadership.epoch + 1)
-            self._replica.reply(request, answer)
+            pending.done(answer)
 
     def end(self, error: MQMeshError) -> None:
         """End the hand-over: it came to nothing, or the replica leads no more."""
         if self._switch is None:
             return
-        request, self._request = self._request, None
+        pending, self._pending = self._pending, None
         self._switch = None
-        if request is not None:
-            self._replica.fail(request, error)
+        if pending is not None:
+            pending.fail(error)
 
     def close(self) -> None:
         """Looks at nothing any more."""

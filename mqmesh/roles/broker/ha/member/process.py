@@ -7,7 +7,6 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.coordination.interface import StateRecord
-from mqmesh.protocol.command import Answer, Request
 from mqmesh.roles.broker.ha.leadership import Leadership
 
 
@@ -41,8 +40,6 @@ class Replica(msgspec.Struct, frozen=True):
         stay_outside: Serves nothing and follows nobody, since it does not belong to the group; gets
             the reason.
         silent_ms: Since it heard the leader that it follows; gets the monotonic clock.
-        reply: Answers a request.
-        fail: Answers a request with an error.
     """
 
     position: Callable[[], LogPosition]
@@ -50,8 +47,6 @@ class Replica(msgspec.Struct, frozen=True):
     follow: Callable[[str, int, int], None]
     stay_outside: Callable[[str], None]
     silent_ms: Callable[[int], int]
-    reply: Callable[[Request, Answer], None]
-    fail: Callable[[Request, Exception], None]
 
 
 class MemberLoop(Protocol):

@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.filled_headers import filled
-from harness.served import OF_THE_PROCESS, dispatched
+from harness.peers import KeptPeer
+from harness.served import OF_THE_PROCESS
 
 from mqmesh.errors import NoPermission
 from mqmesh.message import format_message_id
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.command import EMPTY_REPLY, Request, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.command import EMPTY_REPLY, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.commands import (
     COMMANDS,
     IN_BODY,
@@ -25,11 +26,13 @@ from mqmesh.protocol.commands import (
 )
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import ViewMessageRequest
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.transactions import (
     Decision,
     EndHalfMessageRequest,
     ViewHalfMessageRequest,
 )
+from mqmesh.roles.dispatch import Dispatch
 
 FOUND_OUT = {
     code.name
@@ -80,13 +83,14 @@ def asking(spec: CommandSpec) -> tuple[Request, object]:
     header = None if spec.request is None else filled(spec.request)
     data = encode_send(3_000, 1, PRODUCER_KEY) if spec.fixed else b""
     data = data if header is None else encode_header(header)
-    return Request(b"peer", decode_frame(encode_frame(spec.code, 1, header=data))), header
+    return Request(KeptPeer(b"peer"), decode_frame(encode_frame(spec.code, 1, header=data))), header
 
 
 @pytest.mark.parametrize("spec", SERVED, ids=lambda spec: spec.code.name)
 def test_each_command_asks_for_its_right_before_anything_is_done(stage, spec):
     nobody, served = Nobody(), []
-    dispatch = dispatched(stage.features, nobody)
+    dispatch = Dispatch(ServedBy.BROKER, stage.clock.monotonic_ns, nobody)
+    dispatch.open(stage.features.commands())
     request, header = asking(spec)
     before = traces(stage)
     for _ in range(2):
@@ -96,7 +100,7 @@ def test_each_command_asks_for_its_right_before_anything_is_done(stage, spec):
     assert not served
     assert traces(stage) == before
     right, principal, topics, groups = nobody.asked[0]
-    assert (right, principal) == (spec.right, request.principal)
+    assert (right, principal) == (spec.right, request.peer.principal)
     if spec.right is not Right.INTERNAL:
         assert set(fields_named(header, "topic")) <= set(topics)
         assert set(fields_named(header, "group")) <= set(groups)

@@ -94,7 +94,7 @@ def test_nobody_is_asked_who_is_not_there(online):
         online.answer(ask(online, RunningInfoRequest("other", "member")))
     with pytest.raises(ClientNotOnline, match="stranger"):
         online.answer(ask(online, RunningInfoRequest("g", "stranger")))
-    online.features.state.groups.on_disconnect(b"member", 0)
+    online.features.state.groups.on_disconnect(online.peer(b"member"), 0)
     with pytest.raises(ClientNotOnline, match="broken"):
         online.answer(ask(online))
     assert online.notices == []
@@ -103,7 +103,7 @@ def test_nobody_is_asked_who_is_not_there(online):
 def test_who_asked_hears_when_the_member_goes_says_nothing_or_the_broker_ends(online):
     now_ms = online.clock.monotonic_ms()
     gone = ask(online)
-    online.features.client_rpc.client_gone(b"member", now_ms)
+    online.features.client_rpc.client_gone(online.peer(b"member"), now_ms)
     silent = ask(online)
     online.features.client_rpc.tick(now_ms + QUESTION_TIMEOUT_MS - 1)
     assert silent not in online.answers

@@ -141,7 +141,9 @@ class Rig:
         """It is gone with all it had not sent; the broker learns of it."""
         old, self.link = self.link, None
         old.broken = True
-        self.stage.features.delays.client_gone(old.peer, self.stage.clock.monotonic_ms())
+        self.stage.features.delays.client_gone(
+            self.stage.peer(old.peer), self.stage.clock.monotonic_ms()
+        )
         self.start_service()
         return old
 
@@ -852,7 +854,7 @@ def test_while_its_service_is_away_the_broker_counts_what_comes_to_wait(rig):
     shop.finish("t", level=0)
     rig.advance(2_000, step_ms=100)
     delays = rig.stage.features.delays
-    delays.client_gone(rig.link.peer, rig.stage.clock.monotonic_ms())
+    delays.client_gone(rig.stage.peer(rig.link.peer), rig.stage.clock.monotonic_ms())
     rig.link.broken = True
     shop.finish("t", level=0)
     shop.delay()

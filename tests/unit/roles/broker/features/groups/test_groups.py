@@ -230,7 +230,7 @@ def test_members_and_how_they_differ(stage):
     assert beat(stage, "b").warnings == []
     assert "b" not in str(beat(stage, "c", "x").warnings[0].split("member ")[0])
     stage.clock.advance(500)
-    stage.features.state.groups.on_disconnect(b"b", stage.clock.monotonic_ms())
+    stage.features.state.groups.on_disconnect(stage.peer(b"b"), stage.clock.monotonic_ms())
     request = ConsumerConnectionsRequest("g")
     found = stage.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, request, ConsumerConnections)
     assert [(one.client_id, one.connected, one.silent_ms) for one in found.members] == [

@@ -46,10 +46,9 @@ class Member:
         return answer.memberships[0]
 
     def lose(self):
-        self.stage.features.state.queue_locks.on_disconnect(
-            self.peer, self.stage.clock.monotonic_ms()
-        )
-        self.stage.features.state.groups.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
+        peer, now_ms = self.stage.peer(self.peer), self.stage.clock.monotonic_ms()
+        self.stage.features.state.queue_locks.on_disconnect(peer, now_ms)
+        self.stage.features.state.groups.on_disconnect(peer, now_ms)
         self.stage.clock.advance(1_000)
         self.stage.features.state.groups.tick(self.stage.clock.monotonic_ms())
 
@@ -160,7 +159,7 @@ def test_a_crashed_member_blocks_its_queues_for_a_moment_only(filled, a, b):
 def test_a_member_that_leaves_with_a_listener_running_keeps_its_lock(filled, a, b):
     a.lock(0)
     a.leave()
-    filled.features.state.queue_locks.on_disconnect(b"a", filled.clock.monotonic_ms())
+    filled.features.state.queue_locks.on_disconnect(filled.peer(b"a"), filled.clock.monotonic_ms())
     filled.clock.advance(59_000)
     assert b.lock(0) == [LOCK_HELD_BY_OTHER]
     filled.clock.advance(1_000)

@@ -38,7 +38,7 @@ def members(stage, group="g"):
 
 def test_a_heartbeat_is_answered_with_the_life_of_the_broker(stage):
     assert beat(stage, "c1", producer_groups=["p"]).broker_instance_id == 77
-    assert stage.features.state.groups.producers("p") == [b"c1"]
+    assert stage.features.state.groups.producers("p") == [stage.peer(b"c1")]
 
 
 def test_members_are_told_of_one_another(stage):

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.pulling import PullRequest
+from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.features.pulling.held_pulls import SLOT_MS, HeldPull, PullHold
 
 opaques = itertools.count()
 
 
 def held(topic="t", queue_id=0, peer=b"p", deadline_ms=1_000):
-    command = Command(11, next(opaques), 0, memoryview(b""), memoryview(b""))
-    return HeldPull(Request(peer, command), PullRequest("g", topic, queue_id, 0), 0, deadline_ms)
+    pending = PendingReply(peer, 11, next(opaques), 0, deadline_ms)
+    return HeldPull(pending, PullRequest("g", topic, queue_id, 0), 0)
 
 
 def test_an_arrival_ends_the_wait_of_all_at_that_queue_in_their_order():
@@ -106,13 +106,13 @@ def test_it_agrees_with_a_plain_list(steps):
             expected = [pull for pull in model if pull.pull.queue_id == arguments[0]]
             assert hold.release("t", arguments[0]) == expected
         elif step == "lose":
-            expected = [pull for pull in model if pull.request.peer == arguments[0]]
+            expected = [pull for pull in model if pull.pending.peer == arguments[0]]
             assert hold.release_peer(arguments[0]) == expected
         else:
             now_ms += arguments[0]
             found = hold.tick(now_ms)
-            assert all(pull.deadline_ms <= now_ms for pull in found)
-            late = [pull for pull in model if pull.deadline_ms <= now_ms - SLOT_MS]
+            assert all(pull.pending.deadline_ms <= now_ms for pull in found)
+            late = [pull for pull in model if pull.pending.deadline_ms <= now_ms - SLOT_MS]
             assert not [pull for pull in late if pull not in found]
             expected = found
         model = [pull for pull in model if pull not in expected]

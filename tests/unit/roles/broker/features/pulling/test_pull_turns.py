@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.pulling import PullRequest
+from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull
 from mqmesh.roles.broker.features.pulling.pull_turns import (
     LEAST_BYTES,
@@ -22,8 +22,8 @@ opaques = itertools.count()
 
 
 def held(peer=b"p"):
-    command = Command(11, next(opaques), 0, memoryview(b""), memoryview(b""))
-    return HeldPull(Request(peer, command), PullRequest("g", "t", 0, 0), 0, 1_000)
+    pending = PendingReply(peer, 11, next(opaques), 0, 1_000)
+    return HeldPull(pending, PullRequest("g", "t", 0, 0), 0)
 
 
 def test_nothing_is_taken_beyond_the_budget_of_a_turn():

@@ -95,14 +95,18 @@ def test_one_message_does_not_wake_more_than_a_turn_has(full):
 
 
 def test_no_more_is_read_than_the_client_has_room_for(full):
-    full.rooms[b"peer"] = MIB
+    full.peer(b"peer").room = lambda: MIB
     answer, bodies = full.pull(max_bytes=MAX_PULL_BYTES)
     assert full.reads.asked == [MIB]
     assert (len(bodies), answer.next_queue_offset) == (1, 1)
 
 
+def no_room() -> int:
+    raise SystemBusy("planned: no room")
+
+
 def test_without_room_nothing_is_read(full):
-    full.rooms[b"peer"] = 0
+    full.peer(b"peer").room = no_room
     with pytest.raises(SystemBusy, match="planned"):
         full.pull(max_bytes=MAX_PULL_BYTES)
     full.features.pulling.turns.left = 0

@@ -51,7 +51,7 @@ def test_the_replier_hears_what_became_of_its_reply(online, taken):
 
 
 def test_a_client_that_is_not_here_gets_nothing(online):
-    online.features.state.groups.on_disconnect(b"asker", 0)
+    online.features.state.groups.on_disconnect(online.peer(b"asker"), 0)
     for client_id in ("asker", "nobody"):
         with pytest.raises(ClientNotOnline, match=client_id):
             online.answer(send(online, client_id=client_id))
@@ -61,7 +61,7 @@ def test_a_client_that_is_not_here_gets_nothing(online):
 
 def test_the_end_of_the_connection_of_who_asked_ends_the_wait(online):
     opaque = send(online)
-    online.features.request_reply.client_gone(b"asker", 0)
+    online.features.request_reply.client_gone(online.peer(b"asker"), 0)
     with pytest.raises(ClientNotOnline):
         online.answer(opaque)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from harness.peers import KeptPeer
 
 from mqmesh.errors import SystemBusy
-from mqmesh.protocol.command import Request, decode_frame, encode_frame
+from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.features.request_reply.open_requests import (
     ACKNOWLEDGE_TIMEOUT_MS,
     ReplyTable,
@@ -14,14 +15,15 @@ from mqmesh.roles.broker.features.request_reply.open_requests import (
 MOST = 3
 
 
-def request(opaque: int) -> Request:
-    return Request(b"replier", decode_frame(encode_frame(324, opaque)))
+def pending(opaque: int, asked_ms: int = 0) -> PendingReply:
+    deadline_ms = asked_ms + ACKNOWLEDGE_TIMEOUT_MS
+    return PendingReply(KeptPeer(b"replier"), 324, opaque, 0, deadline_ms)
 
 
 def test_an_acknowledged_reply_answers_its_replier_once():
     table = ReplyTable()
-    asked = request(1)
-    token = table.open(asked, b"asker", 0, MOST)
+    asked = pending(1)
+    token = table.open(asked, b"asker", MOST)
     assert table.on_acknowledged(b"asker", token) is asked
     assert table.on_acknowledged(b"asker", token) is None
     assert len(table) == 0
@@ -29,7 +31,7 @@ def test_an_acknowledged_reply_answers_its_replier_once():
 
 def test_nobody_but_the_client_that_asked_acknowledges():
     table = ReplyTable()
-    token = table.open(request(1), b"asker", 0, MOST)
+    token = table.open(pending(1), b"asker", MOST)
     assert table.on_acknowledged(b"somebody", token) is None
     assert table.on_acknowledged(b"asker", token + 1) is None
     assert len(table) == 1
@@ -37,10 +39,10 @@ def test_nobody_but_the_client_that_asked_acknowledges():
 
 def test_a_broken_connection_gives_up_its_replies_only():
     table = ReplyTable()
-    first, second, other = request(1), request(2), request(3)
-    table.open(first, b"asker", 0, MOST)
-    table.open(other, b"other", 0, MOST)
-    table.open(second, b"asker", 0, MOST)
+    first, second, other = pending(1), pending(2), pending(3)
+    table.open(first, b"asker", MOST)
+    table.open(other, b"other", MOST)
+    table.open(second, b"asker", MOST)
     assert table.on_disconnect(b"asker") == [first, second]
     assert table.on_disconnect(b"asker") == []
     assert len(table) == 1
@@ -48,9 +50,9 @@ def test_a_broken_connection_gives_up_its_replies_only():
 
 def test_what_is_not_acknowledged_expires():
     table = ReplyTable()
-    first, second = request(1), request(2)
-    table.open(first, b"asker", 0, MOST)
-    table.open(second, b"asker", 10, MOST)
+    first, second = pending(1), pending(2, 10)
+    table.open(first, b"asker", MOST)
+    table.open(second, b"asker", MOST)
     assert table.expire(ACKNOWLEDGE_TIMEOUT_MS - 1) == []
     assert table.expire(ACKNOWLEDGE_TIMEOUT_MS) == [first]
     assert table.expire(ACKNOWLEDGE_TIMEOUT_MS + 10) == [second]
@@ -60,6 +62,6 @@ def test_what_is_not_acknowledged_expires():
 def test_the_table_is_bounded():
     table = ReplyTable()
     for n in range(MOST):
-        table.open(request(n), b"asker", 0, MOST)
+        table.open(pending(n), b"asker", MOST)
     with pytest.raises(SystemBusy, match="max_open_replies"):
-        table.open(request(9), b"asker", 0, MOST)
+        table.open(pending(9), b"asker", MOST)

@@ -22,15 +22,15 @@ from mqmesh.roles.broker.helper_thread import as_mqmesh_error
 @pytest.fixture
 def desk():
     desk = SnapshotJobs()
-    desk.begin(request=None, now_ms=5)
+    desk.begin(pending=None, now_ms=5)
     return desk
 
 
 def test_a_second_snapshot_at_a_time_is_refused(desk):
     with pytest.raises(SystemBusy, match="making a snapshot already"):
-        desk.begin(request=None, now_ms=6)
+        desk.begin(pending=None, now_ms=6)
     desk.end(made=True)
-    desk.begin(request=None, now_ms=7)
+    desk.begin(pending=None, now_ms=7)
     desk.end(made=False)
     assert (desk.made, desk.failed) == (1, 1)
 

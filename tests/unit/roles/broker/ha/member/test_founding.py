@@ -36,7 +36,7 @@ def founding(mode=AckReplicas.ALL, *, broker_id=1, promised=0):
     state = first_state(STORE_ID, broker_id, identity="i", boot_id="b", place="p", drawn=broker_id)
     promises = KeptVoteState(msgspec.structs.replace(state, promised_epoch=promised), None, None)
     at = LogPosition(store_id=STORE_ID, last_epoch=4, end=100, synced=100)
-    replica = Replica(lambda: at, None, None, None, None, None, None)
+    replica = Replica(lambda: at, None, None, None, None)
     ha = HaConfig(mode=HaMode.AUTO, ack_replicas=mode, total_replicas=3)
     config = BrokerConfig(broker_id=broker_id, ha=ha)
     session = Session()
