@@ -36,7 +36,7 @@ from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.group_member import GroupMember
 from mqmesh.roles.broker.ha.member.ha_metrics import MEMBER_METRICS
-from mqmesh.roles.broker.ha.member.process import LogPosition, Replica, World
+from mqmesh.roles.broker.ha.member.process import LogPosition, World
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
 from mqmesh.roles.broker.ha.replica_state import (
@@ -142,6 +142,7 @@ class BrokerServer:
         self._copy = copier
         self._clock = clock or transport.loop.clock
         self._instance_id = transport.random.getrandbits(63)
+        self._address = BrokerAddress("")  # until it listens
         self._root = Path(config.store_path_root_dir)
         self._pumped_ms = 0
         self._replication = Stats(ReplicaCounts())
@@ -200,7 +201,7 @@ class BrokerServer:
             remember_start(before, self._root, config.security, follows=follows)
         host = config.advertised_host or bindable(config.listen_host)
         ring = self._transport.ring
-        address = BrokerAddress(
+        self._address = BrokerAddress(
             f"{host}:{endpoint.rpartition(':')[2]}",
             self._bind_ipc(),
             host_id(),
@@ -212,8 +213,8 @@ class BrokerServer:
         self._index = begin_index(
             config, lambda at: connect(at), ring, self._clock, self._root, self._log_extent
         )
-        self._join_group(address)
-        self._begin_role(address)
+        self._join_group()
+        self._begin_role()
         self._loop.at_tick_end(self._on_tick_end)
         self._shell.every(TICK_MS, self._on_tick)
         self._shell.every(SAMPLE_MS, self._on_sample)
@@ -282,20 +283,20 @@ class BrokerServer:
 
     # ---- Roles -----------------------------------------------------------------------
 
-    def _begin_role(self, address: BrokerAddress) -> None:
+    def _begin_role(self) -> None:
         """Begins what the settings say, or what an administrator made of it."""
         assert self._store is not None
         config = self._config
         is_master = config.broker_id == MASTER_ID or self._was_promoted()
         if config.ha.mode is not HaMode.AUTO and is_master:
-            self._begin_leading(address, self._own_epoch())
+            self._begin_leading(self._own_epoch())
             return
-        self._begin_following(address, config.ha.master_addr)
+        self._begin_following(config.ha.master_addr)
 
-    def _begin_leading(self, address: BrokerAddress, epoch: int) -> None:
+    def _begin_leading(self, epoch: int) -> None:
         """Begins a master that was not elected."""
         assert self._store is not None
-        self._role = MasterRole(self._environment(address), self._store, epoch)
+        self._role = MasterRole(self._environment(), self._store, epoch)
 
     def _own_epoch(self) -> int:
         assert self._store is not None
@@ -304,13 +305,13 @@ class BrokerServer:
             return 1 + self._transport.random.getrandbits(30)
         return begin_own_epoch(self._store)
 
-    def _begin_following(self, address: BrokerAddress, leader: str, epoch: int = 0) -> None:
+    def _begin_following(self, leader: str, epoch: int = 0) -> None:
         assert self._store is not None
         role = FollowerRole(
-            self._environment(address),
+            self._environment(),
             self._store,
             replace_store=self._replace_store,
-            promote=partial(self._promote, address),
+            promote=self._promote,
             promises=self._promises,
         )
         self._role = role
@@ -320,7 +321,7 @@ class BrokerServer:
         document = load_document(self._root / CONFIG_DIRECTORY / ROLE_FILE)
         return document is not None and decode_role(document).epoch > 0
 
-    def _promote(self, address: BrokerAddress, epoch: int) -> None:
+    def _promote(self, epoch: int) -> None:
         """Makes a follower the master; where that fails the process ends, and follows again."""
         assert self._role is not None and self._store is not None
         config = self._root / CONFIG_DIRECTORY
@@ -330,7 +331,7 @@ class BrokerServer:
             save_document(config / ROLE_FILE, encode_role(ReplicaRole(epoch)))
             self._role.close()
             self._role = None
-            self._begin_leading(address, epoch)
+            self._begin_leading(epoch)
             self._opened_role().announce()
         except MQMeshError as error:
             _log.critical("this follower cannot become the master: %s", error)
@@ -340,30 +341,23 @@ class BrokerServer:
 
     # ---- Roles by election -----------------------------------------------------------
 
-    def _join_group(self, address: BrokerAddress) -> None:
+    def _join_group(self) -> None:
         """Prepares to be elected, where masters are."""
         config = self._config
         if config.ha.mode is not HaMode.AUTO:
             return
         chance = self._transport.random.getrandbits
         promises = KeptVoteState(self._begin_replica_state(), self._save_replica_state, chance)
-        replica = Replica(
-            self._position,
-            partial(self._lead, address),
-            partial(self._follow, address),
-            partial(self._stay_outside, address),
-            self._silent_ms,
-        )
         coordinator = open_coordinator(
             config.ha.coordinator, self._transport, cluster=config.cluster_name
         )
         self._promises = promises
         self._member = GroupMember(
             config,
-            address,
+            self._address,
             coordinator,
             promises,
-            replica,
+            self,
             ReplicaPeers(self._connect_replica),
             World(self._loop, self._clock, chance),
         )
@@ -418,7 +412,8 @@ class BrokerServer:
         document = encode_replica_state(state)
         save_document(self._root / REPLICA_STATE, document)
 
-    def _position(self) -> LogPosition:
+    def position(self) -> LogPosition:
+        """Implement ``Replica.position``."""
         assert self._store is not None
         log = replicable(self._store)
         epochs, end = log.epochs(), log.log_end()
@@ -430,11 +425,12 @@ class BrokerServer:
             can_lead=not self._store_failed,
         )
 
-    def _silent_ms(self, now_ms: int) -> int:
+    def silent_ms(self, now_ms: int) -> int:
+        """Implement ``Replica.silent_ms``."""
         return self._role.silent_ms(now_ms) if isinstance(self._role, FollowerRole) else 0
 
-    def _lead(self, address: BrokerAddress, record: StateRecord) -> Leadership:
-        """This replica was elected."""
+    def lead(self, record: StateRecord) -> Leadership:
+        """Implement ``Replica.lead``."""
         assert record.state is not None and self._store is not None
         store, config, state = self._store, self._in_force(), record.state
         log = replicable(store)
@@ -455,24 +451,24 @@ class BrokerServer:
                 lag_max_ms=config.ha.replica_lag_max_ms,
                 counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             )
-            self._role = MasterRole(self._environment(address), store, state.epoch, leadership)
+            self._role = MasterRole(self._environment(), store, state.epoch, leadership)
         except MQMeshError:
-            self._begin_following(address, "")
+            self._begin_following("")
             raise
         return leadership
 
-    def _follow(self, address: BrokerAddress, leader: str, epoch: int, unclean_since: int) -> None:
-        """Another replica leads, or nobody."""
+    def follow(self, leader: str, epoch: int, unclean_since: int) -> None:
+        """Implement ``Replica.follow``."""
         if isinstance(self._role, FollowerRole):
             self._role.follow(leader, epoch, unclean_since)
             return
         self._end_role()
-        self._begin_following(address, leader, epoch)
+        self._begin_following(leader, epoch)
 
-    def _stay_outside(self, address: BrokerAddress, reason: str) -> None:
-        """This replica does not belong to its group."""
+    def stay_outside(self, reason: str) -> None:
+        """Implement ``Replica.stay_outside``."""
         if not isinstance(self._role, FollowerRole):
-            self._follow(address, "", 0, 0)
+            self.follow("", 0, 0)
         assert isinstance(self._role, FollowerRole)
         self._role.stay_outside(reason)
 
@@ -574,7 +570,7 @@ class BrokerServer:
             on_progress=self._on_progress,
         )
 
-    def _environment(self, address: BrokerAddress) -> Environment:
+    def _environment(self) -> Environment:
         return Environment(
             self._settings,
             self._transport,
@@ -582,7 +578,7 @@ class BrokerServer:
             self._shell,
             self._root,
             self._instance_id,
-            address,
+            self._address,
             self._documents(),
             self._run_aside,
             {

@@ -27,7 +27,7 @@ from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.follower.acting_master import ActingMaster
 from mqmesh.roles.broker.follower.damage_repair import DamageRepair
 from mqmesh.roles.broker.follower.follower_reads import FollowerReads
-from mqmesh.roles.broker.follower.replica_link import LogCopy, ReplicaLink
+from mqmesh.roles.broker.follower.replica_link import LinkTerms, ReplicaLink
 from mqmesh.roles.broker.ha.vote_state import VoteState
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.index.indexer_link import LogExtent
@@ -80,7 +80,7 @@ class FollowerRole(BrokerRole):
         self._stand_in = ActingMaster(given)
         self._is_alone = False
         self._repair = DamageRepair(
-            self._log, given.replication, on_repaired=self._on_repaired, clock=given.clock
+            self.log, given.replication, on_repaired=self._on_repaired, clock=given.clock
         )
         self._read()
 
@@ -107,12 +107,8 @@ class FollowerRole(BrokerRole):
                 config.broker_id,
                 given.instance_id,
                 leader,
-                LogCopy(
-                    self._log,
-                    self._durable,
-                    self._on_word,
-                    self._truncate,
-                    self._become_copy,
+                self,
+                LinkTerms(
                     self._promises,
                     given.replication,
                     config.ha.zone,
@@ -168,8 +164,8 @@ class FollowerRole(BrokerRole):
         self._store.show_to(_everything)
         self.features = features = build_features(given, self._store, is_follower=True)
         features.load()
-        self._stand_in.begin_log(self._log().identity().store_id, features.state.committed)
-        self._shown = int(self._log().log_end())
+        self._stand_in.begin_log(self.log().identity().store_id, features.state.committed)
+        self._shown = int(self.log().log_end())
         self._reads = FollowerReads(
             self._shown,
             given.clock.monotonic_ms(),
@@ -195,7 +191,7 @@ class FollowerRole(BrokerRole):
         return self._reads.answers(
             self._given.clock.monotonic_ms(),
             streaming=streaming,
-            is_damaged=bool(self._log().repair.damaged()),
+            is_damaged=bool(self.log().repair.damaged()),
         )
 
     def _stands_in(self) -> bool:
@@ -204,7 +200,7 @@ class FollowerRole(BrokerRole):
             self._given.config.ha.mode is HaMode.MANUAL
             and self.link is not None
             and not self.link.streaming
-            and bool(self._log().identity().epochs)
+            and bool(self.log().identity().epochs)
             and self._may_read()
         )
 
@@ -242,14 +238,17 @@ class FollowerRole(BrokerRole):
 
     # ---- The log ---------------------------------------------------------------------
 
-    def _log(self) -> ReplicableLog:
+    def log(self) -> ReplicableLog:
+        """Implement ``CopiedLog.log``."""
         return replicable(self._store)
 
-    def _durable(self) -> int:
+    def durable_offset(self) -> int:
+        """Implement ``CopiedLog.durable_offset``."""
         return int(self._store.durable_offset())
 
-    def _on_word(self, word: ReplicateLog) -> None:
-        features, reads, end = self.features, self._reads, self._log().log_end()
+    def on_word(self, word: ReplicateLog) -> None:
+        """Implement ``CopiedLog.on_word``."""
+        features, reads, end = self.features, self._reads, self.log().log_end()
         if features is None:
             return
         # What is not here yet is heard of again when it comes.
@@ -268,18 +267,19 @@ class FollowerRole(BrokerRole):
         """Implement ``BrokerRole.log_extent``: where masters are elected no cut reaches into it."""
         if self.features is None:
             return None
-        stats, end = self._store.stats(), self._log().log_end()
+        stats, end = self._store.stats(), self.log().log_end()
         visible = self._reads.kept_to(end)
         if visible is None:
             return None
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
-    def _truncate(self, end_offset: CommitLogOffset) -> None:
+    def truncate(self, end_offset: CommitLogOffset) -> None:
+        """Implement ``CopiedLog.truncate``."""
         self._check_confirmed(end_offset)
-        self._log().read_raw(end_offset, max_bytes=0)  # or no record begins there
+        self.log().read_raw(end_offset, max_bytes=0)  # or no record begins there
         self._rest("the end of this follower's log is cut")
         try:
-            self._log().truncate(end_offset)
+            self.log().truncate(end_offset)
         except StoreClosed as error:
             # At once, before anybody asks the closed store for anything.
             self._given.transport.loop.fail(error)
@@ -302,8 +302,9 @@ class FollowerRole(BrokerRole):
         self._rest("the log of this follower was repaired")
         self._read()
 
-    def _become_copy(self, beginning: LogStart) -> None:
-        if beginning.log_start <= self._log().log_end():
+    def become_copy(self, beginning: LogStart) -> None:
+        """Implement ``CopiedLog.become_copy``."""
+        if beginning.log_start <= self.log().log_end():
             # Whose log begins further on has had what is confirmed, and removed it.
             self._check_confirmed(beginning.log_start)
         self._rest("this follower begins a copy of its master's log")
@@ -315,7 +316,7 @@ class FollowerRole(BrokerRole):
 
     def ha_status(self) -> HaStatus:
         """Return the status of this replica."""
-        identity, config, link = self._log().identity(), self._given.config, self.link
+        identity, config, link = self.log().identity(), self._given.config, self.link
         return HaStatus(
             config.broker_name,
             config.broker_id,
@@ -323,7 +324,7 @@ class FollowerRole(BrokerRole):
             self._store.epoch(),
             identity.log_start,
             identity.log_end,
-            self._durable(),
+            self.durable_offset(),
             "" if link is None else link.leader,
             link is not None and link.streaming,
             0 if link is None else link.leader_end,
@@ -347,9 +348,9 @@ class FollowerRole(BrokerRole):
             raise InvalidArgument(
                 f"its master at {link.leader} is there, and both would take messages: stop it first"
             )
-        if not self._log().identity().epochs:
+        if not self.log().identity().epochs:
             raise InvalidArgument("it never had anything of its master's log")
-        offset = self._log().log_end()
+        offset = self.log().log_end()
         self._rest("this follower becomes the master")
         # Above those of a former master that is started again and has not heard of this one.
         epoch = newest + EPOCHS_APART

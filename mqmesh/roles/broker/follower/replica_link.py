@@ -78,15 +78,29 @@ class LeaderConnection(Protocol):
         """Closes it."""
 
 
-class LogCopy(msgspec.Struct, frozen=True):
-    """The follower's log, and what hangs on it.
+class CopiedLog(Protocol):
+    """The follower's log, and what hangs on it."""
+
+    def log(self) -> ReplicableLog:
+        """Return the log as it is now."""
+
+    def durable_offset(self) -> int:
+        """Return how far it is on the disk."""
+
+    def on_word(self, word: ReplicateLog) -> None:
+        """Take note of a word of the leader; the records that came with it were added."""
+
+    def truncate(self, end_offset: CommitLogOffset) -> None:
+        """Cut its end off at a commit-log offset, with all that hangs on it."""
+
+    def become_copy(self, beginning: LogStart) -> None:
+        """Move the store aside, and begin a copy."""
+
+
+class LinkTerms(msgspec.Struct, frozen=True):
+    """Terms of a link, and what it says of the follower.
 
     Attributes:
-        log: The log as it is now.
-        durable_offset: How far it is on the disk.
-        heard: Told of each word of the leader, once the records that came with it were added.
-        truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
-        become_copy: Moves the store aside, and begins a copy.
         promises: Whom it may follow.
         counts: What all links of the process count.
         zone: Where the follower stands.
@@ -94,11 +108,6 @@ class LogCopy(msgspec.Struct, frozen=True):
         epoch: That the leader leads, as the group's record says; 0 if only the leader knows.
     """
 
-    log: Callable[[], ReplicableLog]
-    durable_offset: Callable[[], int]
-    heard: Callable[[ReplicateLog], None]
-    truncate: Callable[[CommitLogOffset], None]
-    become_copy: Callable[[LogStart], None]
     promises: VoteState
     counts: ReplicaCounts
     zone: str = ""
@@ -115,6 +124,7 @@ class ReplicaLink:
         instance_id: Random number of this life of the process.
         leader: Where the leader listens, for people.
         copy: The log.
+        terms: What the link goes by.
         connect: Makes the connection: reports commands from the leader, and the connection.
         clock: Source of time.
         call_later: Has the loop call back after so many ms.
@@ -133,7 +143,8 @@ class ReplicaLink:
         replica_id: int,
         instance_id: int,
         leader: str,
-        copy: LogCopy,
+        copy: CopiedLog,
+        terms: LinkTerms,
         *,
         connect: Callable[[Callable[[Command], None], Callable[[bool], None]], LeaderConnection],
         clock: Clock,
@@ -144,12 +155,13 @@ class ReplicaLink:
         self._instance_id = instance_id
         self.leader = leader
         self._copy = copy
-        self._promises = copy.promises
+        self._terms = terms
+        self._promises = terms.promises
         self._clock = clock
         self.streaming = False
         self.leader_end = 0
         self.leader_epoch = 0
-        self._counts = copy.counts
+        self._counts = terms.counts
         self.failure: str | None = None
         self._closed = False
         self._call_later = call_later
@@ -242,8 +254,8 @@ class ReplicaLink:
             self._position()[1],
             self._promises.incarnation,
             self._promises.promised_epoch,
-            self._copy.zone,
-            self._copy.serves_reads,
+            self._terms.zone,
+            self._terms.serves_reads,
         )
 
         def on_done(outcome: Command | MQMeshError) -> None:
@@ -267,8 +279,8 @@ class ReplicaLink:
                 f"the leader speaks version {answer.version} of the replication, though it was "
                 f"told that this replica speaks {REPLICATION_VERSION} at most"
             )
-        newest = max(self._copy.epoch, self._promises.promised_epoch)
-        if self._copy.epoch and answer.epoch > newest:
+        newest = max(self._terms.epoch, self._promises.promised_epoch)
+        if self._terms.epoch and answer.epoch > newest:
             # Promised, it could not be taken back: nobody is elected for an epoch behind it.
             raise RemoteProtocolError(
                 f"the leader says that it leads epoch {answer.epoch}, of which nobody else has "
@@ -353,7 +365,7 @@ class ReplicaLink:
         if command.body:
             self._append(header, command.body)
         self.leader_end, self._confirmed = header.leader_end, header.confirmed
-        self._copy.heard(header)
+        self._copy.on_word(header)
 
     def _check_word(self, word: ReplicateLog) -> None:
         """Refuse words that no honest leader says; where records are wrong the log finds out."""

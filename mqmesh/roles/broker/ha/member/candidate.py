@@ -4,9 +4,8 @@
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -43,6 +42,7 @@ from mqmesh.roles.broker.ha.election import (
     standing_delay_ms,
     suspicion_of,
 )
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.ha_metrics import HaMetrics
 from mqmesh.roles.broker.ha.member.process import Replica, World
 from mqmesh.roles.broker.ha.member.replica_session import ReplicaSession
@@ -58,31 +58,41 @@ REST_MS: Final = 300
 _log = logging.getLogger(__name__)
 
 
-class CandidateEnvironment(msgspec.Struct, frozen=True):
-    """Replica of a candidate: its state, and callbacks.
+class Membership(Protocol):
+    """Membership of the replica that stands, as its elections use it."""
 
-    Attributes:
-        view: What is known of the group.
-        leads: The replica does.
-        still_ms: How long it has promised not to stand.
-        me: The replica now.
-        minimum: With ``all``: so many have to be in sync (min_in_sync_replicas).
-        promise: Promises an epoch, durably; raises ``StorageError``.
-        on_members: Called with the members that are there, by the coordinator.
-        on_elected: Called with the record by which the replica leads.
-        on_not_elected: Called with the newest record that is known, None for none, when it does
-            not.
-    """
+    leadership: Leadership | None
 
-    view: Callable[[], GroupView]
-    leads: Callable[[], bool]
-    still_ms: Callable[[], int]
-    me: Callable[[], MemberIncarnation]
-    minimum: Callable[[], int]
-    promise: Callable[[int], FenceResponse]
-    on_members: Callable[[tuple[LiveReplica, ...]], None]
-    on_elected: Callable[[StateRecord], None]
-    on_not_elected: Callable[[StateRecord | None], None]
+    @property
+    def view(self) -> GroupView:
+        """State of the group, as far as it is known."""
+
+    @property
+    def me(self) -> MemberIncarnation:
+        """The replica now."""
+
+    @property
+    def minimum(self) -> int:
+        """Least replicas in sync with ``all`` (min_in_sync_replicas)."""
+
+    def still_ms(self) -> int:
+        """Return for how long it has promised not to stand, ms."""
+
+    def promise(self, epoch: int) -> FenceResponse:
+        """Promise an epoch, durably.
+
+        Raises:
+            StorageError: The promise cannot be kept.
+        """
+
+    def on_members(self, members: tuple[LiveReplica, ...]) -> None:
+        """Take over which members are there, as the coordinator says."""
+
+    def on_elected(self, record: StateRecord) -> None:
+        """Lead by this record."""
+
+    def on_not_elected(self, record: StateRecord | None) -> None:
+        """Lead not; the newest record that is known, None for none."""
 
 
 class Candidate:
@@ -95,7 +105,7 @@ class Candidate:
         peers: The other replicas.
         replica: The process.
         chronicle: Told of a master that is missed.
-        ballot: The replica's membership.
+        member: The replica's membership.
         world: Time and chance.
     """
 
@@ -107,7 +117,7 @@ class Candidate:
         peers: ReplicaPeers,
         replica: Replica,
         chronicle: HaMetrics,
-        ballot: CandidateEnvironment,
+        member: Membership,
         world: World,
     ) -> None:
         self._config = config
@@ -116,9 +126,9 @@ class Candidate:
         self._peers = peers
         self._replica = replica
         self._chronicle = chronicle
-        self._ballot = ballot
+        self._member = member
         self._loop, self._clock, self._chance = world.loop, world.clock, world.chance
-        self._election = Election(ballot.me())
+        self._election = Election(member.me)
         self._is_stepping = False
         self._is_told = False
         self._stand_ms: int | None = None
@@ -141,7 +151,7 @@ class Candidate:
         """Looks whether the leader is missed; monotonic clock."""
         if self.is_standing or now_ms < self._rest_until_ms:
             return
-        if self._ballot.still_ms():
+        if self._member.still_ms():
             self._stand_ms = None
             return
         silent_ms = self._replica.silent_ms(now_ms)
@@ -149,7 +159,7 @@ class Candidate:
             self._look_ms = now_ms + LOOK_MS
             # What is known of renewals is as old as the last change.
             self._coordinator.presences(self._config.broker_name, self._on_presences)
-        view = self._ballot.view()
+        view = self._member.view
         why = self._suspicion(view, now_ms)
         if not why.stands or not self._session.is_open or not self._replica.position().can_lead:
             self._stand_ms = None
@@ -161,7 +171,7 @@ class Candidate:
 
     def _on_presences(self, outcome: tuple[LiveReplica, ...] | MQMeshError) -> None:
         if not isinstance(outcome, MQMeshError):
-            self._ballot.on_members(outcome)
+            self._member.on_members(outcome)
 
     def _suspicion(self, view: GroupView, now_ms: int) -> Suspicion:
         return suspicion_of(
@@ -170,14 +180,14 @@ class Candidate:
             silent_ms=self._replica.silent_ms(now_ms),
             ttl_ms=self._session.ttl_ms,
             restart_ms=self._config.ha.restart_before_failover_ms,
-            minimum=self._ballot.minimum(),
+            minimum=self._member.minimum,
         )
 
     def _stand_if_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._closed or self._ballot.leads() or self._stand_ms is None:
+        if self._closed or self._member.leadership is not None or self._stand_ms is None:
             return
-        why = self._suspicion(self._ballot.view(), now_ms)
+        why = self._suspicion(self._member.view, now_ms)
         if now_ms >= self._stand_ms and why.stands:
             self._stand_ms = None
             self._stand(str(why.value), now_ms)
@@ -200,14 +210,14 @@ class Candidate:
     ) -> None:
         if self.is_standing or not self._session.is_open:
             return
-        if still_ms := self._ballot.still_ms():
+        if still_ms := self._member.still_ms():
             _log.info("this replica has promised not to stand for %d ms more", still_ms)
             return
         # The sender has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
         self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
-        self._election.me = self._ballot.me()
+        self._election.me = self._member.me
         wall_ms = self._clock.wall_ms()
         effects = self._election.stand(
             reason, now_ms, is_unclean=is_unclean, least=self._least(now_ms), wall_ms=wall_ms
@@ -219,10 +229,10 @@ class Candidate:
 
     def _least(self, now_ms: int) -> int:
         """So many have to promise at least; 0 for as many as safety needs."""
-        view = self._ballot.view()
+        view = self._member.view
         if view.record.state is None or self._suspicion(view, now_ms) is not Suspicion.CUT_OFF:
             return 0
-        return least_to_confirm(view.record.state, self._ballot.minimum())
+        return least_to_confirm(view.record.state, self._member.minimum)
 
     def _step(self) -> None:
         if self._closed or not self.is_standing:
@@ -264,17 +274,17 @@ class Candidate:
                     effect.replica_id, RequestCode.STAND_FOR_ELECTION, header, _ignore, ELECTION_MS
                 )
             elif isinstance(effect, Lead):
-                self._ballot.on_elected(effect.record)
+                self._member.on_elected(effect.record)
             elif isinstance(effect, Follow):
                 _log.info("this replica does not lead: %s", effect.reason)
                 self.rest()
-                self._ballot.on_not_elected(effect.record)
+                self._member.on_not_elected(effect.record)
 
     def _on_read(self, outcome: StateRecord | MQMeshError) -> None:
         now_ms = self._clock.monotonic_ms()
         if self._closed or isinstance(outcome, MQMeshError):
             return  # it is read again, or the election ends
-        view = msgspec.structs.replace(self._ballot.view(), record=outcome)
+        view = msgspec.structs.replace(self._member.view, record=outcome)
         lives = not self._is_told and not self._suspicion(view, now_ms).stands
         self._carry_out(self._election.on_read(outcome, now_ms, leader_lives=lives))
 
@@ -297,7 +307,7 @@ class Candidate:
             on_done = partial(self._on_promise, effect.epoch)
             self._peers.ask(replica_id, RequestCode.FENCE, header, on_done, ELECTION_MS)
         try:
-            self._on_answer(effect.epoch, self._ballot.promise(effect.epoch))
+            self._on_answer(effect.epoch, self._member.promise(effect.epoch))
         except StorageError as error:
             _log.error("this replica cannot stand, its promise cannot be kept: %s", error)
 

@@ -17,6 +17,7 @@ from mqmesh.coordination.interface import (
     GroupState,
     GroupView,
     LiveReplica,
+    MemberIncarnation,
     Presence,
     SettingsRecord,
     StateRecord,
@@ -48,7 +49,7 @@ from mqmesh.roles.broker.ha.election import SILENCE_MS
 from mqmesh.roles.broker.ha.lead.failsafe import VoteAbstention
 from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership, outside
 from mqmesh.roles.broker.ha.member.bootstrap import GroupBootstrap
-from mqmesh.roles.broker.ha.member.candidate import Candidate, CandidateEnvironment
+from mqmesh.roles.broker.ha.member.candidate import Candidate
 from mqmesh.roles.broker.ha.member.ha_metrics import HaMetrics, MemberStatus
 from mqmesh.roles.broker.ha.member.leader_hand_over import LeaderHandOver
 from mqmesh.roles.broker.ha.member.leadership_lease import LeadershipLease
@@ -82,6 +83,7 @@ class GroupMember:
 
     Attributes:
         leadership: While it leads.
+        view: What is known of the group.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class GroupMember:
         self._promises = promises
         self._replica = replica
         self._peers = peers
-        self._view = GroupView(config.broker_name, StateRecord(0, None))
+        self.view = GroupView(config.broker_name, StateRecord(0, None))
         self._is_known = False
         ttl_ms = config.ha.lease_ttl_ms
         self._session = ReplicaSession(coordinator, ttl_ms, self._presence, self._react, world)
@@ -117,7 +119,7 @@ class GroupMember:
             peers,
             replica,
             self._chronicle,
-            self._ballot(),
+            self,
             world,
         )
         self._succession = LeaderHandOver(
@@ -151,18 +153,15 @@ class GroupMember:
             world.clock,
         )
 
-    def _ballot(self) -> CandidateEnvironment:
-        return CandidateEnvironment(
-            lambda: self._view,
-            lambda: self.leadership is not None,
-            self._still_ms,
-            lambda: self._promises.state.member,
-            lambda: self.config.ha.min_in_sync_replicas,
-            self._promise,
-            self._on_members,
-            self._lead,
-            self._on_not_elected,
-        )
+    @property
+    def me(self) -> MemberIncarnation:
+        """The replica now."""
+        return self._promises.state.member
+
+    @property
+    def minimum(self) -> int:
+        """Least replicas in sync with ``all`` (min_in_sync_replicas)."""
+        return self.config.ha.min_in_sync_replicas
 
     # ---- For the process -------------------------------------------------------------
 
@@ -202,7 +201,7 @@ class GroupMember:
             self._chronicle.failover_ms,
             self.leadership is not None and not session.holds(),
             max(session.ttl_ms - left_ms, 0) if session.is_open else -1,
-            self._view.record.state,
+            self.view.record.state,
         )
 
     def complete(self, status: HaStatus) -> HaStatus:
@@ -239,7 +238,7 @@ class GroupMember:
             if not self._succession.is_near:
                 in_sync = self.leadership.in_sync
                 in_sync.on_sessions(
-                    frozenset(one.presence.replica_id for one in self._view.members), now_ms
+                    frozenset(one.presence.replica_id for one in self.view.members), now_ms
                 )
                 self._carry_out(in_sync.tick(now_ms))
                 self._succession.look_for_preferred(now_ms)
@@ -247,7 +246,7 @@ class GroupMember:
                 self.step_down(LEASE_OVER)
         else:
             self._suspect(now_ms)
-            state = self._view.record.state
+            state = self.view.record.state
             if state is not None and state.master != self._config.broker_id:
                 self._follow(state)
 
@@ -319,9 +318,9 @@ class GroupMember:
             process=own_process(),
         )
 
-    def _still_ms(self) -> int:
+    def still_ms(self) -> int:
         """Return for how many ms more this replica has promised not to stand, and not to lead."""
-        state = self._view.record.state
+        state = self.view.record.state
         if state is None:
             return 0
         last_epoch, now_ms = self._replica.position().last_epoch, self._clock.boot_ms()
@@ -364,7 +363,7 @@ class GroupMember:
     # ---- The group's record ----------------------------------------------------------
 
     def _on_view(self, view: GroupView) -> None:
-        self._view, self._is_known = view, True
+        self.view, self._is_known = view, True
         if view.record.state is not None:
             self._settings.on_mode(view.record.state.mode)
         self._peers.meet(view.members, self._config.broker_id)
@@ -372,7 +371,7 @@ class GroupMember:
 
     def _react(self) -> None:
         """Follows what is known of the group."""
-        record = self._view.record
+        record = self.view.record
         state, now_ms = record.state, self._clock.monotonic_ms()
         if self._closed or not self._is_known:
             return
@@ -421,13 +420,13 @@ class GroupMember:
         """The record names this replica. Unless it has led this epoch before, it may."""
         is_new = self._replica.position().last_epoch < state.epoch
         if is_new and state.epoch > self._promises.promised_epoch and self._session.is_open:
-            if still_ms := self._still_ms():
+            if still_ms := self.still_ms():
                 self._loop.call_later(still_ms, self._react)
             else:
-                self._lead(record)
+                self.on_elected(record)
 
     def _present(self) -> list[Presence]:
-        return [one.presence for one in self._view.members]
+        return [one.presence for one in self.view.members]
 
     def _member(self, replica_id: int | None) -> Presence | None:
         return next((one for one in self._present() if one.replica_id == replica_id), None)
@@ -435,25 +434,27 @@ class GroupMember:
     # ---- Suspicion, and elections ----------------------------------------------------
 
     def _suspect(self, now_ms: int) -> None:
-        if self._view.record.state is None:
+        if self.view.record.state is None:
             self._founding.make_group(self._present())
         else:
             self._candidacy.suspect(now_ms)
 
-    def _on_members(self, members: tuple[LiveReplica, ...]) -> None:
-        self._view = msgspec.structs.replace(self._view, members=members)
+    def on_members(self, members: tuple[LiveReplica, ...]) -> None:
+        """Implement ``Membership.on_members``."""
+        self.view = msgspec.structs.replace(self.view, members=members)
         if self.leadership is None:
             self._suspect(self._clock.monotonic_ms())
 
     def _know(self, record: StateRecord | None) -> None:
         if record is not None and record.version:
-            self._view = msgspec.structs.replace(self._view, record=record)
+            self.view = msgspec.structs.replace(self.view, record=record)
 
-    def _on_not_elected(self, record: StateRecord | None) -> None:
+    def on_not_elected(self, record: StateRecord | None) -> None:
+        """Implement ``Membership.on_not_elected``."""
         self._know(record)
         self._react()
 
-    def _promise(self, epoch: int) -> FenceResponse:
+    def promise(self, epoch: int) -> FenceResponse:
         """VoteState an epoch, unless a higher one was; what the log has is read after it."""
         state = self._promises.state
         if epoch > state.promised_epoch:
@@ -514,9 +515,10 @@ class GroupMember:
         group = self._config.broker_name
         self._session.change_record(group, effect.version, effect.state, on_changed)
 
-    def _lead(self, record: StateRecord) -> None:
+    def on_elected(self, record: StateRecord) -> None:
+        """Implement ``Membership.on_elected``."""
         assert record.state is not None
-        self._view = msgspec.structs.replace(self._view, record=record)
+        self.view = msgspec.structs.replace(self.view, record=record)
         epoch = record.state.epoch
         self._settings.on_mode(record.state.mode)
         try:
@@ -552,7 +554,7 @@ class GroupMember:
             self._candidacy.on_stale(asked.epoch)
             # Before it is answered, since nothing may be confirmed any more once it is.
             self.step_down(f"replica {asked.replica_id} stands for epoch {asked.epoch}")
-        return self._promise(asked.epoch)
+        return self.promise(asked.epoch)
 
     def _on_stand(self, request: Request, asked: StandRequest) -> Reply:
         self._check_group(asked.broker_name)
@@ -563,7 +565,7 @@ class GroupMember:
 
     def _on_hold_still(self, request: Request, asked: HoldStillRequest) -> Reply:
         self._check_group(asked.broker_name)
-        state = self._view.record.state
+        state = self.view.record.state
         newest = max(self._promises.promised_epoch, 0 if state is None else state.epoch)
         if asked.epoch < newest:
             raise StaleEpoch(f"epoch {asked.epoch} is over, {newest} was promised or has begun")
@@ -575,7 +577,7 @@ class GroupMember:
     # ---- Administrators --------------------------------------------------------------
 
     def _on_elect(self, request: Request, asked: ElectReplicaRequest) -> Reply:
-        state, now_ms = self._view.record.state, self._clock.monotonic_ms()
+        state, now_ms = self.view.record.state, self._clock.monotonic_ms()
         if state is None:
             raise InvalidArgument("the coordinator knows nothing of this group")
         check_epoch(asked.epoch, state.epoch)
@@ -585,14 +587,14 @@ class GroupMember:
             raise InvalidArgument("the group has a master that lives")
         if not self._session.is_open:
             raise InvalidArgument("this replica does not reach the coordinator")
-        if still_ms := self._still_ms():
+        if still_ms := self.still_ms():
             raise InvalidArgument(f"it has promised the master not to lead for {still_ms} ms more")
         reason = "an administrator has it lead, whatever it lacks"
         self._candidacy.stand_at_once(reason, is_unclean=True)
         return Reply()
 
     def _on_init(self, request: Request, asked: InitGroupRequest) -> None:
-        if not self._is_known or self._view.record.state is not None:
+        if not self._is_known or self.view.record.state is not None:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
         self._founding.make_anew(request, asked.replica_ids, self._present())
 

@@ -28,25 +28,33 @@ class LogPosition(msgspec.Struct, frozen=True):
     can_lead: bool = True
 
 
-class Replica(msgspec.Struct, frozen=True):
-    """The broker's process, as its member of the group uses it.
+class Replica(Protocol):
+    """The broker's process, as its member of the group uses it."""
 
-    Attributes:
-        position: How far its log goes now.
-        lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
-            that cannot be begun, and follows nobody then.
-        follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
-            for that. Also gets ``GroupState.unclean_since``.
-        stay_outside: Serves nothing and follows nobody, since it does not belong to the group; gets
-            the reason.
-        silent_ms: Since it heard the leader that it follows; gets the monotonic clock.
-    """
+    def position(self) -> LogPosition:
+        """Return how far its log goes now."""
 
-    position: Callable[[], LogPosition]
-    lead: Callable[[StateRecord], Leadership]
-    follow: Callable[[str, int, int], None]
-    stay_outside: Callable[[str], None]
-    silent_ms: Callable[[int], int]
+    def lead(self, record: StateRecord) -> Leadership:
+        """Begin the role of the master, with the epoch of a record.
+
+        Raises:
+            StorageError: The role cannot be begun; nobody is followed then.
+        """
+
+    def follow(self, leader: str, epoch: int, unclean_since: int) -> None:
+        """Follow a leader; ends another role for that.
+
+        Args:
+            leader: Where it listens; "" for nobody.
+            epoch: That it leads; 0 for nobody's.
+            unclean_since: See ``GroupState.unclean_since``.
+        """
+
+    def stay_outside(self, reason: str) -> None:
+        """Serve nothing and follow nobody, since it does not belong to the group."""
+
+    def silent_ms(self, now_ms: int) -> int:
+        """Return the time since it heard the leader that it follows; monotonic clock."""
 
 
 class MemberLoop(Protocol):

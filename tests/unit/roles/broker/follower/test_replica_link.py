@@ -23,7 +23,7 @@ from mqmesh.roles.broker.follower.replica_link import (
     MOST_STEPS,
     RETRY_MS,
     SILENT_MS,
-    LogCopy,
+    LinkTerms,
     ReplicaLink,
 )
 from mqmesh.roles.broker.ha.replica_state import first_state
@@ -66,7 +66,7 @@ class Leader:
     """The leader's side of one link, and everything around the follower's."""
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.kept = Log()
         self.clock = ManualClock()
         self.synced = 50
         self.asked: list[tuple[OpenReplicationRequest, object]] = []
@@ -85,15 +85,8 @@ class Leader:
             2,
             99,
             "leader:1",
-            LogCopy(
-                lambda: self.log,
-                lambda: self.synced,
-                lambda word: self.done.append(word.confirmed),
-                self._truncate,
-                self._become_copy,
-                self.promises,
-                self.counts,
-            ),
+            self,
+            LinkTerms(self.promises, self.counts),
             connect=self._connect,
             clock=self.clock,
             call_later=lambda delay_ms, callback: self.later.append((delay_ms, callback)),
@@ -103,12 +96,21 @@ class Leader:
         self.send, self.connect = on_command, on_connection
         return self
 
-    def _become_copy(self, beginning: LogStart) -> None:
+    def log(self) -> Log:
+        return self.kept
+
+    def durable_offset(self) -> int:
+        return self.synced
+
+    def on_word(self, word) -> None:
+        self.done.append(word.confirmed)
+
+    def become_copy(self, beginning: LogStart) -> None:
         self.done.append(beginning)
         self.incarnation_at_copy = self.promises.incarnation
 
-    def _truncate(self, end_offset: int) -> None:
-        self.log.data = self.log.data[:end_offset]
+    def truncate(self, end_offset: int) -> None:
+        self.kept.data = self.kept.data[:end_offset]
 
     def request(self, code, on_done, *, header, timeout_ms) -> None:
         assert code == RequestCode.OPEN_REPLICATION
@@ -126,7 +128,7 @@ class Leader:
         self.asked[-1][1](Command(0, 1, 1, memoryview(header), memoryview(body)))
 
     def chunk(self, data: bytes = b"", start: int | None = None) -> None:
-        start = len(self.log.data) if start is None else start
+        start = len(self.kept.data) if start is None else start
         header = encode_header(ReplicateLog(start, start + len(data), 65_536, 1, 1_000, 3, 20))
         code = int(RequestCode.REPLICATE_LOG)
         self.send(Command(code, 0, 2, memoryview(header), memoryview(data)))
@@ -153,7 +155,7 @@ def streaming(leader: Leader) -> Leader:
 def test_it_says_what_it_has_as_soon_as_it_is_connected(leader):
     ((asked, _),) = leader.asked
     assert (asked.broker_name, asked.replica_id, asked.instance_id) == ("broker-a", 2, 99)
-    assert asked.log == leader.log.identity()
+    assert asked.log == leader.kept.identity()
     assert not leader.link.streaming
 
 
@@ -162,7 +164,7 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
     streaming.chunk(b"two")
     streaming.link.turn_ended()
     streaming.link.turn_ended()
-    assert streaming.log.data.endswith(b"onetwo")
+    assert streaming.kept.data.endswith(b"onetwo")
     assert streaming.acks == [AckReplication(106, 50, 3)]
     assert streaming.done == [20, 20], "the role is told what is confirmed"
     assert (streaming.counts.chunks, streaming.counts.bytes) == (2, 6)
@@ -174,18 +176,18 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
 def test_a_sign_of_life_adds_nothing_and_tells_where_the_leader_is(streaming):
     streaming.chunk()
     assert streaming.link.leader_end == 1_000
-    assert len(streaming.log.data) == 100
+    assert len(streaming.kept.data) == 100
     assert streaming.done == [20]
 
 
 def test_nothing_is_taken_before_the_leader_says_how_to_go_on(leader):
     leader.chunk(b"early")
-    assert leader.log.data == b"." * 100
+    assert leader.kept.data == b"." * 100
 
 
 def test_an_end_that_the_leader_has_not_is_cut_then_it_opens_again(leader):
     leader.answer(TRUNCATE, 60)
-    assert leader.log.data == b"." * 60
+    assert leader.kept.data == b"." * 60
     assert leader.asked[-1][0].log.log_end == 60
     leader.answer(STREAM, 60)
     assert leader.link.streaming
@@ -200,7 +202,7 @@ def test_without_anything_in_common_it_becomes_a_copy(leader):
 
 def test_what_it_had_acknowledged_and_lacks_makes_it_another_member(leader):
     leader.answer(RENEW, 200)
-    assert leader.log.data == b"." * 100, "what it has it keeps"
+    assert leader.kept.data == b"." * 100, "what it has it keeps"
     assert [asked.incarnation for asked, _ in leader.asked] == [1, 77]
     leader.answer(STREAM, 100)
     assert leader.link.streaming
@@ -237,7 +239,7 @@ def test_who_fails_often_waits_longer(leader):
     assert waits[:3] == [FIRST_RETRY_MS, 2 * FIRST_RETRY_MS, 4 * FIRST_RETRY_MS]
     assert waits[-1] == RETRY_MS
     leader.answer(STREAM, 100)
-    leader.log.failure = DiskFull("no room")
+    leader.kept.failure = DiskFull("no room")
     leader.chunk(b"one")
     assert leader.later[-1][0] == FIRST_RETRY_MS
 
@@ -261,7 +263,7 @@ def test_a_leader_that_never_goes_on_is_asked_with_pauses_and_the_log_says_so(le
     said = [line for line in caplog.messages if "never goes on" in line]
     assert len(said) == 1, "once"
     assert ReplicationMode(mode).name in said[0]
-    leader.answer(STREAM, len(leader.log.data))
+    leader.answer(STREAM, len(leader.kept.data))
     assert leader.link.streaming
     assert leader.link.failure is None
 
@@ -274,7 +276,7 @@ def test_it_promises_the_epoch_of_whom_it_follows(leader):
 def test_a_leader_of_an_epoch_that_is_over_is_not_followed(leader):
     leader.promises.promise(4)
     leader.answer(TRUNCATE, 60)
-    assert leader.log.data == b"." * 100
+    assert leader.kept.data == b"." * 100
     assert not leader.link.streaming
     assert "promised 4" in leader.link.failure
     assert leader.counts.stale_epochs == 1
@@ -286,7 +288,7 @@ def test_a_store_with_another_log_is_not_moved_aside_for_a_leader_that_may_be_wi
     assert leader.done == []
     assert "another log (0x00000007)" in leader.link.failure
     assert "store_path_root_dir" in leader.link.failure
-    leader.log.data = b""
+    leader.kept.data = b""
     leader.tick(RETRY_MS)
     leader.answer(COPY, 0, encode_log_start(other))
     assert leader.done == [other], "there is nothing to lose"
@@ -300,21 +302,21 @@ def test_a_copy_has_another_incarnation_before_anything_is_gone(leader):
 
 @pytest.mark.parametrize("failure", [CorruptRecord("rotten"), DiskFull("no room")])
 def test_a_chunk_that_cannot_be_added_is_asked_for_anew(streaming, failure):
-    streaming.log.failure = failure
+    streaming.kept.failure = failure
     streaming.chunk(b"one")
     streaming.chunk(b"two")
     assert not streaming.link.streaming
-    streaming.log.failure = None
+    streaming.kept.failure = None
     streaming.tick(RETRY_MS)
     assert streaming.asked[-1][0].log.log_end == 100
     streaming.answer(STREAM, 100)
     streaming.chunk(b"one")
-    assert streaming.log.data.endswith(b"one")
+    assert streaming.kept.data.endswith(b"one")
     assert streaming.counts.refused_chunks == isinstance(failure, CorruptRecord)
 
 
 def test_a_store_that_has_stopped_takes_nothing_more(streaming):
-    streaming.log.failure = StoreClosed("the disk refuses")
+    streaming.kept.failure = StoreClosed("the disk refuses")
     streaming.chunk(b"one")
     assert not streaming.link.streaming
     assert streaming.link.failure == "the disk refuses"
@@ -345,4 +347,4 @@ def test_once_closed_nothing_is_taken(streaming):
     streaming.link.close()
     streaming.chunk(b"late")
     assert streaming.closed
-    assert streaming.log.data == b"." * 100
+    assert streaming.kept.data == b"." * 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from mqmesh.coordination.interface import AckReplicas, MemberIncarnation, Presen
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import rule_of
 from mqmesh.roles.broker.ha.member.bootstrap import GroupBootstrap
-from mqmesh.roles.broker.ha.member.process import LogPosition, Replica
+from mqmesh.roles.broker.ha.member.process import LogPosition
 from mqmesh.roles.broker.ha.replica_state import first_state
 from mqmesh.roles.broker.ha.vote_state import KeptVoteState
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
@@ -36,7 +37,7 @@ def founding(mode=AckReplicas.ALL, *, broker_id=1, promised=0):
     state = first_state(STORE_ID, broker_id, identity="i", boot_id="b", place="p", drawn=broker_id)
     promises = KeptVoteState(msgspec.structs.replace(state, promised_epoch=promised), None, None)
     at = LogPosition(store_id=STORE_ID, last_epoch=4, end=100, synced=100)
-    replica = Replica(lambda: at, None, None, None, None)
+    replica = SimpleNamespace(position=lambda: at)
     ha = HaConfig(mode=HaMode.AUTO, ack_replicas=mode, total_replicas=3)
     config = BrokerConfig(broker_id=broker_id, ha=ha)
     session = Session()
