@@ -58,7 +58,7 @@ REST_MS: Final = 300
 _log = logging.getLogger(__name__)
 
 
-class Membership(Protocol):
+class StandingMember(Protocol):
     """Membership of the replica that stands, as its elections use it."""
 
     leadership: Leadership | None
@@ -117,7 +117,7 @@ class Candidate:
         peers: ReplicaPeers,
         replica: Replica,
         chronicle: HaMetrics,
-        member: Membership,
+        member: StandingMember,
         world: World,
     ) -> None:
         self._config = config

@@ -440,7 +440,7 @@ class GroupMember:
             self._candidacy.suspect(now_ms)
 
     def on_members(self, members: tuple[LiveReplica, ...]) -> None:
-        """Implement ``Membership.on_members``."""
+        """Implement ``StandingMember.on_members``."""
         self.view = msgspec.structs.replace(self.view, members=members)
         if self.leadership is None:
             self._suspect(self._clock.monotonic_ms())
@@ -450,7 +450,7 @@ class GroupMember:
             self.view = msgspec.structs.replace(self.view, record=record)
 
     def on_not_elected(self, record: StateRecord | None) -> None:
-        """Implement ``Membership.on_not_elected``."""
+        """Implement ``StandingMember.on_not_elected``."""
         self._know(record)
         self._react()
 
@@ -516,7 +516,7 @@ class GroupMember:
         self._session.change_record(group, effect.version, effect.state, on_changed)
 
     def on_elected(self, record: StateRecord) -> None:
-        """Implement ``Membership.on_elected``."""
+        """Implement ``StandingMember.on_elected``."""
         assert record.state is not None
         self.view = msgspec.structs.replace(self.view, record=record)
         epoch = record.state.epoch
