@@ -134,7 +134,8 @@ class MetricReading(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         metric: Which one.
-        samples: One for a metric without labels, else one for each set of them.
+        samples: One for a metric without labels, else one for each set of them, ``max_label_sets``
+            at most, and one whose labels are all ``(other)``: the sum of the rest.
     """
 
     metric: Metric

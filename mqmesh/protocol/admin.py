@@ -33,13 +33,23 @@ class RoleInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UPDATE_AND_CREATE_TOPIC; answered with the ``TopicConfig`` that is now in force.
+    """UPDATE_AND_CREATE_TOPIC: creates a topic, or changes its queue counts, permission and order
+    flag; answered with what is in force, once it is on disk.
+
+    Read queues may outnumber write queues, so that nothing is lost while a topic shrinks.
 
     Attributes:
         config: Wanted.
         must_exist: Refuse to create.
         must_be_new: Refuse to change.
         may_hide: Take queues away from consumers although they hold unread messages.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name, counts or permission; or it exists and must be new.
+        TOPIC_NOT_EXIST: It does not exist and must.
+        NO_PERMISSION: A reserved name.
+        SYSTEM_BUSY: ``max_topics`` is reached.
+        DISK_FULL: No room to write.
     """
 
     config: TopicConfig
@@ -49,29 +59,53 @@ class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class CreateTopicsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CREATE_TOPICS: all of them or none; answered with ``TopicConfigs`` once they are on disk.
+    """CREATE_TOPICS: creates topics, all of them or none; answered once they are on disk.
 
     Attributes:
-        configs: 0 to 10,000 topics, all of which are new.
+        configs: Up to 10,000 topics, all of which are new.
+
+    Errors:
+        MESSAGE_ILLEGAL: A name, number of queues or permission is wrong, a topic exists or is named
+            twice.
+        NO_PERMISSION: A reserved name.
+        SYSTEM_BUSY: ``max_topics`` is reached.
     """
 
     configs: Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_CREATION)]
 
 
 class GetTopicConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_TOPIC_CONFIG: one topic, or all for an empty name; answered with ``TopicConfigs``."""
+    """GET_TOPIC_CONFIG: settings of one topic, or of all.
+
+    Attributes:
+        topic: Topic wanted; empty for all.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+    """
 
     topic: Name = ""
 
 
 class TopicConfigs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Topic configurations, by name."""
+    """Topic configurations, by name.
+
+    Attributes:
+        topics: Sorted by name.
+    """
 
     topics: list[TopicConfig]
 
 
 class TopicStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_TOPIC_STATS_INFO, answered with ``TopicStats``."""
+    """GET_TOPIC_STATS_INFO: offsets and times of the queues of a topic.
+
+    Attributes:
+        topic: Topic wanted.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+    """
 
     topic: Name
 
@@ -98,14 +132,24 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Queues of a topic on one broker."""
+    """Queues of a topic on one broker.
+
+    Attributes:
+        topic: Topic asked for.
+        queues: One for each queue id, in order.
+    """
 
     topic: str
     queues: list[QueueStats]
 
 
 class RuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``.
+    """GET_BROKER_RUNTIME_INFO: metrics of a process, in pages.
+
+    Each metric comes with its name, kind, unit and help, so that a display needs no list of its
+    own. A page ends when 1,000 sets of labels were looked at, so that no reader holds the process
+    up; its values are those of when it was made. The process keeps four readings that are not at
+    their end. Answered also while a broker recovers, with fewer metrics.
 
     Attributes:
         listing: Of the former answer; 0 for the first one.
@@ -120,9 +164,9 @@ class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A page of a process's metrics; ``docs/operations.md`` lists them.
 
     Attributes:
-        metrics: Each with its values; those of one process may come in several answers.
-        listing: Of this reading; if it is not the one that was asked for, that one is forgotten,
-            and this page is the first of a new one.
+        metrics: Up to 1,024 in any order, with names that are unique in all pages. A metric may go
+            on in the next page.
+        listing: Of this reading; another one than was asked for is new, and this its first page.
         next_place: Place to ask for next; -1 at the end.
     """
 
@@ -138,7 +182,8 @@ ListVersion = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class GetAccessListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ACCESS_LIST, answered with ``AccessListInfo``.
+    """GET_ACCESS_LIST: the access list that a role has in force; see docs/security.md. Only roles
+    with security serve it.
 
     Attributes:
         known_version: The text is wanted if the version is higher.
@@ -162,12 +207,18 @@ class AccessListInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UpdateAccessListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UPDATE_ACCESS_LIST, answered with an empty header once the list is in force, and on disk.
+    """UPDATE_ACCESS_LIST: puts another access list in force at one role.
+
+    Answered with an empty header once the list is in force, and on disk. A list that is in force
+    already changes nothing.
 
     Attributes:
         text: TOML.
         expected_version: That was changed to make this one. It is refused if another is in force,
             unless that says the same as this one.
+
+    Errors:
+        MESSAGE_ILLEGAL: No access list, or another one is in force than the one that was changed.
     """
 
     text: ListText
@@ -207,7 +258,11 @@ class ConfigEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfigEntries(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """All settings of a process."""
+    """All settings of a process.
+
+    Attributes:
+        entries: Each setting, tables inside by dotted names.
+    """
 
     entries: Annotated[list[ConfigEntry], msgspec.Meta(max_length=MAX_SETTINGS)]
 
@@ -227,7 +282,13 @@ class UpdateConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class ConfigChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A setting that has another value now; values are JSON."""
+    """A setting that has another value now; values are JSON.
+
+    Attributes:
+        key: Setting.
+        before: Its value until now.
+        after: Its value from now on.
+    """
 
     key: str
     before: str
@@ -235,7 +296,11 @@ class ConfigChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfigChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to UPDATE_BROKER_CONFIG: settings that changed; equal ones are left out."""
+    """Answer to UPDATE_BROKER_CONFIG: settings that changed; equal ones are left out.
+
+    Attributes:
+        changes: Settings that have another value now.
+    """
 
     changes: list[ConfigChange]
 
@@ -246,13 +311,18 @@ MAX_CLEANED_SEGMENTS: Final = 10_000
 
 
 class QueueEntriesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """QUERY_CONSUME_QUEUE: entries of a queue as they are; answered with ``QueueEntries``.
+    """QUERY_CONSUME_QUEUE: entries of a consume queue as they are stored, also damaged ones; see
+    docs/storage-format.md.
 
     Attributes:
         topic: Physical topic.
         queue_id: From 0.
-        queue_offset: Of the first one.
+        queue_offset: Of the first one; where the queue begins later, there.
         count: Most.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        REQUEST_CODE_NOT_SUPPORTED: The store is not of the backend ``commitlog``.
     """
 
     topic: Name
@@ -268,7 +338,7 @@ class QueueEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_offset: Of its message.
         commitlog_offset: Where the message's batch begins, as the entry says; -1 if it does not.
         size: Of the batch in bytes.
-        tag_hash: 0 for no tag.
+        tag_hash: 0 for no tag; up to 2^64-1.
         problem: Fault of the entry; "" for none.
     """
 
@@ -294,17 +364,29 @@ class QueueEntries(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CleanRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """DELETE_EXPIRED_COMMITLOG: one pass of retention now, answered with ``CleanResult``.
+    """DELETE_EXPIRED_COMMITLOG: one pass of retention now, whatever ``storage.delete_when`` says;
+    its other limits count. Answered when it is over.
 
     Attributes:
         dry_run: Only report what would be removed.
+
+    Errors:
+        SYSTEM_BUSY: A pass is under way.
+        SYSTEM_ERROR: The pass stopped.
+        SERVICE_NOT_AVAILABLE: The broker stops.
+        REQUEST_CODE_NOT_SUPPORTED: The store is not of the backend ``commitlog``.
     """
 
     dry_run: bool = False
 
 
 class CleanedSegment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A segment of the log that went: where it began, and its bytes."""
+    """A segment of the log that went: where it began, and its bytes.
+
+    Attributes:
+        commitlog_offset: Where it began.
+        size: Its bytes.
+    """
 
     commitlog_offset: int
     size: int

@@ -25,12 +25,20 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class RunningInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUMER_RUNNING_INFO: state of a running consumer; answered with ``RunningInfo``.
+    """GET_CONSUMER_RUNNING_INFO: state of a running consumer, as it reports it: the broker passes
+    the question to the connection of the member's last heartbeat by ASK_CLIENT, and the answer
+    back.
 
     Attributes:
         group: Consumer group.
         client_id: Member.
         with_stacks: Also where its threads and tasks stand.
+
+    Errors:
+        CONSUMER_GROUP_NOT_EXIST: No member is connected here.
+        CLIENT_NOT_ONLINE: No such member here, its connection broke, or no answer within 12 s.
+        NO_PERMISSION: The consumer has ``admin_introspection`` off.
+        SYSTEM_BUSY: 1,000 questions are under way.
     """
 
     group: Name
@@ -119,13 +127,26 @@ class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HandToRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CONSUME_MESSAGE_DIRECTLY: has a member consume one message; answered with ``HandedOver``.
+    """CONSUME_MESSAGE_DIRECTLY: has one member of a group consume one message at once.
+
+    The broker reads the batch and sends it to the member as the body of ASK_CLIENT; its listener is
+    called with the one message, which has the property HANDED_OVER. Offsets do not move, nothing is
+    sent back. The member answers within 10 s.
 
     Attributes:
         group: Consumer group, which neither broadcasts nor consumes in order.
         client_id: Member.
         commitlog_offset: Where the message's batch begins in the broker's log.
         ordinal: Which message of the batch, from 0.
+
+    Errors:
+        CONSUMER_GROUP_NOT_EXIST: No member is connected here.
+        CLIENT_NOT_ONLINE: No such member here, its connection broke, or no answer within 12 s.
+        MESSAGE_ILLEGAL: The group broadcasts or consumes in order, the batch is delayed or half or
+            has no such message, or the member has no listener for its topic.
+        OFFSET_ILLEGAL: No batch there.
+        NO_PERMISSION: Of the topic, or the consumer has ``admin_introspection`` off.
+        SYSTEM_BUSY: 1,000 questions are under way.
     """
 
     group: Name
@@ -138,7 +159,9 @@ class HandedResult(enum.StrEnum):
     """Outcomes of a message that was handed to a member."""
 
     SUCCESS = "SUCCESS"
+    """The listener consumed it."""
     RECONSUME_LATER = "RECONSUME_LATER"
+    """The listener wants it again later."""
     EXCEPTION = "EXCEPTION"
     """The listener raised."""
     TIMEOUT = "TIMEOUT"
@@ -160,7 +183,11 @@ class HandedOver(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AskClient(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ASK_CLIENT, from the broker to a consumer, oneway; the body is the question's.
+    """ASK_CLIENT: from a broker to a member, oneway: an administrator's GET_CONSUMER_RUNNING_INFO
+    or CONSUME_MESSAGE_DIRECTLY, whose body it has.
+
+    A client that does not know the question need not answer; the administrator gets an error after
+    12 s.
 
     Attributes:
         token: To be repeated in the answer.
@@ -174,7 +201,8 @@ class AskClient(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ClientAnswer(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ANSWER_OF_CLIENT, from a consumer to its broker, oneway; the body is the answer's header.
+    """ANSWER_OF_CLIENT: answer to ASK_CLIENT, oneway. The body is the header of the answer to the
+    question, at most 1 MiB. An unknown token is ignored.
 
     Attributes:
         token: Of the question.

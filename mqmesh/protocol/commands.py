@@ -1,7 +1,9 @@
 """The one table of commands: what each is asked with, answered with, and needs.
 
-Dispatch decodes requests by it, looks up the right by it, and counts by it. The table of
-``docs/protocol.md`` says the same. A request code without a row fails a test.
+Dispatch decodes requests by it, looks up the right by it, and counts by it. The reference of the
+protocol on the documentation's site is made from it, from the docstrings of ``RequestCode``
+where a command has no request of its own, and from those of the structs. A request code
+without a row fails a test.
 """
 
 import enum

@@ -30,6 +30,7 @@ class ChangeStatus(enum.IntEnum):
     """Outcomes of a change. On the wire."""
 
     CHANGED = 0
+    """The record has the new value."""
     CONFLICT = 1
     """The record has another version."""
     SESSION_LOST = 2
@@ -37,7 +38,8 @@ class ChangeStatus(enum.IntEnum):
 
 
 class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """BEGIN_SESSION: a session begins; one of the same key and owner ends.
+    """BEGIN_SESSION: begins a session, which lives while it is renewed; one that the same owner of
+    the key had before ends. It is on disk before it is answered.
 
     Attributes:
         key: Record that it belongs to.
@@ -45,6 +47,10 @@ class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         ttl_ms: Time from the last renewal to the end, ms.
         presence: What the owner says of itself.
         process: Process of the owner; None when it is not said.
+
+    Errors:
+        SYSTEM_BUSY: ``max_sessions`` is reached.
+        DISK_FULL: No room to write.
     """
 
     key: _Key
@@ -65,7 +71,8 @@ class BeginSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class KeepSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """KEEP_SESSION: renews a session; answered with ``KeepSessionResponse``.
+    """KEEP_SESSION: renews a session and its presence, in memory only: after a restart of the
+    coordinator every session has its whole time again.
 
     Attributes:
         session: Its name.
@@ -89,7 +96,7 @@ class KeepSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class EndSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """END_SESSION: a session ends now.
+    """END_SESSION: ends a session at once, also one of another process that is known to be dead.
 
     Attributes:
         session: Its name; one that has ended does no harm.
@@ -99,7 +106,8 @@ class EndSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ReadRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """READ_RECORD: a record and its live sessions; answered with ``RecordView``.
+    """READ_RECORD: a record, with all changes that were answered before, and the live sessions of
+    its key. An unknown record has version 0.
 
     Attributes:
         key: Of the record.
@@ -139,13 +147,21 @@ class RecordView(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ChangeRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CHANGE_RECORD: a record gets another value, if it has this version.
+    """CHANGE_RECORD: replaces the value of a record, if it has the given version, and the session
+    lives and belongs to the same key.
+
+    It is on disk before it is answered. If the disk fails nothing is answered, and the coordinator
+    ends: the outcome is unknown.
 
     Attributes:
         key: Of the record.
         version: Version that it must have; 0 for none.
         value: The new one.
         session: Session that must live; empty for none.
+
+    Errors:
+        SYSTEM_BUSY: ``max_records`` is reached.
+        DISK_FULL: No room to write.
     """
 
     key: _Key
@@ -169,10 +185,17 @@ class ChangeRecordResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class WatchRecordsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """WATCH_RECORDS: the connection is notified of these records from now on, and of no others.
+    """WATCH_RECORDS: has the coordinator send NOTIFY_RECORD by this connection: of each of these
+    keys once, then when its record, a session or a presence changes; of no other key.
+
+    The answer may come before the first of them or later. The client asks again on every new
+    connection, and each 10 s.
 
     Attributes:
         keys: Of the records.
+
+    Errors:
+        SYSTEM_BUSY: ``max_watches`` is reached; former watches stay.
     """
 
     keys: Annotated[list[_Key], msgspec.Meta(max_length=MAX_WATCHED_KEYS)] = []

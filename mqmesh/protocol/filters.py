@@ -8,14 +8,22 @@ from mqmesh.protocol.route import BrokerAddress, Name
 
 
 class RegisterFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """REGISTER_FILTER_SERVER: a filter server's heartbeat to its broker; empty answer.
+    """REGISTER_FILTER_SERVER: a filter server's heartbeat to its broker, each second; answered with
+    an empty header.
+
+    The broker forgets it when the connection breaks, or after 10 s of silence.
 
     Attributes:
         name: Name of the filter server.
         address: Where it listens.
         filters: Filters that it has.
         parked: Of them, those whose process died again and again.
-        matched, passed_over: Messages so far.
+        matched: Messages that matched, so far.
+        passed_over: Messages that did not, so far.
+
+    Errors:
+        NO_PERMISSION: ``filter_server_enable`` is off.
+        SYSTEM_BUSY: 16 are registered.
     """
 
     name: Name
@@ -27,10 +35,16 @@ class RegisterFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, 
 
 
 class GetFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_FILTER_SERVER, answered with ``FilterServerInfo``.
+    """GET_FILTER_SERVER: the filter server that runs the filter of a group; the same one for all
+    members, while the same ones are registered.
 
     Attributes:
         group: Consumer group that asks.
+
+    Errors:
+        NO_PERMISSION: ``filter_server_enable`` is off.
+        SERVICE_NOT_AVAILABLE: None is registered at the moment.
+        MESSAGE_ILLEGAL: The name of the group.
     """
 
     group: Name
@@ -49,14 +63,21 @@ class FilterServerInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UploadFilterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """REGISTER_MESSAGE_FILTER_CLASS; the body is the filter's source, UTF-8.
+    """REGISTER_MESSAGE_FILTER_CLASS: uploads a filter in Python; the body is its source, UTF-8, 1
+    to 65,536 bytes.
 
-    Uploading what is there already does no harm. The answer comes when the filter was
-    loaded, or could not be.
+    Answered when its process has confined itself and loaded it. Uploading again is harmless, and is
+    what to do after SUBSCRIPTION_NOT_EXIST.
 
     Attributes:
         group: Consumer group; filters of one group are never seen by another.
-        filter_id: ``filtering.python_filter.filter_id`` of the source.
+        filter_id: BLAKE2b of the source, 16 bytes, as 32 lower-case hex digits.
+
+    Errors:
+        FILTER_FAILED: No Python, no ``match``, an error while it was loaded, or it is parked.
+        NO_PERMISSION: The platform cannot confine it.
+        MESSAGE_ILLEGAL: The size, no UTF-8, or another id.
+        SYSTEM_BUSY: ``max_filters`` or ``max_filters_per_group`` is reached.
     """
 
     group: Name

@@ -47,12 +47,21 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; answered with the ``GroupConfig`` now in force.
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: creates or changes the settings of a consumer group;
+    answered with those in force, once they are on disk.
+
+    A broker with ``auto_create_subscription_group`` makes default settings at the first heartbeat
+    or commit of a group.
 
     Attributes:
         config: Wanted.
         must_exist: Refuse to create.
         must_be_new: Refuse to change.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name, or ``must_be_new`` and it exists.
+        CONSUMER_GROUP_NOT_EXIST: ``must_exist``, and it does not.
+        SYSTEM_BUSY: ``max_subscription_groups`` is reached.
     """
 
     config: GroupConfig
@@ -61,11 +70,15 @@ class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: one group, or all; answered with ``GroupSummaries``.
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: one group, or all that have settings, offsets or members
+    here, in pages by name. An unknown one is an empty list.
 
     Attributes:
         group: Only this one; empty for all.
         after: For all: those whose names come after this one.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the group.
     """
 
     group: Name = ""
@@ -133,11 +146,15 @@ class GroupSummaries(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DeleteGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """DELETE_SUBSCRIPTIONGROUP: forget a group and its offsets; answered with no header.
+    """DELETE_SUBSCRIPTIONGROUP: forgets the settings and all offsets of a group; answered with an
+    empty header once that is on disk. Deleting an unknown group is no error.
 
     Attributes:
         group: Consumer group.
         remove_topics: Delete its retry and its dead letter topic, too, with what is in them.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name, or the group has members.
     """
 
     group: Name
@@ -145,7 +162,16 @@ class DeleteGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class ConsumerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUMER_CONNECTION_LIST, answered with ``ConsumerConnections``."""
+    """GET_CONSUMER_CONNECTION_LIST: members of a consumer group, their subscriptions, and how these
+    differ from the group's.
+
+    Attributes:
+        group: Consumer group.
+
+    Errors:
+        CONSUMER_GROUP_NOT_EXIST: No member is connected here.
+        MESSAGE_ILLEGAL: The name of the group.
+    """
 
     group: Name
 
@@ -187,7 +213,14 @@ class ConsumerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class ProducerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_PRODUCER_CONNECTION_LIST, answered with ``ProducerConnections``."""
+    """GET_PRODUCER_CONNECTION_LIST: members of a producer group; none is no error.
+
+    Attributes:
+        group: Producer group.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the group.
+    """
 
     group: Name
 
@@ -211,13 +244,17 @@ class ProducerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class ProducerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Members of a producer group, by client id."""
+    """Members of a producer group, by client id.
+
+    Attributes:
+        members: Those that this broker knows.
+    """
 
     members: list[ProducerConnection]
 
 
 class AllClientsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ALL_CLIENTS: clients registered at a broker; answered with ``AllClients``.
+    """GET_ALL_CLIENTS: clients that are registered at a broker, in pages by client id.
 
     Attributes:
         after_client_id: Go on behind this one: the last of the former answer.
@@ -261,13 +298,20 @@ class AllClients(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUME_STATS: progress of a group in each queue; answered with ``ConsumeStats``.
+    """GET_CONSUME_STATS: progress of a group in each queue, in pages.
+
+    Of the topics that it has offsets in or that its members subscribe to, and of its retry topic;
+    not of its dead letters, nor of topics that hold delayed messages and transactions.
 
     Attributes:
         group: Consumer group.
         topic: Only this one; empty for all topics of the group.
         after_topic: Go on behind this topic and queue: the last ones of the former answer.
         after_queue_id: Within ``after_topic``.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        MESSAGE_ILLEGAL: The name of the group.
     """
 
     group: Name
@@ -321,7 +365,11 @@ class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_GROUPS_PROGRESS: progress of all groups, by topic; answered with ``GroupsProgress``.
+    """GET_GROUPS_PROGRESS: progress of all groups, the queues of each topic together; for
+    exporters.
+
+    In pages, each ended when 64 queues were looked at. The first page makes a listing of the
+    groups; the broker keeps the last four.
 
     Attributes:
         listing: Of the former answer; 0 for the first one.
@@ -401,13 +449,25 @@ class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TopicConsumersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """QUERY_TOPIC_CONSUME_BY_WHO, answered with ``GroupNames``."""
+    """QUERY_TOPIC_CONSUME_BY_WHO: groups that have offsets in a topic, or members that subscribe to
+    it.
+
+    Attributes:
+        topic: Physical topic.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the topic.
+    """
 
     topic: Name
 
 
 class GroupNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Consumer groups, sorted."""
+    """Consumer groups, sorted.
+
+    Attributes:
+        groups: Names.
+    """
 
     groups: list[str]
 
@@ -418,13 +478,20 @@ class ResetWhere(enum.StrEnum):
     TIMESTAMP = "TIMESTAMP"
     """The first message stored at or after a time."""
     OFFSET = "OFFSET"
+    """An offset of one queue."""
     FIRST = "FIRST"
+    """The first message."""
     LAST = "LAST"
     """The end behind the last message: what is there now is skipped."""
 
 
 class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """INVOKE_BROKER_TO_RESET_OFFSET, answered with ``OffsetChanges``.
+    """INVOKE_BROKER_TO_RESET_OFFSET: moves a group in a topic, with members or without; answered
+    once that is on disk.
+
+    At most 256 queues a request, then ``more``. Until a running consumer has followed, its commits
+    in such a queue are refused with OFFSET_ILLEGAL and its pulls answered with OFFSET_RESET. A
+    broadcasting group keeps its offsets by itself: its members are notified, and nothing is stored.
 
     Attributes:
         group: Consumer group.
@@ -435,6 +502,12 @@ class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         queue_offset: For ``OFFSET``, which needs a ``queue_id``.
         dry_run: Only report what would change.
         after_queue_id: Go on behind this queue: the last one of the former answer.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        OFFSET_ILLEGAL: Outside of the queue; nothing was changed.
+        MESSAGE_ILLEGAL: A name, ``where``, or no such queue.
+        SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
     group: Name
@@ -448,13 +521,18 @@ class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class CloneOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CLONE_GROUP_OFFSET: a group goes on where another one is; answered with ``OffsetChanges``.
+    """CLONE_GROUP_OFFSET: lets a group go on where another one is; otherwise as
+    INVOKE_BROKER_TO_RESET_OFFSET. Topics that the source has no offset in stay as they are.
 
     Attributes:
         source: Group to copy from.
         target: Group to copy to.
         topic: Only this one; empty for all but the source's own retries and dead letters.
         dry_run: Only report what would change.
+
+    Errors:
+        MESSAGE_ILLEGAL: A name, or both are the same.
+        SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
     source: Name
@@ -498,7 +576,9 @@ class OffsetChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumerOffsetReset(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """RESET_CONSUMER_CLIENT_OFFSET, from the broker to each member, oneway.
+    """RESET_CONSUMER_CLIENT_OFFSET: from a broker to each member of a group whose offsets were
+    moved, oneway. The member gives up what it holds of these queues, goes on at the offsets, and
+    commits them.
 
     Attributes:
         group: Consumer group.

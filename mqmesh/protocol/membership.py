@@ -29,12 +29,21 @@ class ConsumeFromWhere(enum.StrEnum):
     """Starting points of a group without committed offsets."""
 
     LAST_OFFSET = "LAST_OFFSET"
+    """Behind the last message."""
     FIRST_OFFSET = "FIRST_OFFSET"
+    """The first message."""
     TIMESTAMP = "TIMESTAMP"
+    """The first message stored at or after a time."""
 
 
 class Subscription(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Subscription of a consumer to a topic."""
+    """Subscription of a consumer to a topic.
+
+    Attributes:
+        topic: Physical topic.
+        expression: Of tags ``A || B``, or ``*`` for all; SQL92; or the id of an uploaded filter.
+        expression_type: ``ExpressionType``.
+    """
 
     topic: Name
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
@@ -42,7 +51,14 @@ class Subscription(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A consumer's part of a heartbeat."""
+    """A consumer's part of a heartbeat.
+
+    Attributes:
+        group: Consumer group, 1 to 255 characters.
+        message_model: ``MessageModel``.
+        consume_from_where: ``ConsumeFromWhere``; for administrators, the client itself acts on it.
+        subscriptions: The same for all members of a group.
+    """
 
     group: Name
     message_model: Annotated[str, msgspec.Meta(max_length=16)]
@@ -85,7 +101,11 @@ class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """HEART_BEAT: each 30 s to every broker in use, and at once when it changes.
+    """HEART_BEAT: state of a client: its groups and subscriptions, on every connection to a broker.
+
+    Sent at once after a connect and after each change, and each 30 s. The client is a member of its
+    groups from the first heartbeat on, and the other members are notified. Another
+    ``broker_instance_id`` than before says that the broker was restarted.
 
     Attributes:
         client_id: Unique for a client's life.
@@ -93,7 +113,14 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consumers: Groups that it consumes in.
         language: For the administrator's eyes.
         version: mqmesh version of the client.
-        stats: Metrics of its consumers of late.
+        stats: Metrics of its consumers of late, for administrators.
+
+    Errors:
+        MESSAGE_ILLEGAL: A name, model or expression is wrong, or a group is named twice.
+        REQUEST_CODE_NOT_SUPPORTED: The type of expression is not served here.
+        SYSTEM_BUSY: ``max_clients`` is reached.
+        CONSUMER_GROUP_NOT_EXIST: A group without settings, and ``auto_create_subscription_group``
+            is off.
     """
 
     client_id: Name
@@ -109,8 +136,8 @@ class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         group: Consumer group.
-        joined: Generation that the client's coming made; another one than before means that
-            it was removed meanwhile, and replaced.
+        joined: Generation that the client's coming made; another one than before, from the same
+            ``broker_instance_id``, means that it was removed meanwhile, and replaced.
         generation: Of the group now.
     """
 
@@ -134,13 +161,29 @@ class HeartbeatResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UnregisterClientRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UNREGISTER_CLIENT: a client leaves all its groups; answered with an empty header."""
+    """UNREGISTER_CLIENT: a client leaves all its groups, without the grace of a broken connection;
+    usually oneway. Leaving twice is no error.
+
+    Attributes:
+        client_id: The client, as in its heartbeats.
+    """
 
     client_id: Name
 
 
 class ConsumerListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_CONSUMER_LIST_BY_GROUP, answered with ``ConsumerList``."""
+    """GET_CONSUMER_LIST_BY_GROUP: members of a group, from which each computes the same assignment
+    of queues.
+
+    Attributes:
+        group: Consumer group.
+
+    Errors:
+        CONSUMER_GROUP_NOT_EXIST: No member is connected here, or the master was elected within the
+            last 1.5 s and its members are still coming back. That is not "you are alone": each
+            member keeps its queues.
+        MESSAGE_ILLEGAL: The name of the group.
+    """
 
     group: Name
 
@@ -158,7 +201,13 @@ class ConsumerList(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumerIdsChanged(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """NOTIFY_CONSUMER_IDS_CHANGED, from the broker to each member, oneway."""
+    """NOTIFY_CONSUMER_IDS_CHANGED: from a broker to each member of a group, oneway: members came or
+    went, ask for the list again. May be lost; members also ask each 20 s.
+
+    Attributes:
+        group: Consumer group.
+        generation: Its generation now.
+    """
 
     group: Name
     generation: int = 0
@@ -181,12 +230,28 @@ class LockEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """LOCK_BATCH_MQ: a member wants queues for itself alone, or goes on wanting them.
+    """LOCK_BATCH_MQ: locks queues for one member, as ordered consumption needs it, or renews its
+    locks.
+
+    A lock is renewed each 20 s. It ends when it is given back, when it is not renewed for
+    ``lease_ms``, or ``rebalance_lock_lost_grace_ms`` (3 s) after the connection broke that it was
+    renewed by. A member begins no message without a connection to the broker, nor after the lease.
+    It presents the token that it has; another one in the answer says that the queue was with
+    another member meanwhile, and what it holds of the queue is void.
+
+    For the same 3 s after its start a broker grants nothing: former holders present their tokens,
+    and the newest token gets the queue, as a new lock. After an election members without a token
+    wait ``ha.lease_ttl_ms`` (3 s) more.
 
     Attributes:
         group: Consumer group.
         client_id: The member.
         queues: Which.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the group.
+        STALE_GENERATION: No member here.
+        SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
     group: Name
@@ -207,12 +272,16 @@ class LockBatchResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class UnlockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UNLOCK_BATCH_MQ: a member has done with queues; answered with an empty header.
+    """UNLOCK_BATCH_MQ: ends a member's locks of queues and its claims to them, after its last
+    commit; answered with an empty header. Doing so twice is no error.
 
     Attributes:
         group: Consumer group.
         client_id: The member.
         queues: Which; their tokens do not matter.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the group.
     """
 
     group: Name

@@ -38,9 +38,13 @@ class SendStatus(enum.IntEnum):
     """Durability that an accepted message may still lack; RocketMQ's names. On the wire."""
 
     SEND_OK = 0
+    """Stored as safely as the broker is configured to."""
     FLUSH_DISK_TIMEOUT = 1
+    """Stored in memory; the disk did not confirm in time (``SYNC_FLUSH``)."""
     FLUSH_SLAVE_TIMEOUT = 2
+    """Stored; the slave did not confirm in time (``SYNC_MASTER``)."""
     SLAVE_NOT_AVAILABLE = 3
+    """Stored; no slave is near enough (``SYNC_MASTER``)."""
 
     def __str__(self) -> str:
         """Return its name, for people; numbers of the wire are for programs."""

@@ -21,15 +21,28 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class QueryMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """QUERY_MESSAGE: messages with a key; answered with ``QueryMessageResponse``.
+    """QUERY_MESSAGE: messages with a key, newest first; the body of the answer is a msgpack array
+    of ``FoundMessage``.
+
+    The topic is the physical one: messages that wait for a retry are in ``%RETRY%<group>``. The
+    query sees every message that was acknowledged before, unless the index is behind:
+    ``missing_bytes`` says by how much. Each message is read from the log and compared with the
+    query. Messages of topics that are not readable are left out.
 
     Attributes:
         topic: Physical topic.
         key: One of the message's keys.
-        begin_timestamp: Smallest store timestamp, ms.
-        end_timestamp: Largest store timestamp, ms.
+        begin_timestamp: Smallest store timestamp, ms since 1970 UTC.
+        end_timestamp: Largest store timestamp, ms since 1970 UTC.
         max_count: Messages to return.
         max_bytes: Stop when the messages have as many bytes; one is returned whatever it has.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        NO_PERMISSION: The topic is not readable.
+        SYSTEM_BUSY: ``index.max_queries`` are under way.
+        SERVICE_NOT_AVAILABLE: The index process is not there at the moment.
+        REQUEST_CODE_NOT_SUPPORTED: The broker has no index.
     """
 
     topic: Name
@@ -41,12 +54,22 @@ class QueryMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class QueryMessageByIdRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """QUERY_MESSAGE_BY_ID: everything stored under an id; answered with ``QueryMessageResponse``.
+    """QUERY_MESSAGE_BY_ID: everything stored under a message id, newest first, as for
+    QUERY_MESSAGE.
+
+    That is the message, and its copies that wait for a retry or are dead letters. A client that
+    does not know which broker has the message asks all.
 
     Attributes:
-        message_id: 32 hex digits.
+        message_id: 32 hex digits: producer id and sequence.
         max_count: Messages to return.
-        max_bytes: As for ``QueryMessageRequest``.
+        max_bytes: Stop when the messages have as many bytes; one is returned whatever it has.
+
+    Errors:
+        MESSAGE_ILLEGAL: Not 32 hex digits.
+        SYSTEM_BUSY: ``index.max_queries`` are under way.
+        SERVICE_NOT_AVAILABLE: The index process is not there at the moment.
+        REQUEST_CODE_NOT_SUPPORTED: The broker has no index.
     """
 
     message_id: Annotated[str, msgspec.Meta(max_length=32)]
@@ -84,12 +107,20 @@ class FoundMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdvanceIndexRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ADVANCE_INDEX: how far the log may be indexed; answered with ``IndexProgress``.
+    """ADVANCE_INDEX: from a broker to its index process: the log may be indexed up to here, where
+    consumers see it.
+
+    Sent when that has moved, some twenty times a second at most, before each query, and once a
+    second in any case.
 
     Attributes:
         store_id: Of the broker's store.
         visible_offset: Commit-log offset that consumers can see to.
         min_offset: Commit-log offset before which the log is gone.
+
+    Errors:
+        SYSTEM_ERROR: The log cannot be read.
+        MESSAGE_ILLEGAL: Another store than before.
     """
 
     store_id: int

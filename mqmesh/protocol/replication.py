@@ -67,13 +67,16 @@ def agreed_version(theirs: int) -> int:
 
 
 class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """OPEN_REPLICATION: a follower wants the leader's log.
+    """OPEN_REPLICATION: a follower wants its master's log.
+
+    ``log`` and, with the mode COPY, the body of the answer are structs of the store; see
+    docs/storage-format.md.
 
     Attributes:
         broker_name: Broker group.
         replica_id: Of the follower, 1 to 64.
         instance_id: Random number of this life of its process.
-        version: The newest that the follower speaks.
+        version: The newest of the replication that the follower speaks, 1.
         log: Of the follower.
         synced: Commit-log offset; its disk has so much of it.
         incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
@@ -81,6 +84,11 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         promised_epoch: The follower takes no leader of an earlier one.
         zone: Where it stands.
         serves_reads: Consumers may be directed to read from it.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group, or ahead of its master.
+        NOT_MASTER: The broker leads no more.
+        STALE_EPOCH: The follower has promised a later epoch than the master's.
     """
 
     broker_name: Name
@@ -113,7 +121,9 @@ class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=F
 
 
 class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """REPLICATE_LOG, from the leader: a chunk of the log, whose bytes are the body.
+    """REPLICATE_LOG: from the leader to a follower, oneway: a chunk of the log as the body, whole
+    records of one segment and one epoch. Without a body it is a sign of life. A follower that finds
+    an error in it opens the replication again.
 
     Attributes:
         start: Commit-log offset of the first record.
@@ -136,7 +146,9 @@ class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ACK_REPLICATION, from the follower: how far it is; after each turn in which it got more.
+    """ACK_REPLICATION: position of a follower, oneway: after each turn of its loop in which it got
+    more, and each 200 ms. A follower that reports an impossible one is sent nothing until it opens
+    the replication again.
 
     Attributes:
         written: The log is written to this commit-log offset.
@@ -150,15 +162,22 @@ class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """READ_LOG: a replica wants records again that its disk has damaged.
+    """READ_LOG: records again that the disk of a replica has damaged; the answer's body is their
+    bytes, as in a chunk.
 
-    Answered with ``ReplicateLog`` and the bytes of whole records, as a chunk that is sent.
+    Where masters are elected only confirmed records are given. The replica checks every record
+    before it writes the bytes in the place of the damaged ones.
 
     Attributes:
         broker_name: Broker group.
         store_id: Of the log.
         start: Commit-log offset of the first record.
         size: Bytes; one record is given whatever its size.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group or log, or ``ha.mode`` is off.
+        OFFSET_ILLEGAL: Not confirmed yet, or removed.
+        SYSTEM_ERROR: Damaged there, too.
     """
 
     broker_name: Name
@@ -168,7 +187,7 @@ class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EpochsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_EPOCHS, answered with ``LogEpochs``."""
+    """GET_EPOCHS: identity of a replica's log, and where each epoch begins: where two logs part."""
 
 
 class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -181,7 +200,7 @@ class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
         log_end: Of the next one.
         confirmed: What no failover takes back ends here, as far as the replica knows; 0 where
             nobody elects.
-        epochs: Ascending.
+        epochs: Ascending: epoch, and the commit-log offset where it begins.
     """
 
     broker_id: int
@@ -193,13 +212,18 @@ class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ChecksumLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CHECKSUM_LOG: what are the checksums of a stretch of a replica's log?
+    """CHECKSUM_LOG: checksums of a stretch of a replica's log on its disk: whole records of one
+    segment and one epoch, 1 MiB at most. ``mqmesh ha verify`` compares them.
 
     Attributes:
         store_id: Of the log.
         start: Commit-log offset of the first record.
         stop: No record that ends behind it counts.
         size: Bytes; one record counts whatever its size.
+
+    Errors:
+        MESSAGE_ILLEGAL: Another store's log.
+        OFFSET_ILLEGAL: The log is gone there, or does not reach as far.
     """
 
     store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -245,13 +269,21 @@ class HeldCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HandOverCommitsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """HAND_OVER_COMMITS: a follower gives its master what groups committed there. Answered with an
-    empty header, once that is in the log.
+    """HAND_OVER_COMMITS: a follower gives its master what groups committed there while the master
+    was gone; answered with an empty header once that is in the log.
+
+    Sent once the log streams again, and until it is answered. The larger offset counts, within the
+    queue, and not behind where the log lost its end since that epoch. A group that was moved back
+    since stays there.
 
     Attributes:
         broker_name: Broker group.
         store_id: Of the log.
         commits: Some; the others come with the next request.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group or log.
+        SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
     broker_name: Name
@@ -262,10 +294,17 @@ class HandOverCommitsRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
 class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """FENCE: a candidate asks a replica to refuse all epochs below this one, for ever.
 
+    A leader of an earlier epoch gives up before it answers. A promise is no vote: the group's
+    record decides who leads.
+
     Attributes:
         broker_name: Broker group.
         epoch: Epoch that the candidate wants to lead.
         replica_id: Of the candidate.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group, or no master is elected here.
+        DISK_FULL: The promise could not be saved.
     """
 
     broker_name: Name
@@ -297,11 +336,15 @@ class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """STAND_FOR_ELECTION: a candidate asks the replica with the best position to stand.
+    """STAND_FOR_ELECTION: a candidate asks the replica with more of the log to stand. That replica
+    reads the group's record first, so a needless request is harmless.
 
     Attributes:
         broker_name: Broker group.
         replica_id: Of the candidate.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group, or no master is elected here.
     """
 
     broker_name: Name
@@ -309,14 +352,19 @@ class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HoldStillRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """HOLD_STILL: a leader that does not reach the coordinator asks a replica not to stand for
-    election, and not to lead, for a while. An answer is a promise.
+    """HOLD_STILL: a leader with ``ack_replicas = "none"`` that does not reach the coordinator asks
+    each replica in sync not to stand for election, and not to lead, for a while. An answer is a
+    promise, which counts for the leader from when it asked.
 
     Attributes:
         broker_name: Broker group.
         epoch: Of the leader.
         replica_id: Of the leader.
         ttl_ms: For so long.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of another group, or the replica leads or stands.
+        STALE_EPOCH: The replica knows of a later epoch.
     """
 
     broker_name: Name
@@ -326,10 +374,13 @@ class HoldStillRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PromoteReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PROMOTE_REPLICA: an administrator makes a follower the master. Answered by the next struct.
+    """PROMOTE_REPLICA: an administrator makes a follower the master, with an epoch of its own.
 
     Attributes:
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+
+    Errors:
+        MESSAGE_ILLEGAL: Its master is there, or another epoch is the newest.
     """
 
     epoch: Epoch = 0
@@ -348,11 +399,19 @@ class PromoteReplicaResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
 
 
 class SwitchOverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """SWITCH_OVER: an administrator has the master hand the lead over. Answered by the next struct.
+    """SWITCH_OVER: an administrator has the master hand the lead over.
+
+    It takes no more sends, waits until its successor has the whole log, confirms nothing more, and
+    names it in the group's record. The answer comes then.
 
     Attributes:
         replica_id: Next leader; 0 for the replica that has most of the log.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+
+    Errors:
+        MESSAGE_ILLEGAL: Another epoch is the newest, no replica can take over, or not in time: the
+            master goes on.
+        NOT_MASTER: The broker is a follower.
     """
 
     replica_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICA_ID)] = 0
@@ -372,20 +431,30 @@ class SwitchOverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class ElectReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ELECT_REPLICA: an administrator has a replica lead that may lack what was confirmed.
+    """ELECT_REPLICA: an administrator has a replica lead that may lack acknowledged messages, since
+    the replicas that had them are gone for good. The record notes the epoch (``unclean_since``).
+    The answer comes when it stands.
 
     Attributes:
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+
+    Errors:
+        MESSAGE_ILLEGAL: The group has a master that lives, another epoch is the newest, or the
+            coordinator does not know the group.
     """
 
     epoch: Epoch = 0
 
 
 class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost.
+    """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost. All
+    replicas have to be there; the one with most of the log leads then.
 
     Attributes:
         replica_ids: Members of the group; none for 1 to ``ha.total_replicas``.
+
+    Errors:
+        MESSAGE_ILLEGAL: The coordinator knows the group, or a replica is missing.
     """
 
     replica_ids: Annotated[
@@ -397,12 +466,19 @@ class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class ChangeVotersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """CHANGE_VOTERS: an administrator adds a replica to a group, or takes one out.
 
-    Answered with the next struct.
+    The record is changed once the replicas that confirm by it have all that was confirmed before;
+    the answer comes then, or after 2 s, and at once if it is so already.
 
     Attributes:
         replica_id: Which.
         adds: True to add the replica to the group; false to take it out.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+
+    Errors:
+        MESSAGE_ILLEGAL: Another epoch is the newest, another change is under way, it is the master,
+            or too few would be left.
+        NOT_MASTER: The broker is a follower.
+        SERVICE_NOT_AVAILABLE: Nothing was changed, or the outcome is not known yet.
     """
 
     replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
@@ -423,13 +499,19 @@ class ChangeVotersResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class PauseFailoverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PAUSE_FAILOVER: nobody stands because the master is missed, or again. Any replica does it.
+    """PAUSE_FAILOVER: an administrator wants no replica to stand because the master is missed, or
+    ends that; any replica takes it.
 
-    Answered with the next struct.
+    It is kept in the group's record. A replica that the record names as the master may stand all
+    the same.
 
     Attributes:
         paused: Nobody is to stand.
         epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+
+    Errors:
+        MESSAGE_ILLEGAL: Another epoch is the newest, or the coordinator does not know the group.
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked.
     """
 
     paused: bool
@@ -473,7 +555,12 @@ class SettingDiffers(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_HA_SETTINGS, answered with ``HaSettings``."""
+    """GET_HA_SETTINGS: settings of replication that the coordinator keeps for a cluster. They
+    override those of brokers, which read them every 5 s.
+
+    Errors:
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked.
+    """
 
 
 class HaSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -489,13 +576,17 @@ class HaSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PutHaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PUT_HA_SETTINGS: an administrator replaces the settings of a cluster.
-
-    Answered with ``HaSettings``.
+    """PUT_HA_SETTINGS: an administrator replaces the settings of replication of a cluster, all at
+    once.
 
     Attributes:
         version: Of those that he saw; another one fails.
         settings: The new ones, all of them.
+
+    Errors:
+        MESSAGE_ILLEGAL: No such setting, a value out of bounds, one that this replica could not
+            use, or they have another version by now.
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked, or the outcome is not known yet.
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
@@ -521,7 +612,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HaStatusRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_HA_STATUS, answered with ``HaStatus``."""
+    """GET_HA_STATUS: state of a replica."""
 
 
 class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):

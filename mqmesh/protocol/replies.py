@@ -17,12 +17,24 @@ CorrelationId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class SendReplyRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """SEND_REPLY_MESSAGE, with the reply as the body.
+    """SEND_REPLY_MESSAGE: a reply for the client that asked, by way of the broker that the request
+    was read from.
+
+    Requests are ordinary messages with the properties CORRELATION_ID, REPLY_TO_CLIENT (a client id)
+    and TTL (ms that the client waits). The body is the reply: the msgpack array of one message, as
+    in a record batch. It is not stored: the broker pushes it to the connection of that client's
+    last heartbeat, and answers when the client has acknowledged it. A client that is away for a
+    moment may be tried again, with the same ``attempt_id``.
 
     Attributes:
         client_id: Client that asked; the request's property REPLY_TO_CLIENT.
         correlation_id: Which request; its property CORRELATION_ID.
         attempt_id: The same for every try to deliver this reply, any number else.
+
+    Errors:
+        CLIENT_NOT_ONLINE: Not connected, the connection broke, or no acknowledgement within 2 s.
+        MESSAGE_ILLEGAL: The size of the reply.
+        SYSTEM_BUSY: ``max_open_replies`` is reached.
     """
 
     client_id: Name
@@ -41,7 +53,11 @@ class SendReplyResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PushReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT, from the broker, oneway, with the reply as the body.
+    """PUSH_REPLY_MESSAGE_TO_CLIENT: from a broker to the client that asked, oneway, with the reply
+    as the body.
+
+    The client sends ACKNOWLEDGE_REPLY in any case; a reply that it took before under the same
+    ``attempt_id`` counts as taken.
 
     Attributes:
         token: To be repeated in ACKNOWLEDGE_REPLY.
@@ -55,7 +71,7 @@ class PushReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AcknowledgeReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """ACKNOWLEDGE_REPLY: a client says what became of a pushed reply; sent oneway.
+    """ACKNOWLEDGE_REPLY: outcome of a pushed reply; sent oneway. An unknown token is ignored.
 
     Attributes:
         token: Of the push.

@@ -28,11 +28,10 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topic: Physical topic they were pulled from.
         queue_id: Message queue.
         queue_offset: First one.
-        count: How many.
+        count: Number of messages, one behind the other.
         reason: What went wrong; it travels with the messages.
-        delay_level: 0 for 3 + reconsume times; else this level, or ``TO_DEAD_LETTERS``.
-        reconsume_times: How often the consumer itself tried them again, which brokers cannot
-            know.
+        delay_level: 0 for 3 + the number of tries; -1 for dead letters at once; else this level.
+        reconsume_times: How often the consumer itself tried them again, which brokers cannot know.
     """
 
     topic: Name
@@ -45,12 +44,32 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CONSUMER_SEND_MSG_BACK: messages to be consumed again later.
+    """CONSUMER_SEND_MSG_BACK: messages that a consumer could not handle, to be consumed again
+    later.
+
+    The request names messages that the broker has. It stores them once more, under their ids and
+    with the number of tries and the reason as properties (RECONSUME_TIMES, LAST_FAILURE), for
+    delivery to ``%RETRY%<group>`` at delay level 3 + the number of tries so far. After
+    ``max_reconsume_times`` they go to ``%DLQ%<group>`` instead; so does, whole and unchanged, a
+    batch that the broker cannot decode either.
+
+    The answer comes when everything is stored. An entry that the group sent back from the same
+    place before is answered as it was then, and not stored again; the broker remembers the last
+    200,000 messages, also after a restart, until the group's offsets are moved. So a request may be
+    repeated.
 
     Attributes:
         group: Consumer group.
         entries: Which messages.
         max_reconsume_times: A message that was sent back as often becomes a dead letter.
+
+    Errors:
+        MESSAGE_ILLEGAL: The name of the group.
+        TOPIC_NOT_EXIST: Of an entry: no such topic.
+        OFFSET_ILLEGAL: Of an entry: the message is not there, or not any more.
+        DISK_FULL: Of an entry: no room to write.
+        SYSTEM_BUSY: Of an entry: flow control.
+        SERVICE_NOT_AVAILABLE: Of an entry: the same is being written just now.
     """
 
     group: Name
@@ -97,20 +116,30 @@ class ResendStatus(enum.IntEnum):
     RESENT = 0
     """The dead letter was sent; with ``dry_run``, it would have been."""
     ALREADY_RESENT = 1
+    """It was sent again before, and ``force`` was not set."""
     GONE = 2
     """The queue has no such message any more."""
     REFUSED = 3
+    """The remark says why; nothing was written."""
 
 
 class ResendRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """RESEND_DEAD_LETTERS, answered with ``ResendResponse``.
+    """RESEND_DEAD_LETTERS: sends dead letters of a group again, with their number of tries set
+    back.
+
+    The broker writes a mark together with each (topic RMQ_SYS_DLQ_RESENT_TOPIC), so that none is
+    sent twice without ``force``. The answer comes when everything is stored.
 
     Attributes:
         group: Consumer group whose dead letters they are.
-        queue_offsets: Which ones, in queue 0 of ``%DLQ%<group>``.
+        queue_offsets: Offsets of the dead letters in queue 0 of ``%DLQ%<group>``.
         target: ``ResendTarget``.
         force: Also those that were resent before.
         dry_run: Only report what would be done.
+
+    Errors:
+        TOPIC_NOT_EXIST: The group has no dead letters here.
+        MESSAGE_ILLEGAL: The name of the group, or the target.
     """
 
     group: Name

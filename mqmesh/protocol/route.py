@@ -24,9 +24,13 @@ class Perm(enum.IntFlag):
     """Permission bits of a topic or broker; RocketMQ's values."""
 
     NONE = 0
+    """Neither."""
     WRITE = 2
+    """Producers may send."""
     READ = 4
+    """Consumers may pull."""
     READ_WRITE = 6
+    """Both."""
 
 
 class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -55,7 +59,7 @@ class DataVersion(msgspec.Struct, array_like=True, frozen=True, order=True, gc=F
 
     Attributes:
         timestamp_ms: When the table changed last; distinguishes two lives of a broker.
-        counter: Number of changes.
+        counter: Number of changes; -1 is never used by a broker.
     """
 
     timestamp_ms: int = 0
@@ -99,6 +103,13 @@ def check_address(address: BrokerAddress) -> None:
 class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """REGISTER_BROKER: a broker's heartbeat to a name server.
 
+    The first one after a connect may leave the topics out: a name server that has the same
+    ``data_version`` of the same ``instance_id`` needs no more; another one answers ``need_topics``,
+    and the broker registers again with its topics. After a change the broker sends what changed
+    since the version that the name server has, one request at a time. The registration lasts as
+    long as the connection it came by. A process with the same broker name and id, but another
+    ``instance_id``, is refused while the first one lives, and tries again after ``retry_after_ms``.
+
     Attributes:
         cluster_name: Cluster.
         broker_name: Broker group.
@@ -106,14 +117,23 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         address: Where it listens.
         data_version: Version of its topic table.
         topics: The whole table, or None while the name server should have this version.
-        perm: Broker-wide permission; without WRITE it is drained.
-        instance_id: Random number of this life of the process.
+        perm: ``Perm`` bits of the whole broker; without WRITE it is drained.
+        instance_id: Random number of this life of the process, so that the end of an earlier one
+            does not remove it.
         epoch: Of its log. Of two masters the one with the higher epoch is the group's.
         is_elected: The replicas of its group elect their master.
         since: With ``topics`` None: the version that ``changed`` and ``deleted`` start from. A name
             server that has another version asks for the whole table.
         changed: Topics that were created or changed since that version.
         deleted: Names of topics that were deleted since that version.
+
+    Errors:
+        NO_PERMISSION: Another live process has this name and id, or the group is in another
+            cluster.
+        STALE_EPOCH: Another master of the group has a higher epoch.
+        SYSTEM_BUSY: ``max_brokers`` or ``max_topic_entries`` is reached.
+        MESSAGE_ILLEGAL: A wrong name, a topic named twice, an address that is not ``host:port``, an
+            ``ipc`` that is no absolute path.
     """
 
     cluster_name: Name
@@ -147,7 +167,15 @@ class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
 
 
 class UnregisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """UNREGISTER_BROKER: a broker closes cleanly. Answered with an empty header."""
+    """UNREGISTER_BROKER: a broker closes; answered with an empty header. Unknown brokers and
+    another ``instance_id`` are ignored, without an error.
+
+    Attributes:
+        cluster_name: Cluster.
+        broker_name: Broker group.
+        broker_id: 0 for the master.
+        instance_id: As registered; another one is ignored.
+    """
 
     cluster_name: Name
     broker_name: Name
@@ -156,13 +184,37 @@ class UnregisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=F
 
 
 class GetRouteRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ROUTEINFO_BY_TOPIC, answered with ``TopicRoute`` or TOPIC_NOT_EXIST."""
+    """GET_ROUTEINFO_BY_TOPIC: queues of a topic, and the addresses of their brokers.
+
+    A broker group that is gone is in no route. A group with slaves and no master is listed without
+    the WRITE bit. Queues of an ordered topic stay listed, with their permission, while their broker
+    is gone, so that a sharding key keeps its queue; sends to such a queue fail until the broker is
+    back.
+
+    A broker with ``auto_create_topic_enable`` announces the topic TBW102 as the pattern: a producer
+    whose topic has no route asks for the route of TBW102 and sends to those queues under its own
+    topic's name, and the first message creates the topic.
+
+    Attributes:
+        topic: Topic wanted.
+
+    Errors:
+        TOPIC_NOT_EXIST: No broker carries the topic. A name server that was just restarted knows no
+            topics until the brokers have registered: keep a route that was known.
+    """
 
     topic: Name
 
 
 class QueueData(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A topic on one broker group."""
+    """A topic on one broker group.
+
+    Attributes:
+        broker_name: Broker group.
+        read_queue_nums: Consumers are given queue ids below this.
+        write_queue_nums: Producers are given queue ids below this.
+        perm: ``Perm`` bits that hold now: of topic, broker, draining and a missing master together.
+    """
 
     broker_name: Name
     read_queue_nums: QueueCount
@@ -178,7 +230,8 @@ class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         broker_name: Broker group.
         addresses: By broker id; 0 is the master.
         epoch: The highest of its masters so far. Data with a lower one is older.
-        is_elected: Its replicas elect another master when this one is gone.
+        is_elected: Its replicas elect another master when this one is gone; producers wait for it
+            with what may be stored.
     """
 
     cluster_name: Name
@@ -193,10 +246,10 @@ class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         topic: Name.
-        queues: Per broker group.
-        brokers: The groups named in ``queues``.
+        queues: One for each broker group that carries the topic, sorted by broker name.
+        brokers: Groups of ``queues`` that are there; one of an ordered topic may be missing.
         hint_endpoint: PUB endpoint of the name server that announces route changes.
-        order: The topic is ordered.
+        order: The topic is ordered: queues of absent brokers are listed, too.
     """
 
     topic: Name
@@ -207,7 +260,11 @@ class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GetRoutesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ROUTES_OF_TOPICS, answered with ``TopicRoutes``.
+    """GET_ROUTES_OF_TOPICS: routes of many topics in one answer; each as GET_ROUTEINFO_BY_TOPIC
+    gives it.
+
+    A topic that is neither in ``routes`` nor in ``missing`` had no room in the answer, which holds
+    50,000 pairs of topic and broker group: ask for it again.
 
     Attributes:
         topics: 0 to 1,000 names.
@@ -217,7 +274,13 @@ class GetRoutesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TopicQueues(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The queues of one topic; fields as in ``TopicRoute``."""
+    """The queues of one topic; fields as in ``TopicRoute``.
+
+    Attributes:
+        topic: Name.
+        queues: One for each broker group that carries the topic, sorted by broker name.
+        order: The topic is ordered.
+    """
 
     topic: Name
     queues: list[QueueData]
@@ -231,9 +294,9 @@ class TopicRoutes(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         routes: Topics that were found.
-        brokers: The groups named in ``routes``, each once.
+        brokers: Groups of all ``queues`` that are there, each once.
         missing: Topics that no broker carries, or that the client has no right to.
-        hint_endpoint: As in ``TopicRoute``.
+        hint_endpoint: PUB endpoint of the name server that announces route changes.
     """
 
     routes: list[TopicQueues]
@@ -263,7 +326,7 @@ class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         brokers: Broker groups that came, went or changed.
-        topics: Topics that changed; empty when too many to list.
+        topics: Topics that changed; empty when too many to list, then any topic may be.
     """
 
     brokers: Names
@@ -271,41 +334,73 @@ class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class GetClusterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_BROKER_CLUSTER_INFO, answered with ``ClusterInfo``."""
+    """GET_BROKER_CLUSTER_INFO: all broker groups that are registered, and the endpoint of
+    route-change hints."""
 
 
 class ClusterInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """All broker groups that a name server knows, and where it announces changes."""
+    """All broker groups that a name server knows, and where it announces changes.
+
+    Attributes:
+        brokers: Sorted by name.
+        hint_endpoint: PUB endpoint of the name server that announces route changes.
+    """
 
     brokers: list[BrokerData]
     hint_endpoint: str = ""
 
 
 class TopicListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, answered with ``TopicList``."""
+    """GET_ALL_TOPIC_LIST_FROM_NAMESERVER: names of all topics."""
 
 
 class TopicList(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Names of topics, sorted."""
+    """Names of topics, sorted.
+
+    Attributes:
+        topics: Sorted.
+    """
 
     topics: Names
 
 
 class DeleteTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """DELETE_TOPIC_IN_BROKER and DELETE_TOPIC_IN_NAMESRV; answered with an empty header."""
+    """DELETE_TOPIC_IN_BROKER and DELETE_TOPIC_IN_NAMESRV; answered with an empty header.
+
+    Attributes:
+        topic: Topic to forget.
+    """
 
     topic: Name
 
 
 class WipeWritePermRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """WIPE_WRITE_PERM_OF_BROKER: drains a broker, or with ``restore`` ends that."""
+    """WIPE_WRITE_PERM_OF_BROKER: drains a broker group, or ends that.
+
+    The queues of a drained group are listed without the WRITE bit, so producers leave it and
+    consumers empty it. That lasts until restored, over restarts of the broker, and of the name
+    server if it has a ``data_dir``. Send it to every name server.
+
+    Attributes:
+        broker_name: Broker group.
+        restore: True ends the draining.
+
+    Errors:
+        QUERY_NOT_FOUND: No such broker group.
+        DISK_FULL: In force, but not saved.
+        SYSTEM_ERROR: In force, but not saved.
+    """
 
     broker_name: Name
     restore: bool = False
 
 
 class WipeWritePermResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to WIPE_WRITE_PERM_OF_BROKER: number of topics that the broker carries."""
+    """Answer to WIPE_WRITE_PERM_OF_BROKER: number of topics that the broker carries.
+
+    Attributes:
+        topic_count: Topics of the group, 0 while it is down.
+    """
 
     topic_count: int
 

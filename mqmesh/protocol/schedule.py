@@ -24,7 +24,8 @@ _Cursors = Annotated[list[_Offset], msgspec.Meta(max_length=MAX_CURSORS)]
 
 
 class OpenScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """OPEN_SCHEDULE: a schedule service begins; answered with ``OpenScheduleResponse``.
+    """OPEN_SCHEDULE: begins a session of a schedule service; requests of earlier sessions are
+    refused from then on.
 
     Attributes:
         service: Its name, for people.
@@ -64,13 +65,16 @@ class WaitingRetries(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PULL_SCHEDULE: what was stored in the schedule topic since.
+    """PULL_SCHEDULE: delayed messages that were stored behind the cursors, and the place from which
+    the broker keeps its log.
+
+    Sent after NOTIFY_SCHEDULE, and once a second in any case.
 
     Attributes:
         session: Of the service.
         cursors: Next queue offset of each queue, by queue id.
-        lowest_offset: Commit-log offset of the oldest batch with a message that waits, -1
-            for none: the log is kept from there. Says something only when ``caught_up``.
+        lowest_offset: Commit-log offset of the oldest batch with a message that waits, -1 for none:
+            the log is kept from there. Says something only when ``caught_up``.
         caught_up: The timetable knows everything up to the cursors.
         pending: Messages that wait, for people; -1 for unknown.
         epoch: Of the log when the cursors were right: the one of the last answer, or saved beside
@@ -79,6 +83,11 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
             timetable holds; counts where it is ahead of that queue's cursor.
         retries: Messages that wait for a retry, of groups whose number changed.
         is_anew: Numbers of groups that were reported before count no more.
+
+    Errors:
+        SERVICE_NOT_AVAILABLE: The session is over.
+        OFFSET_ILLEGAL: A queue ends before its cursor, or the log lost its end since ``epoch``: the
+            timetable is made anew.
     """
 
     session: int
@@ -148,14 +157,24 @@ class DueStatus:
 
 
 class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """DELIVER_DUE: these messages are to be delivered, cancelled or rolled forward.
+    """DELIVER_DUE: delivers, cancels or rolls forward delayed messages.
 
-    The body is the runs, ``<QII`` each, see ``schedule_record.py``.
+    The body is 1 to 16,384 runs of 16 bytes, ``<QII``: commit-log offset of the batch u64, ordinal
+    of the first message u32, number of messages u32. The broker checks by its own clock that they
+    are due, stores them together with a record of it in one write, and answers when that is stored.
+    A request takes a few milliseconds of it; runs that are left over are not in the answer. After
+    an error nothing was stored.
 
     Attributes:
         session: Of the service.
         action: ``schedule_record.Action``.
         ticket: Of the CANCEL_DELAYED that this carries out, 0 for none.
+
+    Errors:
+        SERVICE_NOT_AVAILABLE: The session is over.
+        MESSAGE_ILLEGAL: Runs that cannot be.
+        DISK_FULL: No room to write.
+        SYSTEM_BUSY: Flow control.
     """
 
     session: int
@@ -179,11 +198,18 @@ class DeliverDueResponse(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class CancelDelayedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CANCEL_DELAYED: from a client; answered with an empty header once it is stored.
+    """CANCEL_DELAYED: cancels one delayed message; answered with an empty header once that is
+    stored.
 
     Attributes:
         producer_id: First half of the message's id, u64.
         sequence: Second half, u64.
+
+    Errors:
+        CANCEL_REFUSED: Delivered or cancelled before, or being delivered.
+        QUERY_NOT_FOUND: Unknown here.
+        NO_PERMISSION: Of the topic that the message is for, once the service has found it.
+        SERVICE_NOT_AVAILABLE: No schedule service, or no answer from it within 3 s.
     """
 
     producer_id: Annotated[int, msgspec.Meta(ge=0)]
@@ -191,7 +217,8 @@ class CancelDelayedRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
 
 
 class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """NOTIFY_SCHEDULE: from the broker to the service, without answer.
+    """NOTIFY_SCHEDULE: from a broker to its schedule service, oneway: pull again, or look whether
+    this message can be cancelled.
 
     Attributes:
         ticket: Of a CANCEL_DELAYED that the service is to look at, 0 for "pull again".
@@ -215,7 +242,8 @@ class CancelVerdict:
 
 
 class RefuseCancelRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """REFUSE_CANCEL: from the service, without answer.
+    """REFUSE_CANCEL: from the schedule service to its broker, oneway: a message cannot be
+    cancelled.
 
     Attributes:
         session: Of the service.

@@ -8,7 +8,18 @@ _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 
 
 class CreateSnapshotRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CREATE_SNAPSHOT, answered with ``SnapshotInfo`` once the snapshot is on disk."""
+    """CREATE_SNAPSHOT: makes a snapshot of the store on the broker's machine, below
+    ``snapshot.root_dir``; answered once it is on disk.
+
+    It ends where the log ended when everything else of it was copied. The broker goes on meanwhile.
+    See docs/storage-format.md.
+
+    Errors:
+        SYSTEM_BUSY: One is being made.
+        DISK_FULL: No room; nothing is left of it.
+        SYSTEM_ERROR: It cannot be made; nothing is left of it.
+        REQUEST_CODE_NOT_SUPPORTED: The store is not of the backend ``commitlog``.
+    """
 
 
 class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -37,10 +48,15 @@ class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CopyIndexRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """COPY_INDEX, from a broker to its index process; answered with ``CopyIndexResponse``.
+    """COPY_INDEX: copies all parts of the index that are not sealed for a snapshot, each as it is
+    at one moment.
 
     Attributes:
         directory: Gets a directory for each part that is not sealed.
+
+    Errors:
+        DISK_FULL: No room for the copy.
+        SYSTEM_ERROR: A part cannot be copied.
     """
 
     directory: _Path

@@ -27,7 +27,9 @@ class Decision(enum.IntEnum):
     """Decisions that end a transaction. On the wire and on disk."""
 
     COMMIT = 1
+    """The messages go to their real topic."""
     ROLLBACK = 2
+    """Nobody ever sees the messages."""
 
 
 class EndOutcome(enum.IntEnum):
@@ -44,7 +46,8 @@ class EndOutcome(enum.IntEnum):
     TOPIC_GONE = 4
     """The topic does not exist any more, so that they cannot be committed."""
     AGAIN = 5
-    """The same is being written just now; ask again in a moment."""
+    """The same, or with ``SYNC_FLUSH`` the half message, is being written; ask again in a moment.
+    """
     NOT_PROVEN = 6
     """The proof is neither the producer's key nor a token of this life of the broker."""
 
@@ -89,10 +92,27 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Header of END_TRANSACTION.
+    """END_TRANSACTION: a producer, or any member of the group that was asked, decides about half
+    messages.
+
+    The body is 1 to 65,536 entries of 56 bytes, little endian: ``base_queue_offset`` i64 of the
+    half batch (from the answer of SEND_MESSAGE, or from CHECK_TRANSACTION_STATE), ``producer_id``
+    u64 and ``first_sequence`` u64 of that batch, ``first`` u32 (ordinal in the batch), ``count``
+    u32, ``decision`` u8 (``Decision``), 7 bytes of zero, and 16 bytes of proof: the instance key of
+    the producer that sent the half messages, or the ``token`` of the CHECK_TRANSACTION_STATE that
+    is answered.
+
+    The answer comes when the decisions are stored, and with them the messages that they commit; its
+    body is one byte an entry, an ``EndOutcome``. Repeating the request is harmless.
 
     Attributes:
         group: Producer group.
+
+    Errors:
+        SERVICE_NOT_AVAILABLE: Nothing was decided.
+        DISK_FULL: Nothing was decided.
+        SYSTEM_BUSY: Nothing was decided.
+        MESSAGE_ILLEGAL: Entries that cannot be.
     """
 
     group: Name
@@ -109,9 +129,12 @@ class EndTransactionResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
 
 
 class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """CHECK_TRANSACTION_STATE, from the broker to one member of a producer group, oneway.
+    """CHECK_TRANSACTION_STATE: from a broker to one member of a producer group, oneway: how did
+    these local transactions end?
 
-    The body is the half batch, or the part of it that matters. Layout: record batch.
+    The body is the half batch, or the part of it that matters; a record batch. The client answers
+    by END_TRANSACTION, and sends nothing about those it does not know: it, or another member, is
+    asked again.
 
     Attributes:
         group: Producer group.
@@ -119,7 +142,8 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         ordinals: Messages of it that wait for a decision.
         check_times: How often they were asked about, this time included.
         first_ordinal: Ordinal of the first message in the body.
-        token: Proof for the answer that its sender was asked, 16 bytes.
+        token: Proof for the answer that its sender was asked, 16 bytes; good until the broker
+            stops.
     """
 
     group: Name
@@ -131,7 +155,7 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
 
 
 class ListHalfMessagesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """LIST_HALF_MESSAGES: what waits for its decision, oldest first; answered with ``HalfList``.
+    """LIST_HALF_MESSAGES: half messages that wait for their decision, oldest first.
 
     Attributes:
         group: Only of this producer group; empty for all.
@@ -193,17 +217,33 @@ class HalfList(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ViewHalfMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """VIEW_HALF_MESSAGE: one that waits; answered with ``HalfInfo``, the body is its batch."""
+    """VIEW_HALF_MESSAGE: one half message that waits; the answer's body is a record batch of that
+    message.
+
+    Attributes:
+        message_id: 32 hex digits.
+
+    Errors:
+        QUERY_NOT_FOUND: No such half message waits here.
+        MESSAGE_ILLEGAL: No message id.
+    """
 
     message_id: Annotated[str, msgspec.Meta(max_length=32)]
 
 
 class EndHalfMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """END_HALF_MESSAGE: an administrator decides; answered as END_TRANSACTION of one entry.
+    """END_HALF_MESSAGE: an administrator decides about a half message that waits, parked or not;
+    answered as END_TRANSACTION of one entry.
 
     Attributes:
         message_id: 32 hex digits.
         decision: ``Decision`` as a number.
+
+    Errors:
+        QUERY_NOT_FOUND: No such half message waits here.
+        SERVICE_NOT_AVAILABLE: Nothing was decided.
+        DISK_FULL: Nothing was decided.
+        SYSTEM_BUSY: Nothing was decided.
     """
 
     message_id: Annotated[str, msgspec.Meta(max_length=32)]
