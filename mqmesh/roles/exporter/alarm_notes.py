@@ -11,6 +11,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import msgspec
 
 from mqmesh.roles.exporter.alarm_board import Alarm
+from mqmesh.roles.exporter.alarm_rules import RULES
 from mqmesh.roles.exporter.monitor_config import NotifyConfig
 
 NO_END: Final = "0001-01-01T00:00:00Z"
@@ -20,6 +21,7 @@ MOST_TOLD: Final = 1_000
 ANSWER_BYTES: Final = 4_096
 
 _log = logging.getLogger(__name__)
+_ADVICE: Final = {rule.alarm: rule.advice for rule in RULES}
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -62,7 +64,7 @@ def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
             {
                 "status": one.status,
                 "labels": {"alertname": one.alarm, "severity": one.severity, **one.labels},
-                "annotations": {"summary": one.summary},
+                "annotations": {"summary": one.summary, "description": _ADVICE[one.alarm]},
                 "startsAt": _moment(one.since_ms),
                 "endsAt": _moment(now_ms) if one.status == "resolved" else NO_END,
             }

@@ -130,6 +130,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
         by: Labels of what it is about.
         find: Finder of what is beyond a threshold: values of ``by``, and the value.
         summary: A sentence, to be formatted with the labels, ``value`` and ``threshold``.
+        advice: What to do about it.
     """
 
     alarm: str
@@ -139,6 +140,7 @@ class AlarmRule(msgspec.Struct, frozen=True):
     by: Labels
     find: Find
     summary: str
+    advice: str
 
     def sentence(self, labels: Labels, value: float, threshold: float) -> str:
         """Return the alarm as a sentence."""
@@ -257,6 +259,7 @@ RULES: Final = (
         PROCESS,
         is_zero(UP, PROCESS),
         "{node_type} {node_id} does not answer",
+        "look at the log file of the process; `mqmesh status`",
     ),
     AlarmRule(
         "disk-filling",
@@ -266,6 +269,7 @@ RULES: Final = (
         NODE,
         over("mqmesh_store_disk_used_ratio"),
         "the disk of {node_id} is {value:.0%} full, more than {threshold:.0%}",
+        "free room, or shorten `storage.file_reserved_time`",
     ),
     AlarmRule(
         "disk-full",
@@ -275,6 +279,7 @@ RULES: Final = (
         NODE,
         over("mqmesh_store_disk_full"),
         "{node_id} refuses messages, its disk is full",
+        "free room; writing goes on without a restart",
     ),
     AlarmRule(
         "store-not-writable",
@@ -284,6 +289,7 @@ RULES: Final = (
         NODE,
         is_zero("mqmesh_store_writable"),
         "{node_id} takes no messages",
+        "the log file of the broker says why",
     ),
     AlarmRule(
         "messages-lost-unread",
@@ -293,6 +299,7 @@ RULES: Final = (
         NODE,
         grew("mqmesh_forced_lost_messages_total", NODE, 3_600),
         "{node_id} removed {value:.0f} messages that a group had not read, to make room",
+        "more disk, or faster consumers",
     ),
     AlarmRule(
         "group-behind",
@@ -302,6 +309,7 @@ RULES: Final = (
         GROUP,
         _behind(GROUP),
         "{consumer_group} lacks {value:.0f} messages, more than {threshold:.0f}",
+        "`mqmesh group progress GROUP` shows the queue and the member",
     ),
     AlarmRule(
         "group-stuck",
@@ -311,6 +319,7 @@ RULES: Final = (
         GROUP,
         _stuck,
         "{consumer_group} has members and gets nowhere: {value:.0f} messages wait",
+        "a member hangs in its listener: `mqmesh group progress GROUP` shows which",
     ),
     AlarmRule(
         "group-failing",
@@ -321,6 +330,7 @@ RULES: Final = (
         _failing,
         "listeners of {consumer_group} fail at {value:.0%} of their messages, more than "
         "{threshold:.0%}",
+        "the listener's log has the tracebacks; `mqmesh group running GROUP` shows each member",
     ),
     AlarmRule(
         "group-without-members",
@@ -330,6 +340,7 @@ RULES: Final = (
         GROUP,
         _nobody(GROUP),
         "{value:.0f} messages wait for {consumer_group}, and nobody is there",
+        "start a consumer, or delete the group",
     ),
     AlarmRule(
         "mixed-subscriptions",
@@ -339,6 +350,7 @@ RULES: Final = (
         GROUP,
         over("mqmesh_group_differing_members", GROUP),
         "members of {consumer_group} subscribe differently from the others: messages are missed",
+        "`mqmesh group connections GROUP` shows who differs, and how",
     ),
     AlarmRule(
         "dead-letters",
@@ -348,6 +360,7 @@ RULES: Final = (
         GROUP,
         grew("rocketmq_send_to_dlq_messages_total", GROUP, 600),
         "{value:.0f} messages of {consumer_group} became dead letters within 10 minutes",
+        "`mqmesh dlq` lists and sends them again",
     ),
     AlarmRule(
         "half-messages-waiting",
@@ -358,6 +371,7 @@ RULES: Final = (
         over("mqmesh_half_messages_oldest_seconds"),
         "a transaction at {node_id} waits for its decision for {value:.0f} s, more than "
         "{threshold:.0f}",
+        "no producer of the group is connected, or it knows no outcome yet: `mqmesh tx list`",
     ),
     AlarmRule(
         "half-messages-parked",
@@ -367,6 +381,7 @@ RULES: Final = (
         NODE,
         over("mqmesh_half_messages_parked"),
         "nobody decides {value:.0f} transactions at {node_id}",
+        "its producers were asked in vain: `mqmesh tx list --parked`",
     ),
     AlarmRule(
         "delays-late",
@@ -376,6 +391,7 @@ RULES: Final = (
         NODE,
         over("rocketmq_timer_dequeue_latency"),
         "delayed messages of {node_id} are {value:.0f} ms late, more than {threshold:.0f}",
+        "the schedule service, or its broker, is too slow or full",
     ),
     AlarmRule(
         "no-schedule-service",
@@ -385,6 +401,7 @@ RULES: Final = (
         NODE,
         _undelivered,
         "{value:.0f} delayed messages wait at {node_id}, and no schedule service is there",
+        "start the schedule service of that broker: what is due waits for it",
     ),
     AlarmRule(
         "busy",
@@ -397,6 +414,7 @@ RULES: Final = (
             grew("mqmesh_refusals_total", NODE, 60, response_code="disk_full"),
         ),
         "{node_id} refused {value:.0f} requests within a minute, more than {threshold:.0f}",
+        "the line of the refusal in the log names the limit",
     ),
     AlarmRule(
         "no-permission",
@@ -410,6 +428,7 @@ RULES: Final = (
         ),
         "{node_id} refused {value:.0f} requests without permission, or connections without a good "
         "key, within a minute",
+        "the audit log says who asked for what",
     ),
     AlarmRule(
         "index-behind",
@@ -419,6 +438,7 @@ RULES: Final = (
         NODE,
         over("mqmesh_index_lag_seconds"),
         "look-ups by key at {node_id} lack the last {value:.0f} s, more than {threshold:.0f}",
+        "look-ups by key lack the newest messages; the broker's log says what holds the index up",
     ),
     AlarmRule(
         "replica-behind",
@@ -428,6 +448,7 @@ RULES: Final = (
         ("node_id", "replica"),
         over("mqmesh_ha_replica_lag_bytes", ("node_id", "replica")),
         "replica {replica} of {node_id} lacks {value:.0f} bytes, more than {threshold:.0f}",
+        "a disk or a network of the replica is too slow: `mqmesh ha status`",
     ),
     AlarmRule(
         "replica-silent",
@@ -437,6 +458,8 @@ RULES: Final = (
         ("node_id", "replica"),
         over("mqmesh_ha_replica_silent_seconds", ("node_id", "replica")),
         "replica {replica} of {node_id} says nothing for {value:.0f} s",
+        "the replica hangs or is gone: `mqmesh ha status`; `mqmesh ha remove` takes it out "
+        "for good",
     ),
     AlarmRule(
         "unsafe-answers",
@@ -446,6 +469,7 @@ RULES: Final = (
         ("node_id", "send_status"),
         grew("mqmesh_unsafe_answers_total", ("node_id", "send_status"), 300),
         "{node_id} answers {send_status}: messages are on too few disks or replicas",
+        "replicas are missing, or a disk is slow: `mqmesh ha status`",
     ),
     AlarmRule(
         "no-failover",
@@ -455,6 +479,7 @@ RULES: Final = (
         NODE,
         any_of(over("mqmesh_ha_failsafe"), is_zero("mqmesh_ha_coordinator_up")),
         "{node_id} has no session at the coordinator: nobody takes over if a master dies",
+        "look at the coordinator, and the way to it",
     ),
     AlarmRule(
         "bug-survived",
@@ -464,6 +489,7 @@ RULES: Final = (
         PROCESS,
         grew("mqmesh_callback_failures_total", PROCESS, 3_600),
         "{node_type} {node_id} survived a bug; its log has the traceback",
+        "report the traceback of the log file",
     ),
 )
 

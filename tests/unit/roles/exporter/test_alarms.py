@@ -439,7 +439,10 @@ def test_the_document_is_that_of_alertmanager():
     assert first == {
         "status": "firing",
         "labels": {"alertname": "disk-full", "severity": "critical", "node_id": "broker-a"},
-        "annotations": {"summary": "broker-a refuses messages, its disk is full"},
+        "annotations": {
+            "summary": "broker-a refuses messages, its disk is full",
+            "description": "free room; writing goes on without a restart",
+        },
         "startsAt": "2026-01-01T00:00:00.000Z",
         "endsAt": NO_END,
     }
