@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that stand elsewhere in the checkout, and links that leave the site.
+"""Hooks of mkdocs: pages that stand elsewhere or are made of the code, links that leave the site.
 
 Called by ``mkdocs build`` through ``mkdocs.yml``; run ``scripts/site``.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from reference_pages import protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -20,7 +21,8 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages from the root of the checkout."""
+    """Adds the pages from the root of the checkout, and the one that is made."""
+    files.append(File.generated(config, protocol.PAGE, content=protocol.page()))
     for source, target in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, target, content=_links(text, "", files)))
@@ -32,6 +34,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     path = page.file.src_uri
     if path in PAGES.values():
         return markdown
+    markdown = markdown.replace(f"*{protocol.TITLE}*", f"[{protocol.TITLE}]({protocol.PAGE})")
     return _links(markdown, "docs/" + posixpath.dirname(path), files)
 
 

@@ -112,9 +112,11 @@ def knots(root: Path) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-def words_of(paths: Iterator[Path]) -> int:
-    """Return the words of documents."""
-    return sum(len(path.read_text().split()) for path in paths)
+def words_of(root: Path, *, made: bool) -> int:
+    """Return the words of documents: those made by ``scripts/reference``, or the others."""
+    pages = (root / "docs").rglob("*.md")
+    reference = root / "docs" / "reference"
+    return sum(len(one.read_text().split()) for one in pages if (reference in one.parents) is made)
 
 
 def _imports(source: str) -> Iterator[str]:

@@ -161,7 +161,7 @@ class RuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
 
 class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A page of a process's metrics; ``docs/operations.md`` lists them.
+    """A page of a process's metrics; ``docs/reference/metrics.md`` lists them.
 
     Attributes:
         metrics: Up to 1,024 in any order, with names that are unique in all pages. A metric may go

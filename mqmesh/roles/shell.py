@@ -242,11 +242,11 @@ _PROCESS_METRICS: Final[tuple[Measured[RoleShell], ...]] = (
     gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms),
     gauge("pid", "process id", lambda shell: os.getpid()),
     counter("cpu_ms_total", "processor time of all threads", lambda shell: _cpu_ms()),
-    gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes()),
-    gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes()),
+    gauge("rss_bytes", "resident memory, with programs and log", lambda shell: resident_bytes()),
+    gauge("private_bytes", "resident memory of its own", lambda shell: anonymous_bytes()),
     gauge(
         "loop_hold_up_ms",
-        "the longest turn of the event loop of late",
+        "the longest turn of the event loop in the last 30 to 60 s, or since the last reading",
         lambda shell: shell.look_at_turns(),
     ),
     counter(

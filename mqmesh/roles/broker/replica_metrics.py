@@ -45,7 +45,7 @@ class ReplicaCounts(msgspec.Struct):
 REPLICA_METRICS: Final[tuple[Measured[HaStatus], ...]] = (
     text(
         "ha_role",
-        "MASTER, STARTING_MASTER, FOLLOWING, CANDIDATE or OUTSIDE",
+        "MASTER, STARTING_MASTER, HANDING_OVER, ISOLATED, FOLLOWING, CANDIDATE or OUTSIDE",
         lambda replica: replica.role,
     ),
     gauge("ha_connected", "the leader sends its log", lambda replica: replica.connected),
@@ -75,7 +75,7 @@ COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
     ),
     counter(
         "ha_refused_chunks_total",
-        "pieces in which something was wrong, and what else a leader said that cannot be",
+        "damaged pieces and impossible reports of a leader: a disk or a network changes bytes",
         lambda replica: replica.total.refused_chunks,
     ),
     counter(

@@ -204,7 +204,7 @@ def _check_source(wanted_id: str, data: bytes) -> str:
 FILTER_METRICS: Final[tuple[Measured[FilterStatus], ...]] = (
     gauge(
         "filters",
-        "filters that consumers uploaded, by state",
+        "filters by state; a stopped one has no process until there is something to do",
         lambda one: {(state.value,): one.filters.get(state, 0) for state in FilterState},
         labels=("state",),
     ),

@@ -227,7 +227,7 @@ class AdminClient:
         )
 
     def runtime_info(self, broker_name: str = "") -> dict[str, Readings]:
-        """Metrics of every master, by broker group; ``docs/operations.md`` lists them.
+        """Metrics of every master, by broker group; ``docs/reference/metrics.md`` lists them.
 
         Args:
             broker_name: Only of this group.

@@ -543,7 +543,8 @@ class PullConsumer:
     def metrics(self) -> Readings:
         """Metrics: what this consumer has counted and measured until now; from any thread.
 
-        ``consumer.metrics().number("cached_messages", "orders")``; docs/metrics.md has all.
+        ``consumer.metrics().number("cached_messages", "orders")``; all are in
+        docs/reference/metrics.md.
         """
         return Readings(self._metrics.read())
 

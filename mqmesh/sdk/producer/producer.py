@@ -575,7 +575,8 @@ class Producer:
     def metrics(self) -> Readings:
         """Metrics: what this producer has counted and measured until now; from any thread.
 
-        ``producer.metrics().number("sends_total", "orders", "SEND_OK")``; docs/metrics.md has all.
+        ``producer.metrics().number("sends_total", "orders", "SEND_OK")``; all are in
+        docs/reference/metrics.md.
         """
         return Readings(self._metrics.read())
 

@@ -78,7 +78,7 @@ class FilterServersFeature(Feature):
         ),
         gauge(
             "filter_matches",
-            "messages that filters wanted, told by the filter servers that are there",
+            "messages that filters wanted, as reported by the filter servers that are there",
             lambda feature: sum(one.matched for one in feature.servers.told),
             unit="messages",
         ),

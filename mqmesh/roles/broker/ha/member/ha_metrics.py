@@ -105,7 +105,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
 MEMBER_METRICS: Final[tuple[Measured[MemberStatus], ...]] = (
     counter(
         "ha_elections_total",
-        "how often this replica came to lead",
+        "how often it came to lead, by founding, failover, handed_over, unclean",
         lambda one: one.elections,
         labels=("reason",),
     ),
@@ -121,13 +121,13 @@ MEMBER_METRICS: Final[tuple[Measured[MemberStatus], ...]] = (
     ),
     histogram(
         "ha_renewal_ms",
-        "how long the coordinator took to renew its session",
+        "how long renewals of its session took; ha.lease_ttl_ms should be four times the slowest",
         lambda one: one.renewals,
         unit="ms",
     ),
     counter(
         "ha_set_changes_total",
-        "changes of the set of replicas in sync while it led",
+        "changes of the replicas in sync while it led; many mean a replica or link at its limit",
         lambda one: one.set_changes,
     ),
     gauge(
