@@ -47,6 +47,7 @@ from reference_pages.described import (
     sections,
     table,
 )
+from rows.rows import ROWS, Row
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference"
 _MADE: Final = "<!-- Made by scripts/reference of the descriptions in the code: change those. -->"
@@ -68,6 +69,11 @@ _CONFIGURATION: Final = (
     "Settings of a role stand in a TOML file, and are overridden by `--set key=value`. A dotted "
     "name is a key of a table: `storage.backend` is `backend` below `[storage]`. *live* marks "
     "settings that change while the process runs (`mqmesh broker set`, `mqmesh namesrv set`)."
+)
+_BENCHMARKS: Final = (
+    "Each is measured beside its limit: a bare ZeroMQ program that moves the same bytes, or what "
+    "stands behind *against*. A ratio is value / limit, so that for times less is better. How they "
+    "are measured, and results: [benchmarks](../benchmarks.md)."
 )
 _REPORTERS: Final = (
     ("Every process", ("mqmesh.roles.shell", "mqmesh.roles.dispatch", "mqmesh.security.")),
@@ -261,11 +267,25 @@ def configuration_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def benchmarks_page() -> str:
+    """Return the page of all rows of ``scripts/bench``."""
+    lines = ["# Rows of the benchmark", "", _MADE, "", _BENCHMARKS, ""]
+    lines += table(
+        ("row", "measures", "unit", "goal", ""),
+        (
+            (code(row.name), row.what, row.unit, _goal(row), "by name only" if row.optional else "")
+            for row in ROWS.values()
+        ),
+    )
+    return "\n".join(lines) + "\n"
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "metrics.md": metrics_page,
     "alarms.md": alarms_page,
     "errors.md": errors_page,
     "configuration.md": configuration_page,
+    "benchmarks.md": benchmarks_page,
 }
 
 
@@ -321,6 +341,16 @@ def _exported() -> list[ExportedMetric]:
 
 def _own_labels(one: ExportedMetric) -> list[str]:
     return [label for label in one.labels if label not in (*NODE_LABELS, "otel_scope_name")]
+
+
+def _goal(row: Row) -> str:
+    found = [f"ratio ≥ {row.least_ratio}"] if row.least_ratio is not None else []
+    found += [f"ratio ≤ {row.most_ratio}"] if row.most_ratio is not None else []
+    found += [f"≥ {row.least:,g}"] if row.least is not None else []
+    found += [f"≤ {row.most:,g}"] if row.most is not None else []
+    found += [f"`{name}` ≥ {least:g}" for name, least in row.least_extra.items()]
+    found += [f"`{name}` ≤ {most:g}" for name, most in row.most_extra.items()]
+    return ", ".join(found)
 
 
 class _Blank(str):

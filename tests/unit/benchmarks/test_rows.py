@@ -84,9 +84,3 @@ def test_limit_and_mqmesh_take_turns(tmp_path):
 def test_message_counts_scale_to_whole_batches(tmp_path, scale, messages, multiple, expected):
     conditions = Conditions(folder=tmp_path, scale=scale)
     assert conditions.count(messages, multiple) == expected
-
-
-def test_the_document_names_every_row(project_root):
-    text = (project_root / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    # `produce_128`, `_1024` stands for both.
-    assert [n for n in ROWS if f"`{n.replace('_1024', '_128')}`" not in text] == []
