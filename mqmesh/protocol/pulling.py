@@ -90,7 +90,8 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         CONSUMER_GROUP_NOT_EXIST: The group has no settings, and they are not made by themselves.
         MESSAGE_ILLEGAL: No such queue, or an expression that cannot be parsed.
         REQUEST_CODE_NOT_SUPPORTED: The type of expression is not served here.
-        SYSTEM_BUSY: ``max_held_pulls`` or ``max_pending_bytes`` is reached.
+        SYSTEM_BUSY: ``max_held_pulls`` or ``max_pending_bytes`` is reached, or at a filter server
+            ``max_pulls_per_filter``.
         STALE_GENERATION: The queue was given to another member since that generation.
         SUBSCRIPTION_NOT_EXIST: From a filter server: it does not have the filter; upload it.
         FILTER_FAILED: From a filter server: the filter raised, or its process ended; no offset

@@ -98,7 +98,10 @@ class FoundMessage(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         message: The message, as in a batch.
         queue_offset: Position in its queue.
-        batch: Facts of its batch, a map, too.
+        batch: Facts of its batch, a map, too: topic, queue_id, base_queue_offset, commitlog_offset,
+            store_size, born_timestamp, store_timestamp, born_host, producer_id, first_sequence,
+            payload_crc, prepared_transaction_offset; broker_name and store_host are for the client
+            to fill in.
     """
 
     message: Message

@@ -19,6 +19,7 @@ _POWERS: Final = {
     2**31: "2^31",
 }
 _SECTION: Final = re.compile(r"^(Attributes|Args|Errors|Raises|Returns):$", re.MULTILINE)
+_DOCUMENT: Final = re.compile(r"`*docs/([\w/-]+\.md)`*")
 _ENTRY: Final = re.compile(r"^    (\w+(?:, \w+)*):(?: |\n)", re.MULTILINE)
 
 
@@ -149,9 +150,14 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def marks(text: str) -> str:
-    """Return a docstring's text with the marks of Markdown."""
-    return text.replace("``", "`")
+def marks(text: str, docs: str = "") -> str:
+    """Return a docstring's text with the marks and links of Markdown.
+
+    Args:
+        text: The text.
+        docs: The way to ``docs`` from the page that it is put into.
+    """
+    return _DOCUMENT.sub(rf"[\1]({docs}\1)", text).replace("``", "`")
 
 
 def _words(values: Iterable[Any]) -> str:

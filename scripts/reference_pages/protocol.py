@@ -280,4 +280,9 @@ def _link(kind: type[msgspec.Struct] | None) -> str:
 
 def _linked(text: str) -> str:
     """Return a type with links to the structs that it names."""
-    return re.sub(r"\b[A-Z]\w+", lambda found: f"[{found[0]}](#{found[0].lower()})", text)
+    known = {kind.__name__ for module in modules() for kind in structs_of(module)}
+    return re.sub(
+        r"\b[A-Z]\w+",
+        lambda found: f"[{found[0]}](#{found[0].lower()})" if found[0] in known else found[0],
+        text,
+    )

@@ -15,6 +15,7 @@ import msgspec
 import mqmesh
 from mqmesh import errors
 from mqmesh.cli.processes.layout import ClusterConfig
+from mqmesh.console.config import ConsoleConfig
 from mqmesh.metrics import FOLDED, Measured, Metric, MetricKind
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.roles.broker.config import CHANGEABLE, BrokerConfig
@@ -50,6 +51,7 @@ from reference_pages.described import (
 from rows.rows import ROWS, Row
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference"
+_DOCS: Final = "../"
 _MADE: Final = "<!-- Made by scripts/reference of the descriptions in the code: change those. -->"
 _METRICS: Final = (
     "Each process and client counts for itself. *Prometheus* is the name that the exporter gives a "
@@ -97,6 +99,7 @@ _ROLES: Final = (
     ("Coordinator", "coordinator.toml", CoordinatorConfig, ()),
     ("Exporter", "exporter.toml", ExporterConfig, ()),
     ("Monitor", "monitor.toml", MonitorConfig, ()),
+    ("Web console", "", ConsoleConfig, ()),
 )
 _CLIENTS: Final = (
     ("Every client", ClientOptions),
@@ -258,7 +261,8 @@ def configuration_page() -> str:
         *_settings(ClusterConfig, inner=False),
     ]
     for title, file, kind, live in _ROLES:
-        lines += ["", f"## {title}", "", f"`conf/{file}`.", "", *_settings(kind, live)]
+        where = f"`conf/{file}`." if file else "`mqmesh console -c FILE`."
+        lines += ["", f"## {title}", "", where, "", *_settings(kind, live)]
     lines += ["", "### Rules of a monitor", "", "Each a `[[rule]]`.", "", *_settings(RuleChange)]
     lines += ["", "## Security", "", "`[security]` of every role.", "", *_settings(SecurityConfig)]
     lines += ["", "## Options of clients", "", "Keyword arguments of their classes."]
@@ -364,11 +368,11 @@ class _Blank(str):
 
 def _meaning(kind: type[BaseException]) -> str:
     first = paragraphs(sections(kind.__doc__ or "")[""])[0]
-    return marks(first.removeprefix("Raised "))
+    return marks(first.removeprefix("Raised "), _DOCS)
 
 
 def _split(text: str) -> tuple[str, str]:
-    meaning, _, again = marks(" ".join(text.split())).partition(" Try again: ")
+    meaning, _, again = marks(" ".join(text.split()), _DOCS).partition(" Try again: ")
     return meaning, again.rstrip(".")
 
 
@@ -403,7 +407,7 @@ def _rows(kind: type[msgspec.Struct], prefix: str, *, inner: bool) -> Iterator[l
             continue
         unit = next((unit for end, unit in _UNITS.items() if f"{end}_" in f"{name}_"), "")
         default = _default(field, unit)
-        meaning = marks(meanings[field.name])
+        meaning = marks(meanings[field.name], _DOCS)
         yield [code(name), _word(type_), default, bounds(meta), unit, meaning]
 
 
