@@ -1,0 +1,5 @@
+"""Shapes of what administrators see: JSON of the command line, pages and JSON of the web console.
+
+They are made of the SDK's answers by functions without any I/O. msgspec encodes them as they are:
+the names of the fields are the names in JSON.
+"""
