@@ -4,14 +4,14 @@ import click
 from click.shell_completion import get_completion_class
 
 from .options import json_option
-from .render import print_json, print_text
+from .render import print_if_json, print_text
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 @json_option
-def completion(context: click.Context, shell: str, as_json: bool) -> None:
+def completion(context: click.Context, shell: str) -> None:
     """Print what lets a shell complete commands, options, topics and groups.
 
     \b
@@ -22,7 +22,5 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     source = kind(context.find_root().command, {}, "mqmesh", "_MQMESH_COMPLETE").source()
-    if as_json:
-        print_json({"shell": shell, "source": source})
-    else:
+    if not print_if_json({"shell": shell, "source": source}):
         print_text(source)

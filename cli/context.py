@@ -11,7 +11,7 @@ from mqmesh.security.keys import load_credentials
 
 from .contexts import Contexts, contexts_file, load_contexts, save_contexts
 from .options import json_option
-from .render import Column, print_json, print_records, say
+from .render import Column, print_answer, print_records
 
 _COLUMNS: Final = (
     Column("context", "CONTEXT"),
@@ -50,9 +50,7 @@ def context() -> None:
 )
 @click.option("--use", "in_use", is_flag=True, help="Use it from now on.")
 @json_option
-def add(
-    name: str, namesrv: str | None, credentials: Path | None, in_use: bool, as_json: bool
-) -> None:
+def add(name: str, namesrv: str | None, credentials: Path | None, in_use: bool) -> None:
     """Add a context, or give one other name servers and keys.
 
     Only the path of the file with your keys is kept, not the keys. MQMESH_CREDENTIALS stands above
@@ -79,17 +77,15 @@ def add(
         contexts.current = name
     save_contexts(contexts)
     one = _as_dict(name, contexts)
-    if as_json:
-        print_json(one)
-        return
     keys = f", keys of {one['credentials']}" if one["credentials"] else ""
-    say(f"context {name}: {one['namesrv']}{keys}{', in use' if one['in_use'] else ''}")
+    used = ", in use" if one["in_use"] else ""
+    print_answer(one, f"context {name}: {one['namesrv']}{keys}{used}")
 
 
 @context.command()
 @click.argument("name")
 @json_option
-def use(name: str, as_json: bool) -> None:
+def use(name: str) -> None:
     """Let commands use a context.
 
     \b
@@ -100,15 +96,12 @@ def use(name: str, as_json: bool) -> None:
     namesrv = contexts.namesrv(name)
     contexts.current = name
     save_contexts(contexts)
-    if as_json:
-        print_json(_as_dict(name, contexts))
-    else:
-        say(f"commands ask {namesrv} from now on")
+    print_answer(_as_dict(name, contexts), f"commands ask {namesrv} from now on")
 
 
 @context.command("list")
 @json_option
-def list_contexts(as_json: bool) -> None:
+def list_contexts() -> None:
     """List all contexts.
 
     \b
@@ -117,13 +110,13 @@ def list_contexts(as_json: bool) -> None:
     """
     contexts = load_contexts()
     rows = [_as_dict(name, contexts) for name in sorted(contexts.contexts)]
-    print_records(_COLUMNS, rows, as_json=as_json)
+    print_records(_COLUMNS, rows)
 
 
 @context.command()
 @click.argument("name")
 @json_option
-def remove(name: str, as_json: bool) -> None:
+def remove(name: str) -> None:
     """Remove a context. The cluster itself is not touched.
 
     \b
@@ -138,10 +131,7 @@ def remove(name: str, as_json: bool) -> None:
     del contexts.contexts[name]
     contexts.credentials.pop(name, None)
     save_contexts(contexts)
-    if as_json:
-        print_json(removed)
-    else:
-        say(f"context {name} is removed from {contexts_file()}")
+    print_answer(removed, f"context {name} is removed from {contexts_file()}")
 
 
 def _as_dict(name: str, contexts: Contexts) -> dict[str, Any]:

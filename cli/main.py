@@ -19,7 +19,7 @@ from mqmesh.version import VERSION
 
 from .lazy_group import LazyGroup
 from .names import check_texts
-from .notes import Options, tell_error
+from .notes import Options, print_error
 from .streams import drop_output, escape_what_no_encoding_holds
 
 INTERRUPTED: Final = 130
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     escape_what_no_encoding_holds()
 
     def tell(text: str) -> None:
-        tell_error(text, as_json=_wants_json(options, arguments))
+        print_error(text, as_json=_wants_json(options, arguments))
 
     try:
         result: Any = root.main(

@@ -12,7 +12,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
 
 from .credentials import choose_cluster
-from .notes import Options
+from .notes import Options, answers_json
 
 RATE: Final = click.FloatRange(0.001, 10_000_000)
 """Messages a second."""
@@ -25,15 +25,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def json_option(function: _F) -> _F:
-    """Adds ``--json``; the command gets ``as_json``, also if the root has the option."""
+    """Adds ``--json``, for ``answers_json``; the root of all commands has the option, too."""
 
     @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
     @click.pass_context
     @functools.wraps(function)
     def command(context: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
         options = context.ensure_object(Options)
-        options.as_json = as_json or options.as_json  # errors, too
-        return function(*args, as_json=options.as_json, **kwargs)
+        options.as_json = as_json or options.as_json
+        return function(*args, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type
 
@@ -65,21 +65,20 @@ yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask."
 """The command gets ``yes``, for ``confirm``."""
 
 
-def confirm(effect: str, question: str, *, yes: bool, as_json: bool) -> None:
+def confirm(effect: str, question: str, *, yes: bool) -> None:
     """Ask the user before something that cannot be undone.
 
     Args:
         effect: What the command would do, for the error: "this deletes …".
         question: For a person at a terminal; the answer no ends the command.
         yes: The user gave ``--yes``: no question is asked.
-        as_json: A program reads the output, so no person can be asked.
 
     Raises:
         ConfigError: No person can be asked, and ``--yes`` is not there.
     """
     if yes:
         return
-    if as_json or not sys.stdin.isatty():
+    if answers_json() or not sys.stdin.isatty():  # a program reads the output
         raise ConfigError(f"{effect}; add --yes")
     click.confirm(one_line(question), abort=True)
 

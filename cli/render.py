@@ -18,7 +18,7 @@ from rich.text import Text
 from mqmesh.logs import one_line
 from mqmesh.roles.supervisor.log_lines import LogLine
 
-from .notes import tell_note
+from .notes import answers_json, print_note
 from .streams import json_text, standard_output
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")
@@ -45,12 +45,32 @@ def _plainly(value: Any) -> object:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
+def text_or_dash(value: object) -> str:
+    """Returns a value as text, ids and the like without separators; "-" for nothing."""
+    return "-" if value is None or value == "" else str(value)
+
+
 def print_json(value: Any, *, flush: bool = True) -> None:
     """Prints a value as one line of JSON."""
     out = standard_output()
     out.write(json_text(value, out) + "\n")
     if flush:
         out.flush()
+
+
+def print_if_json(value: Any) -> bool:
+    """Prints a value as JSON if the command answers in JSON; returns whether it does."""
+    if answers_json():
+        print_json(value)
+        return True
+    return False
+
+
+def print_answer(value: Any, *lines: str) -> None:
+    """Prints the result of a command: as JSON, or as lines for people."""
+    if not print_if_json(value):
+        for line in lines:
+            say(line)
 
 
 def say(text: str = "") -> None:
@@ -132,14 +152,14 @@ def print_body(lines: Iterable[str]) -> None:
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One field of what a command lists, for programs and for people.
+    """One column of a table.
 
     Attributes:
-        name: Name in JSON; stable.
-        heading: Heading in a table; "" for a field that only JSON has.
-        shown: Format of the value for people; by default "-" for nothing, yes or no, or a list
+        name: Field of the records that it shows, by its name in JSON.
+        heading: Head of the column.
+        shown: Format of the field for people; by default "-" for nothing, yes or no, or a list
             with blanks between.
-        value: Takes the value out of a record; by default the record's field of that name.
+        value: Takes what is shown out of a whole record, where one field does not say it.
         rank: Columns of the highest rank leave a narrow terminal first, those of rank 0 never.
     """
 
@@ -149,23 +169,26 @@ class Column(msgspec.Struct, frozen=True):
     value: Callable[[Any], Any] | None = None
     rank: int = 0
 
-    def of(self, record: Any) -> Any:
-        """Returns the value that a record has."""
+    def of(self, record: Any) -> object:
+        """Returns the cell of a record."""
         if self.value is not None:
-            return self.value(record)
-        return record[self.name] if isinstance(record, dict) else getattr(record, self.name)
+            return self.shown(self.value(record))
+        is_dict = isinstance(record, dict)
+        return self.shown(record[self.name] if is_dict else getattr(record, self.name))
 
 
-def print_records(columns: Sequence[Column], records: Iterable[Any], *, as_json: bool) -> None:
-    """Prints records as a list of JSON objects, or as a table."""
-    if as_json:
-        print_json([{one.name: one.of(record) for one in columns} for record in records])
-        return
-    shown = [one for one in columns if one.heading]
+def print_records(columns: Sequence[Column], records: Sequence[Any]) -> None:
+    """Prints records: as a list of JSON objects, or as a table."""
+    if not print_if_json(records):
+        print_columns(columns, records)
+
+
+def print_columns(columns: Sequence[Column], records: Iterable[Any]) -> None:
+    """Prints records as a table."""
     print_table(
-        [one.heading for one in shown],
-        [[one.shown(one.of(record)) for one in shown] for record in records],
-        optional=[one.heading for one in sorted(shown, key=lambda one: -one.rank) if one.rank],
+        [one.heading for one in columns],
+        [[one.of(record) for one in columns] for record in records],
+        optional=[one.heading for one in sorted(columns, key=lambda one: -one.rank) if one.rank],
     )
 
 
@@ -197,7 +220,7 @@ def print_table(
             table.print_blocks()
             return
         if left_out:
-            tell_note(f"no room for {', '.join(left_out)}: widen the terminal, or take --json")
+            print_note(f"no room for {', '.join(left_out)}: widen the terminal, or take --json")
     console = Console(file=out, highlight=False, soft_wrap=True)
     # Colours take 0.3 ms a row.
     table.print_lines(console if console.is_terminal and len(rows) <= MANY_ROWS else None)

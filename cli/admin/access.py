@@ -28,10 +28,18 @@ from mqmesh.security.access_list import (
 from mqmesh.security.keys import MAX_SERVER_KEYS, save_credentials
 from mqmesh.security.permissions import Permissions
 
-from ..notes import tell_note
+from ..notes import print_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..processes.secure import new_credentials
-from ..render import print_json, print_table, print_text, say
+from ..render import (
+    Column,
+    print_answer,
+    print_if_json,
+    print_records,
+    print_text,
+    say,
+    text_or_dash,
+)
 
 NAME: Final = click.argument("name")
 DAY: Final = click.DateTime(["%Y-%m-%d"])
@@ -42,6 +50,22 @@ OUTPUT: Final = click.option(
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="New file for the keys; it must not be there yet.",
+)
+
+
+_USERS: Final = (
+    Column("name", "USER"),
+    Column("role", "ROLE"),
+    Column("enabled", "ENABLED"),
+    Column("expires", "EXPIRES", text_or_dash),
+    Column("keys", "KEYS", len, rank=1),
+    Column("", "RULES", value=lambda one: len(one.allow) + len(one.deny), rank=2),
+)
+_STATES: Final = (
+    Column("where", "ADDRESS"),
+    Column("version", "VERSION", lambda version: version or "-"),
+    Column("digest", "DIGEST", str, rank=1),
+    Column("problem", "PROBLEM", str),
 )
 
 
@@ -104,7 +128,6 @@ def add(
     broker: tuple[str, ...],
     expires: datetime.datetime | None,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Add a user, and write a key file for it.
 
@@ -142,13 +165,13 @@ def add(
         )
         return now.with_user(new)
 
-    return _change(namesrv, as_json, change, f"user {name} is added; its keys are in {output}")
+    return _change(namesrv, change, f"user {name} is added; its keys are in {output}")
 
 
 @user.command("list")
 @namesrv_option
 @json_option
-def list_users(namesrv: str, as_json: bool) -> None:
+def list_users(namesrv: str) -> None:
     """List all users.
 
     \b
@@ -156,31 +179,14 @@ def list_users(namesrv: str, as_json: bool) -> None:
       mqmesh user list
     """
     found = _read(namesrv).user
-    if as_json:
-        print_json([msgspec.to_builtins(one) for one in found])
-        return
-    print_table(
-        ("USER", "ROLE", "ENABLED", "EXPIRES", "KEYS", "RULES"),
-        [
-            (
-                one.name,
-                one.role.value,
-                "yes" if one.enabled else "no",
-                one.expires.isoformat() if one.expires else "-",
-                len(one.keys),
-                len(one.allow) + len(one.deny),
-            )
-            for one in found
-        ],
-        optional=("RULES", "KEYS"),
-    )
+    print_records(_USERS, found)
 
 
 @user.command()
 @NAME
 @namesrv_option
 @json_option
-def show(name: str, namesrv: str, as_json: bool) -> None:
+def show(name: str, namesrv: str) -> None:
     """Show a user as the access list has it.
 
     \b
@@ -188,35 +194,35 @@ def show(name: str, namesrv: str, as_json: bool) -> None:
       mqmesh user show billing
     """
     now = _read(namesrv)
-    _tell_list(AccessList(now.version, [now.find(name)]), as_json)
+    _print_list(AccessList(now.version, [now.find(name)]))
 
 
 @user.command()
 @NAME
 @namesrv_option
 @json_option
-def disable(name: str, namesrv: str, as_json: bool) -> int:
+def disable(name: str, namesrv: str) -> int:
     """Let nobody be this user; its connections end.
 
     \b
     Examples:
       mqmesh user disable billing
     """
-    return _set(namesrv, as_json, name, f"user {name} is disabled", enabled=False)
+    return _set(namesrv, name, f"user {name} is disabled", enabled=False)
 
 
 @user.command()
 @NAME
 @namesrv_option
 @json_option
-def enable(name: str, namesrv: str, as_json: bool) -> int:
+def enable(name: str, namesrv: str) -> int:
     """Let whoever has its key be this user again.
 
     \b
     Examples:
       mqmesh user enable billing
     """
-    return _set(namesrv, as_json, name, f"user {name} is enabled", enabled=True)
+    return _set(namesrv, name, f"user {name} is enabled", enabled=True)
 
 
 @user.command()
@@ -225,9 +231,7 @@ def enable(name: str, namesrv: str, as_json: bool) -> int:
 @click.option("--never", is_flag=True, help="It does not expire any more.")
 @namesrv_option
 @json_option
-def expire(
-    name: str, day: datetime.datetime | None, never: bool, namesrv: str, as_json: bool
-) -> int:
+def expire(name: str, day: datetime.datetime | None, never: bool, namesrv: str) -> int:
     """Let nobody be this user from DAY on, by UTC; its connections end then.
 
     \b
@@ -239,7 +243,7 @@ def expire(
         raise ConfigError("say a day, as 2027-12-31, or --never")
     said = "does not expire" if day is None else f"expires on {day.date()}"
     expires = None if day is None else day.date()
-    return _set(namesrv, as_json, name, f"user {name} {said}", expires=expires)
+    return _set(namesrv, name, f"user {name} {said}", expires=expires)
 
 
 @user.command()
@@ -247,7 +251,7 @@ def expire(
 @yes_option
 @namesrv_option
 @json_option
-def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> int:
+def delete(name: str, yes: bool, namesrv: str) -> int:
     """Take a user from the access list; its connections end.
 
     \b
@@ -259,9 +263,8 @@ def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> int:
         "this takes the user and its keys from the access list, and ends its connections",
         f"Delete user {name} with its keys, and end its connections?",
         yes=yes,
-        as_json=as_json,
     )
-    return _change(namesrv, as_json, lambda now: now.without_user(name), f"user {name} is deleted")
+    return _change(namesrv, lambda now: now.without_user(name), f"user {name} is deleted")
 
 
 @user.command()
@@ -283,7 +286,6 @@ def quota(
     connections: int | None,
     is_none: bool,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Limit how much a user may use; what is not said is not limited from now on.
 
@@ -296,9 +298,7 @@ def quota(
     if is_none == (wanted != Quota()):
         raise ConfigError("say what to limit, or --none")
     said = "no quota" if is_none else "this quota"
-    return _set(
-        namesrv, as_json, name, f"user {name} has {said}", quota=None if is_none else wanted
-    )
+    return _set(namesrv, name, f"user {name} has {said}", quota=None if is_none else wanted)
 
 
 @user.command("rotate-key")
@@ -306,7 +306,7 @@ def quota(
 @OUTPUT
 @namesrv_option
 @json_option
-def rotate_key(name: str, output: Path, namesrv: str, as_json: bool) -> int:
+def rotate_key(name: str, output: Path, namesrv: str) -> int:
     """Give a user another key. The former is good until `mqmesh user remove-key`.
 
     \b
@@ -320,7 +320,7 @@ def rotate_key(name: str, output: Path, namesrv: str, as_json: bool) -> int:
         made = _write_keys(output, name, namesrv)
         return now.with_user(msgspec.structs.replace(one, keys=[*one.keys, made]))
 
-    return _change(namesrv, as_json, change, f"user {name} has another key, in {output}")
+    return _change(namesrv, change, f"user {name} has another key, in {output}")
 
 
 @user.command("remove-key")
@@ -329,7 +329,7 @@ def rotate_key(name: str, output: Path, namesrv: str, as_json: bool) -> int:
 @yes_option
 @namesrv_option
 @json_option
-def remove_key(name: str, public_key: str, yes: bool, namesrv: str, as_json: bool) -> int:
+def remove_key(name: str, public_key: str, yes: bool, namesrv: str) -> int:
     """Take a key from a user; connections with it end.
 
     \b
@@ -340,7 +340,6 @@ def remove_key(name: str, public_key: str, yes: bool, namesrv: str, as_json: boo
         "this ends all connections with the key, for good",
         f"Take the key from user {name}, and end all connections with it?",
         yes=yes,
-        as_json=as_json,
     )
 
     def change(now: AccessList) -> AccessList:
@@ -350,20 +349,20 @@ def remove_key(name: str, public_key: str, yes: bool, namesrv: str, as_json: boo
         left = [known for known in one.keys if known != public_key]
         return now.with_user(msgspec.structs.replace(one, keys=left))
 
-    return _change(namesrv, as_json, change, f"user {name} has the key no more")
+    return _change(namesrv, change, f"user {name} has the key no more")
 
 
 @acl.command("show")
 @namesrv_option
 @json_option
-def show_list(namesrv: str, as_json: bool) -> None:
+def show_list(namesrv: str) -> None:
     """Show the access list, to be edited and applied.
 
     \b
     Examples:
       mqmesh acl show > access.toml
     """
-    _tell_list(_read(namesrv), as_json)
+    _print_list(_read(namesrv))
 
 
 @acl.command()
@@ -371,7 +370,7 @@ def show_list(namesrv: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only check it.")
 @namesrv_option
 @json_option
-def apply(file: Path, dry_run: bool, namesrv: str, as_json: bool) -> int:
+def apply(file: Path, dry_run: bool, namesrv: str) -> int:
     """Put an edited access list in force, at all name servers and brokers.
 
     \b
@@ -389,10 +388,10 @@ def apply(file: Path, dry_run: bool, namesrv: str, as_json: bool) -> int:
     edited = read_access_list(text, str(file), _today())
     if dry_run:
         said = f"{file} could be applied: {len(edited.user)} users"
-        _tell(said, edited.version, [], as_json)
+        _print_change(said, edited.version, [])
         return ExitCode.OK
     new = AccessList(edited.version + 1, edited.user)
-    return _put(namesrv, as_json, new, f"the access list is version {new.version}")
+    return _put(namesrv, new, f"the access list is version {new.version}")
 
 
 @acl.command()
@@ -402,7 +401,7 @@ def apply(file: Path, dry_run: bool, namesrv: str, as_json: bool) -> int:
 @click.option("--group", default="", help="As this group; for SUB and FILTER.")
 @namesrv_option
 @json_option
-def check(name: str, action: str, topic: str, group: str, namesrv: str, as_json: bool) -> int:
+def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
     """Tell what a user may do, and by which rule; exit code 1 if it may not.
 
     \b
@@ -419,19 +418,21 @@ def check(name: str, action: str, topic: str, group: str, namesrv: str, as_json:
         found.append((f"topic {topic}", permissions.topic(name, wanted, topic)))
     if group:
         found.append((f"group {group}", permissions.group(name, wanted, group)))
-    if as_json:
-        told = [{"what": what, "allowed": one.allowed, "reason": one.reason} for what, one in found]
-        print_json({"user": name, "action": wanted.value, "checks": told})
-    for what, one in () if as_json else found:
-        may = "may" if one.allowed else "may not"
-        say(f"{name} {may} {wanted.value} {what}: {one.reason}")
+    checks = [{"what": what, "allowed": one.allowed, "reason": one.reason} for what, one in found]
+    print_answer(
+        {"user": name, "action": wanted.value, "checks": checks},
+        *(
+            f"{name} {'may' if one.allowed else 'may not'} {wanted.value} {what}: {one.reason}"
+            for what, one in found
+        ),
+    )
     return ExitCode.OK if all(one.allowed for _, one in found) else ExitCode.FAILED
 
 
 @acl.command("status")
 @namesrv_option
 @json_option
-def list_status(namesrv: str, as_json: bool) -> int:
+def list_status(namesrv: str) -> int:
     """Show which version is in force where; exit code 1 if they differ.
 
     \b
@@ -440,14 +441,7 @@ def list_status(namesrv: str, as_json: bool) -> int:
     """
     with AccessClient(namesrv) as client:
         found = client.access_states()
-    if as_json:
-        print_json([msgspec.to_builtins(one) for one in found])
-    else:
-        print_table(
-            ("ADDRESS", "VERSION", "DIGEST", "PROBLEM"),
-            [(one.where, one.version or "-", one.digest, one.problem) for one in found],
-            optional=("DIGEST",),
-        )
+    print_records(_STATES, found)
     same = len({(one.version, one.digest) for one in found}) == 1
     return ExitCode.OK if same and not found[0].problem else ExitCode.FAILED
 
@@ -468,7 +462,6 @@ def generate(
     name: str,
     namesrv_server_keys: tuple[str, ...],
     namesrv_addr: str,
-    as_json: bool,
 ) -> None:
     """Make a key file. Without --namesrv-server-key it is that of the name servers themselves.
 
@@ -485,16 +478,15 @@ def generate(
     trusted = namesrv_server_keys[0] if len(namesrv_server_keys) == 1 else [*namesrv_server_keys]
     made = new_credentials(name, trusted, namesrv_addr)
     save_credentials(output, made)
-    if as_json:
-        print_json({"user": name, "public_key": made.public_key, "file": str(output)})
-    else:
-        say(made.public_key)
+    print_answer(
+        {"user": name, "public_key": made.public_key, "file": str(output)}, made.public_key
+    )
 
 
 def _read(namesrv: str) -> AccessList:
     with AccessClient(namesrv) as client:
-        told = client.access_list()
-    return read_access_list(told.text, "access list", _today())
+        found = client.access_list()
+    return read_access_list(found.text, "access list", _today())
 
 
 def _write_keys(output: Path, name: str, namesrv: str) -> str:
@@ -506,44 +498,38 @@ def _write_keys(output: Path, name: str, namesrv: str) -> str:
     return made.public_key
 
 
-def _set(namesrv: str, as_json: bool, name: str, said: str, **fields: Any) -> int:
+def _set(namesrv: str, name: str, said: str, **fields: Any) -> int:
     return _change(
         namesrv,
-        as_json,
         lambda now: now.with_user(msgspec.structs.replace(now.find(name), **fields)),
         said,
     )
 
 
-def _change(
-    namesrv: str, as_json: bool, change: Callable[[AccessList], AccessList], said: str
-) -> int:
-    return _put(namesrv, as_json, change(_read(namesrv)), said)
+def _change(namesrv: str, change: Callable[[AccessList], AccessList], said: str) -> int:
+    return _put(namesrv, change(_read(namesrv)), said)
 
 
-def _put(namesrv: str, as_json: bool, new: AccessList, said: str) -> int:
+def _put(namesrv: str, new: AccessList, said: str) -> int:
     text = write_access_list(new)
     read_access_list(text, "access list", _today())  # as the servers will
     with AccessClient(namesrv) as client:
         failed = client.put_access_list(text, new.version - 1)
-    _tell(said, new.version, failed, as_json)
+    _print_change(said, new.version, failed)
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
-def _tell(said: str, version: int, failed: Sequence[AccessListState], as_json: bool) -> None:
-    if as_json:
-        behind = [{"where": one.where, "problem": one.problem} for one in failed]
-        print_json({"done": said, "version": version, "failed": behind})
+def _print_change(said: str, version: int, failed: Sequence[AccessListState]) -> None:
+    behind = [{"where": one.where, "problem": one.problem} for one in failed]
+    if print_if_json({"done": said, "version": version, "failed": behind}):
         return
     say(said)
     for one in failed:
-        tell_note(f"{one.where} has the former list still: {one.problem}")
+        print_note(f"{one.where} has the former list still: {one.problem}")
 
 
-def _tell_list(found: AccessList, as_json: bool) -> None:
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-    else:
+def _print_list(found: AccessList) -> None:
+    if not print_if_json(found):
         print_text(write_access_list(found))
 
 

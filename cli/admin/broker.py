@@ -1,10 +1,9 @@
 """`mqmesh broker show`, `drain`, …: brokers that run."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import click
-import msgspec
 
 from mqmesh.metrics import Distribution, MetricReading, MetricValue
 from mqmesh.protocol.admin import MAX_QUEUE_ENTRIES
@@ -12,11 +11,29 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
+from mqmesh.sdk.admin.views.clusters import (
+    BrokerView,
+    broker_member_view,
+    clean_view,
+    client_views,
+    draining_view,
+    metric_views,
+    queue_entries_view,
+)
 
-from ..notes import tell_error, tell_note, tell_warning
+from ..notes import print_error, print_note, print_warning
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import Column, duration, print_json, print_records, print_table, say
-from .clusters import ping_role, role_state
+from ..render import (
+    Column,
+    duration,
+    print_answer,
+    print_columns,
+    print_if_json,
+    print_records,
+    print_table,
+    say,
+)
+from .clusters import ping_role
 
 _CLIENTS: Final = (
     Column("client_id", "CLIENT"),
@@ -27,13 +44,27 @@ _CLIENTS: Final = (
     Column("producer_groups", "PRODUCES FOR"),
     Column("consumer_groups", "CONSUMES FOR"),
 )
+_ENTRIES: Final = (
+    Column("queue_offset", "OFFSET"),
+    Column("commitlog_offset", "LOG OFFSET", lambda offset: "-" if offset < 0 else str(offset)),
+    Column("size", "SIZE", str, rank=1),
+    Column("tag_hash", "TAG HASH", lambda tag_hash: f"{tag_hash:016x}", rank=2),
+    Column("problem", "PROBLEM"),
+)
+_CLEANED: Final = (
+    Column("topic", "TOPIC"),
+    Column("queues", "QUEUES"),
+    Column("messages", "MESSAGES"),
+    Column("min_before", "FIRST OFFSET", rank=1),
+    Column("min_after", "FIRST AFTER"),
+)
 
 
 @click.command()
 @click.argument("name")
 @namesrv_option
 @json_option
-def show(name: str, namesrv: str, as_json: bool) -> int:
+def show(name: str, namesrv: str) -> int:
     """Show the broker NAME: where it is, how it is, and its metrics.
 
     \b
@@ -45,38 +76,23 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
         groups = {one.broker_name: one for one in admin.cluster().brokers}
         if name not in groups:
             known = ", ".join(sorted(groups)) or "none"
-            tell_error(f"no broker group {name!r}; there are {known}")
+            print_error(f"no broker group {name!r}; there are {known}")
             return ExitCode.FAILED
         metrics = admin.runtime_info(name)[name]
     group = groups[name]
-    infos = {
-        broker_id: ping_role(namesrv, address.tcp)
+    members = [
+        broker_member_view(group, broker_id, ping_role(namesrv, address.tcp))
         for broker_id, address in sorted(group.addresses.items())
-    }
-    members: list[dict[str, Any]] = [
-        {
-            "role": "broker",
-            "cluster": group.cluster_name,
-            "name": name,
-            "broker_id": broker_id,
-            "endpoint": group.addresses[broker_id].tcp,
-        }
-        | role_state(info)
-        for broker_id, info in infos.items()
     ]
-    if as_json:
-        print_json({"broker_name": name, "members": members, "metrics": metrics_as_json(metrics)})
-        return ExitCode.OK
-    for one in members:
-        say(
-            f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
-            f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
-        )
-    print_table(
-        ("METRIC", "OF", "VALUE", "UNIT"),
-        metric_rows(metrics),
-        optional=("UNIT",),
-    )
+    view = BrokerView(broker_name=name, members=members, metrics=metric_views(metrics))
+    if not print_if_json(view):
+        for one in members:
+            say(
+                f"broker {name} of {one.cluster}, id {one.broker_id}, at {one.endpoint}: "
+                f"{one.state} for {duration(one.uptime_ms)}, version {one.version or '-'}"
+            )
+        rows = metric_rows(metrics)
+        print_table(("METRIC", "OF", "VALUE", "UNIT"), rows, optional=("UNIT",))
     return ExitCode.OK
 
 
@@ -85,7 +101,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
 @yes_option
 @namesrv_option
 @json_option
-def drain(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
+def drain(name: str, yes: bool, namesrv: str) -> None:
     """Let producers leave the broker NAME: no route offers its queues for writing any more.
 
     Consumers go on reading it. It lasts until `mqmesh broker undrain`, over restarts, too.
@@ -99,18 +115,17 @@ def drain(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
         "this keeps producers away from the broker until `mqmesh broker undrain`",
         f"Keep producers away from broker {name} until it is undrained?",
         yes=yes,
-        as_json=as_json,
     )
     with NamesrvAdmin(namesrv) as admin:
         done = admin.drain(name)
-    _tell_draining(name, done, "gets nothing new", as_json)
+    _print_draining(name, done, "gets nothing new")
 
 
 @click.command()
 @click.argument("name")
 @namesrv_option
 @json_option
-def undrain(name: str, namesrv: str, as_json: bool) -> None:
+def undrain(name: str, namesrv: str) -> None:
     """Let producers come back to the broker NAME.
 
     \b
@@ -119,7 +134,7 @@ def undrain(name: str, namesrv: str, as_json: bool) -> None:
     """
     with NamesrvAdmin(namesrv) as admin:
         done = admin.undrain(name)
-    _tell_draining(name, done, "is written to again", as_json)
+    _print_draining(name, done, "is written to again")
 
 
 @click.command()
@@ -128,7 +143,7 @@ def undrain(name: str, namesrv: str, as_json: bool) -> None:
 @click.option("--consumers", is_flag=True, help="Only those that consume.")
 @namesrv_option
 @json_option
-def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: bool) -> None:
+def clients(name: str, producers: bool, consumers: bool, namesrv: str) -> None:
     """List who is registered at the broker NAME: what it is, and for which groups.
 
     \b
@@ -142,7 +157,7 @@ def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: 
             for one in admin.clients(name)
             if (one.producer_groups or not producers) and (one.consumer_groups or not consumers)
         ]
-    print_records(_CLIENTS, found, as_json=as_json)
+    print_records(_CLIENTS, client_views(found))
 
 
 @click.command()
@@ -159,9 +174,7 @@ def clients(name: str, producers: bool, consumers: bool, namesrv: str, as_json: 
 )
 @namesrv_option
 @json_option
-def queue(
-    name: str, topic: str, queue_id: int, start: int, count: int, namesrv: str, as_json: bool
-) -> None:
+def queue(name: str, topic: str, queue_id: int, start: int, count: int, namesrv: str) -> None:
     """Show entries of a queue as the broker NAME has stored them; damaged ones say so.
 
     \b
@@ -170,24 +183,10 @@ def queue(
     """
     with BrokerAdmin(namesrv) as admin:
         found = admin.queue_entries(name, topic, queue_id, start=start, count=count)
-    if as_json:
-        place = {"broker_name": name, "topic": topic, "queue_id": queue_id}
-        print_json(place | _named(found))
+    view = queue_entries_view(name, topic, queue_id, found)
+    if print_if_json(view):
         return
-    print_table(
-        ("OFFSET", "LOG OFFSET", "SIZE", "TAG HASH", "PROBLEM"),
-        [
-            (
-                one.queue_offset,
-                str(one.commitlog_offset) if one.commitlog_offset >= 0 else "-",
-                str(one.size),
-                f"{one.tag_hash:016x}",
-                one.problem or "-",
-            )
-            for one in found.entries
-        ],
-        optional=("TAG HASH", "SIZE"),
-    )
+    print_columns(_ENTRIES, view.entries)
     if found.min_queue_offset == found.max_queue_offset:
         say(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
     else:
@@ -199,7 +198,7 @@ def queue(
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 @namesrv_option
 @json_option
-def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
+def clean(name: str, dry_run: bool, namesrv: str) -> None:
     """Have the broker NAME remove old log segments now, whatever the hour is.
 
     Its other limits count: storage.file_reserved_time, storage.delete_files_batch_max.
@@ -209,63 +208,27 @@ def clean(name: str, dry_run: bool, namesrv: str, as_json: bool) -> None:
       mqmesh broker clean broker-a --dry-run
     """
     with BrokerAdmin(namesrv) as admin:
-        done = admin.clean(name, dry_run=dry_run)
-    if as_json:
-        print_json({"broker_name": name, "dry_run": dry_run, **_named(done)})
+        done = clean_view(name, admin.clean(name, dry_run=dry_run), dry_run=dry_run)
+    if print_if_json(done):
         return
     size = sum(one.size for one in done.segments)
     word = "would go" if dry_run else "went"
     say(f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}")
-    if not done.topics:
-        return
-    print_table(
-        ("TOPIC", "QUEUES", "MESSAGES", "FIRST OFFSET", "FIRST AFTER"),
-        [
-            (one.topic, one.queues, one.messages, one.min_before, one.min_after)
-            for one in done.topics
-        ],
-        optional=("FIRST OFFSET",),
-    )
+    if done.topics:
+        print_columns(_CLEANED, done.topics)
     if done.more_topics:
-        tell_note(f"and {done.more_topics} topics that lose fewer messages")
+        print_note(f"and {done.more_topics} topics that lose fewer messages")
 
 
-def _named(value: msgspec.Struct) -> dict[str, Any]:
-    """Converts a struct that is an array on the wire to a dict by names, inner structs too."""
-    told: dict[str, Any] = {}
-    for name, inner in msgspec.structs.asdict(value).items():
-        is_list = isinstance(inner, list) and inner and isinstance(inner[0], msgspec.Struct)
-        told[name] = [msgspec.structs.asdict(one) for one in inner] if is_list else inner
-    return told
-
-
-def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"broker_name": name, **msgspec.structs.asdict(done)})
-        return
-    say(f"broker {name} {what}: routes of {done.topic_count} topics changed")
+def _print_draining(name: str, done: Draining, what: str) -> None:
+    print_answer(
+        draining_view(name, done),
+        f"broker {name} {what}: routes of {done.topic_count} topics changed",
+    )
     if done.silent_namesrvs:
-        tell_warning(
+        print_warning(
             f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
         )
-
-
-def metrics_as_json(readings: Iterable[MetricReading]) -> dict[str, Any]:
-    """Returns metrics by name: their kind, and ``value``, or ``values`` with their labels."""
-    shown: dict[str, Any] = {}
-    for metric, samples in ((one.metric, one.samples) for one in readings):
-        told: dict[str, Any] = {"kind": metric.kind, "unit": metric.unit, "help": metric.help}
-        if metric.rocketmq_name:
-            told["rocketmq_name"] = metric.rocketmq_name
-        values = [_plain(one.value) for one in samples]
-        if metric.labels:
-            labels = [dict(zip(metric.labels, one.labels, strict=True)) for one in samples]
-            pairs = zip(labels, values, strict=True)
-            told["values"] = [{"labels": label, "value": value} for label, value in pairs]
-        else:
-            (told["value"],) = values
-        shown[metric.name] = told
-    return shown
 
 
 def metric_rows(readings: Iterable[MetricReading]) -> list[tuple[str, str, str, str]]:
@@ -275,12 +238,6 @@ def metric_rows(readings: Iterable[MetricReading]) -> list[tuple[str, str, str, 
         for reading in sorted(readings, key=lambda one: one.metric.name)
         for one in reading.samples
     ]
-
-
-def _plain(value: MetricValue) -> Any:
-    if not isinstance(value, Distribution):
-        return value
-    return {"bounds": value.bounds, "counts": value.counts, "total": value.total}
 
 
 def _shown(value: MetricValue) -> str:

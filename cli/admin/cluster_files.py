@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.logs import escape_json
@@ -14,11 +13,18 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, write_setup
 
-from ..notes import tell_error, tell_note
+from ..notes import answers_json, print_error, print_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, print_text, say
+from ..render import Column, print_answer, print_columns, print_text
 
 STDOUT: Final = "-"
+_STEPS: Final = (
+    Column("action", "STEP"),
+    Column("thing", "WHAT"),
+    Column("broker_name", "BROKER"),
+    Column("name", "NAME"),
+    Column("detail", "DETAIL", str),
+)
 
 
 @click.command("export")
@@ -26,7 +32,7 @@ STDOUT: Final = "-"
 @click.option("--configs", is_flag=True, help="Also the settings of brokers that are no default.")
 @namesrv_option
 @json_option
-def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> None:
+def export_cluster(file: str, configs: bool, namesrv: str) -> None:
     """Write topics, groups, key/value configuration and drained brokers into FILE; - prints them.
 
     No messages, no offsets, no keys of users.
@@ -52,11 +58,8 @@ def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> Non
         "groups": sum(len(one.groups) for one in setup.brokers.values()),
         "keys": sum(map(len, setup.kv.values())),
     }
-    if as_json:
-        print_json({"file": file, **counts})
-    else:
-        said = ", ".join(f"{count} {what}" for what, count in counts.items())
-        say(f"{file} has {said}")
+    text = ", ".join(f"{count} {what}" for what, count in counts.items())
+    print_answer({"file": file, **counts}, f"{file} has {text}")
 
 
 @click.command("import")
@@ -68,7 +71,7 @@ def export_cluster(file: str, configs: bool, namesrv: str, as_json: bool) -> Non
 @namesrv_option
 @json_option
 def import_cluster(
-    file: Path, dry_run: bool, yes: bool, prune: bool, force: bool, namesrv: str, as_json: bool
+    file: Path, dry_run: bool, yes: bool, prune: bool, force: bool, namesrv: str
 ) -> int:
     """Make a cluster what FILE says, which `mqmesh cluster export` has written.
 
@@ -91,36 +94,28 @@ def import_cluster(
         todo = sum(
             counts[one] for one in (ImportAction.CREATE, ImportAction.CHANGE, ImportAction.DELETE)
         )
-        if not as_json:
-            _show(steps, counts)
+        if not answers_json():
+            _print_plan(steps, counts)
         blocked = bool(conflicts) and not force
         if not (dry_run or blocked or yes or not todo):
             click.confirm(f"Do these {todo} steps?", abort=True)
         done = 0 if dry_run or blocked else admin.carry_out(wanted, steps)
-    if as_json:
-        told = [
-            msgspec.structs.asdict(one) for one in steps if one.action is not ImportAction.LEAVE
-        ]
-        left = {one.value: counts[one] for one in ImportAction}
-        print_json({"file": str(file), "counts": left, "steps": told, "done": done})
-    elif not dry_run and not blocked:
-        say(f"{done} steps are done")
+    counted = {one.value: counts[one] for one in ImportAction}
+    planned = [one for one in steps if one.action is not ImportAction.LEAVE]
+    print_answer(
+        {"file": str(file), "counts": counted, "steps": planned, "done": done},
+        *([] if dry_run or blocked else [f"{done} steps are done"]),
+    )
     if blocked and not dry_run:
-        tell_error(f"{conflicts} conflicts, so nothing was done; --force does the rest")
+        print_error(f"{conflicts} conflicts, so nothing was done; --force does the rest")
     return ExitCode.FAILED if conflicts else ExitCode.OK
 
 
-def _show(steps: Iterable[ImportStep], counts: Counter[ImportAction]) -> None:
-    shown = [one for one in steps if one.action is not ImportAction.LEAVE]
-    if shown:
-        print_table(
-            ("STEP", "WHAT", "BROKER", "NAME", "DETAIL"),
-            [
-                (one.action.value, one.thing.value, one.broker_name or "-", one.name, one.detail)
-                for one in shown
-            ],
-        )
-    tell_note(
+def _print_plan(steps: Iterable[ImportStep], counts: Counter[ImportAction]) -> None:
+    planned = [one for one in steps if one.action is not ImportAction.LEAVE]
+    if planned:
+        print_columns(_STEPS, planned)
+    print_note(
         ", ".join(
             f"{counts[one]} to {one}"
             if one is not ImportAction.CONFLICT

@@ -1,24 +1,39 @@
 """`mqmesh cluster …`: clusters as their name servers know them."""
 
-from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 import click
+from msgspec import UNSET
 
 from mqmesh.errors import MQMeshError
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
+from mqmesh.sdk.admin.views.clusters import (
+    BrokerReportView,
+    broker_member_view,
+    broker_report_view,
+    namesrv_view,
+)
 from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.units import MIB
 
 from ..lazy_group import LazyGroup
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, rate, state_text, timestamp
+from ..render import (
+    Column,
+    duration,
+    print_columns,
+    print_if_json,
+    rate,
+    state_text,
+    text_or_dash,
+    timestamp,
+)
 
 _LAZY: Final = {
     "export": ("admin.cluster_files", "export_cluster"),
@@ -29,6 +44,55 @@ _check = click.option("--check", is_flag=True, help="Exit code 1 when one does n
 
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16
+
+
+def _known(shown: Any) -> Any:
+    return lambda value: "-" if value is UNSET else shown(value)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+_MEMBERS: Final = (
+    Column("cluster", "CLUSTER", rank=1),
+    Column("role", "ROLE"),
+    Column("name", "NAME"),
+    Column("broker_id", "ID", text_or_dash),
+    Column("state", "STATE", state_text),
+    Column("endpoint", "ENDPOINT"),
+    Column("version", "VERSION", rank=3),
+    Column("uptime_ms", "UPTIME", lambda ms: duration(ms) if ms else "-", rank=2),
+)
+_LOADS: Final = (
+    Column("name", "BROKER"),
+    Column("broker_id", "ID", str),
+    Column("endpoint", "ENDPOINT", rank=1),
+    Column("version", "VERSION", rank=5),
+    Column("state", "STATE", state_text),
+    Column("in_per_s", "IN/S", _known(rate)),
+    Column("out_per_s", "OUT/S", _known(rate)),
+    Column("in_today", "IN TODAY", _known(_whole), rank=2),
+    Column("in_yesterday", "IN YESTERDAY", _known(_whole), rank=6),
+    Column("out_today", "OUT TODAY", _known(_whole), rank=3),
+    Column("out_yesterday", "OUT YESTERDAY", _known(_whole), rank=7),
+    Column("disk_used_percent", "DISK", _known(lambda percent: f"{percent:.0f} %")),
+    Column("oldest_timestamp", "OLDEST", _known(timestamp), rank=4),
+)
+_REPORT: Final = (
+    Column("broker_name", "BROKER"),
+    Column("version", "VERSION", lambda version: "down" if version is UNSET else version, rank=4),
+    Column("put_messages_day_per_s", "IN/S 24 H", _known(rate)),
+    Column("get_messages_day_per_s", "OUT/S 24 H", _known(rate)),
+    Column("store_disk_bytes", "LOG", _known(lambda size: f"{size / MIB:,.0f} MiB"), rank=1),
+    Column("topics", "TOPICS", _known(str), rank=2),
+    Column("subscription_groups", "GROUPS", _known(str), rank=3),
+    Column(
+        "clients",
+        "CLIENTS",
+        lambda clients: " ".join(f"{one}: {count}" for one, count in clients.items()) or "-",
+    ),
+)
 
 
 @click.group(cls=LazyGroup, places=_LAZY)
@@ -49,7 +113,7 @@ def cluster() -> None:
 @_check
 @namesrv_option
 @json_option
-def list_cluster(more: bool, check: bool, namesrv: str, as_json: bool) -> int:
+def list_cluster(more: bool, check: bool, namesrv: str) -> int:
     """List name servers and brokers, asking each how it is; one that does not answer is down.
 
     \b
@@ -59,118 +123,45 @@ def list_cluster(more: bool, check: bool, namesrv: str, as_json: bool) -> int:
     """
     with AdminClient(namesrv) as admin:
         groups = admin.cluster().brokers
-    rows: list[dict[str, Any]] = [
-        {"role": "namesrv", "cluster": "", "name": "", "broker_id": None, "endpoint": address}
-        for address in namesrv_addresses(namesrv)
-    ]
-    rows += [
-        {
-            "role": "broker",
-            "cluster": group.cluster_name,
-            "name": group.broker_name,
-            "broker_id": broker_id,
-            "endpoint": address.tcp,
-        }
+    namesrvs = namesrv_addresses(namesrv)
+    brokers = [
+        (group, broker_id)
         for group in sorted(groups, key=lambda one: (one.cluster_name, one.broker_name))
-        for broker_id, address in sorted(group.addresses.items())
+        for broker_id in sorted(group.addresses)
     ]
+    endpoints = [group.addresses[broker_id].tcp for group, broker_id in brokers]
     with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
-        infos = list(pool.map(partial(ping_role, namesrv), (row["endpoint"] for row in rows)))
+        infos = list(pool.map(partial(ping_role, namesrv), [*namesrvs, *endpoints]))
+        loads = pool.map(partial(_load, namesrv), endpoints) if more else [None] * len(brokers)
+        views = [namesrv_view(*one) for one in zip(namesrvs, infos[: len(namesrvs)], strict=True)]
+        views += [
+            broker_member_view(group, broker_id, info, load)
+            for (group, broker_id), info, load in zip(
+                brokers, infos[len(namesrvs) :], loads, strict=True
+            )
+        ]
+    if not print_if_json(views):
         if more:
-            places = [row["endpoint"] if row["role"] == "broker" else "" for row in rows]
-            for row, loads in zip(rows, pool.map(partial(_load, namesrv), places), strict=True):
-                row.update(loads)
-    for row, info in zip(rows, infos, strict=True):
-        row.update(role_state(info))
-        row["name"] = row["name"] or (info.name if info else "")
-    if as_json:
-        print_json(rows)
-    elif more:
-        _print_more(row for row in rows if row["role"] == "broker")
-    else:
-        print_table(
-            ("CLUSTER", "ROLE", "NAME", "ID", "STATE", "ENDPOINT", "VERSION", "UPTIME"),
-            [
-                (
-                    row["cluster"] or "-",
-                    row["role"],
-                    row["name"] or "-",
-                    "-" if row["broker_id"] is None else str(row["broker_id"]),
-                    state_text(row["state"]),
-                    row["endpoint"],
-                    row["version"] or "-",
-                    duration(row["uptime_ms"]) if row["uptime_ms"] else "-",
-                )
-                for row in rows
-            ],
-            optional=("VERSION", "UPTIME", "CLUSTER"),
-        )
+            print_columns(_LOADS, [one for one in views if one.role == "broker"])
+        else:
+            print_columns(_MEMBERS, views)
     return ExitCode.FAILED if check and not all(infos) else ExitCode.OK
 
 
-_LOADS: Final = {
-    "in_per_s": "put_messages_per_s",
-    "out_per_s": "get_messages_per_s",
-    "in_today": "put_messages_today",
-    "in_yesterday": "put_messages_yesterday",
-    "out_today": "get_messages_today",
-    "out_yesterday": "get_messages_yesterday",
-    "disk_used_percent": "store_disk_used_percent",
-    "oldest_timestamp": "store_oldest_timestamp",
-}
-"""Columns of `--more`, and the metric that each one shows."""
-
-
-def _load(namesrv: str, endpoint: str) -> dict[str, Any]:
-    """Reads the load metrics of a broker; empty if it does not answer or has no endpoint."""
-    if not endpoint:
-        return {}
+def _load(namesrv: str, endpoint: str) -> Readings | None:
+    """Reads the metrics of a broker; None if it does not answer."""
     try:
         with AdminClient(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
-            readings = admin.role_info(endpoint)
+            return admin.role_info(endpoint)
     except MQMeshError:
-        return {}
-    return {key: readings.number(metric, default=0) for key, metric in _LOADS.items()}
-
-
-def _print_more(rows: Iterable[dict[str, Any]]) -> None:
-    print_table(
-        ("BROKER", "ID", "ENDPOINT", "VERSION", "STATE", "IN/S", "OUT/S", "IN TODAY",
-         "IN YESTERDAY", "OUT TODAY", "OUT YESTERDAY", "DISK", "OLDEST"),
-        [
-            (
-                row["name"],
-                str(row["broker_id"]),
-                row["endpoint"],
-                row["version"] or "-",
-                state_text(row["state"]),
-                *(
-                    ("-",) * 8
-                    if "in_per_s" not in row
-                    else (
-                        rate(row["in_per_s"]),
-                        rate(row["out_per_s"]),
-                        f"{row['in_today']:,.0f}",
-                        f"{row['in_yesterday']:,.0f}",
-                        f"{row['out_today']:,.0f}",
-                        f"{row['out_yesterday']:,.0f}",
-                        f"{row['disk_used_percent']:.0f} %",
-                        timestamp(row["oldest_timestamp"]),
-                    )
-                ),
-            )
-            for row in rows
-        ],
-        optional=("OUT YESTERDAY", "IN YESTERDAY", "VERSION", "OLDEST", "OUT TODAY", "IN TODAY",
-                  "ENDPOINT"),
-    )  # fmt: skip
+        return None
 
 
 @cluster.command("report")
 @_check
 @namesrv_option
 @json_option
-def report(check: bool, namesrv: str, as_json: bool) -> int:
+def report(check: bool, namesrv: str) -> int:
     """Tell per broker what it did in 24 hours, what it holds, and who its clients are.
 
     With --json, for reports that are kept.
@@ -182,53 +173,21 @@ def report(check: bool, namesrv: str, as_json: bool) -> int:
     with BrokerAdmin(namesrv) as admin:
         names = sorted(masters_of(admin.cluster().brokers))
     with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
-        rows = list(pool.map(partial(_report_on, namesrv), names))
-    if as_json:
-        print_json({"brokers": rows})
-    else:
-        print_table(
-            ("BROKER", "VERSION", "IN/S 24 H", "OUT/S 24 H", "LOG", "TOPICS", "GROUPS", "CLIENTS"),
-            [
-                (
-                    row["broker_name"],
-                    row.get("version", "down"),
-                    rate(row["put_messages_day_per_s"]) if "version" in row else "-",
-                    rate(row["get_messages_day_per_s"]) if "version" in row else "-",
-                    f"{row['store_disk_bytes'] / MIB:,.0f} MiB" if "version" in row else "-",
-                    str(row.get("topics", "-")),
-                    str(row.get("subscription_groups", "-")),
-                    " ".join(f"{one}: {count}" for one, count in row["clients"].items()) or "-",
-                )
-                for row in rows
-            ],
-            optional=("VERSION", "GROUPS", "TOPICS", "LOG"),
-        )
-    is_whole = all("version" in row for row in rows)
+        views = list(pool.map(partial(_report_on, namesrv), names))
+    if not print_if_json({"brokers": views}):
+        print_columns(_REPORT, views)
+    is_whole = all(one.version is not UNSET for one in views)
     return ExitCode.FAILED if check and not is_whole else ExitCode.OK
 
 
-_REPORTED: Final = (
-    "put_messages_day_per_s", "get_messages_day_per_s", "put_messages_today",
-    "put_messages_yesterday", "get_messages_today", "get_messages_yesterday", "put_bytes_total",
-    "get_bytes_total", "store_disk_bytes", "store_disk_used_percent", "store_segments",
-    "store_oldest_timestamp", "topics", "subscription_groups", "consumer_offsets", "uptime_ms",
-)  # fmt: skip
-"""Metrics of a report."""
-
-
-def _report_on(namesrv: str, name: str) -> dict[str, Any]:
-    """Reports on a broker; without ``version`` if it does not answer. Counts clients by version."""
-    row: dict[str, Any] = {"broker_name": name, "clients": {}}
+def _report_on(namesrv: str, name: str) -> BrokerReportView:
     try:
         with BrokerAdmin(namesrv, timeout_ms=PING_TIMEOUT_MS) as admin:
             endpoint = masters_of(admin.cluster().brokers)[name].tcp
             readings, clients = admin.role_info(endpoint), admin.clients(name)
-            version = admin.ping(endpoint).version
+            return broker_report_view(name, readings, clients, admin.ping(endpoint).version)
     except (MQMeshError, KeyError):
-        return row
-    versions = Counter(f"{one.language} {one.version}".strip() for one in clients)
-    metrics = {one: readings.number(one, default=0) for one in _REPORTED}
-    return row | {"version": version, "clients": dict(sorted(versions.items())), **metrics}
+        return BrokerReportView(broker_name=name)
 
 
 def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:
@@ -238,13 +197,3 @@ def ping_role(namesrv: str, endpoint: str) -> RoleInfo | None:
             return admin.ping(endpoint)
     except MQMeshError:
         return None
-
-
-def role_state(info: RoleInfo | None) -> dict[str, Any]:
-    """Returns state, version, process and age; ``down`` for a process that did not answer."""
-    return {
-        "state": info.state if info else "down",
-        "version": info.version if info else "",
-        "pid": info.pid if info else 0,
-        "uptime_ms": info.uptime_ms if info else 0,
-    }

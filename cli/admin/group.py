@@ -1,7 +1,7 @@
 """`mqmesh group …`: consumer groups, their settings, their members and how far they are."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -9,29 +9,95 @@ from rich.text import Text
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import check_consumer_group, retry_topic
-from mqmesh.protocol.groups import (
-    BY_CONSUMER,
-    ConsumerConnection,
-    GroupConfig,
-    GroupFailures,
-    GroupSummary,
-)
-from mqmesh.protocol.membership import ConsumerData, MessageModel
+from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
+from mqmesh.protocol.membership import MessageModel, Subscription
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import masters_of
-from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.views.groups import (
+    ConsumersView,
+    DeletedGroupView,
+    GroupBrokerView,
+    GroupSettingsView,
+    ConsumerGroupView,
+    consumers_view,
+    group_settings_view,
+    group_views,
+    producers_view,
+    progress_view,
+)
 
-from ..notes import tell_error, tell_warning
+from ..notes import print_error, print_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import counted, duration, print_json, print_table, rate, say, timestamp
+from ..render import (
+    Column,
+    counted,
+    duration,
+    print_answer,
+    print_columns,
+    print_if_json,
+    print_records,
+    rate,
+    say,
+    timestamp,
+)
 from .group_offsets import clone_offset, reset_offset, skip
 from .running import running
 
 TOPICS_SHOWN = 3
-_UNKNOWN = {"lag": None, "lag_ms": None, "in_flight": None}
-"""Values of a group that broadcasts: its members keep their offsets by themselves."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _topics(topics: list[str]) -> str:
+    more = len(topics) - TOPICS_SHOWN
+    shown = ", ".join(topics[:TOPICS_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown or "-"
+
+
+def _remark(group: ConsumerGroupView) -> Text:
+    remarks = []
+    if group.differing:
+        remarks.append(f"{group.differing} subscribe differently")
+    if not group.consume_enable:
+        remarks.append("may not consume")
+    return Text(", ".join(remarks), style="yellow")
+
+
+def _state(connected: bool) -> Text:
+    return Text("connected", style="green") if connected else Text("lost", style="yellow")
+
+
+_GROUPS: Final = (
+    Column("group", "GROUP"),
+    Column("message_model", "MODEL", lambda model: model.lower() or "-", rank=3),
+    Column("members", "MEMBERS"),
+    Column("lag", "LAG"),
+    Column("consume_tps", "MSG/S", rate, rank=1),
+    Column("failed_per_s", "FAILED/S", rate),
+    Column("retrying", "RETRYING"),
+    Column("dead", "DEAD"),
+    Column("topics", "TOPICS", _topics, rank=2),
+    Column("", "REMARK", value=_remark),
+)
+_PROGRESS: Final = (
+    Column("topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("consumer_offset", "OFFSET", lambda offset: "-" if offset < 0 else offset, rank=3),
+    Column("oldest_timestamp", "STORED", timestamp, rank=5),
+    Column("max_queue_offset", "END", rank=2),
+    Column("lag", "LAG"),
+    Column("in_flight", "IN FLIGHT", rank=4),
+    Column("", "WAITING", value=lambda one: duration(one.lag_ms) if one.lag else "-", rank=1),
+    Column("client_id", "MEMBER"),
+)
+_PRODUCERS: Final = (
+    Column("client_id", "MEMBER"),
+    Column("connected", "STATE", _state),
+    Column("silent_ms", "LAST WORD", duration, rank=1),
+    Column("version", "VERSION", rank=2),
+)
 
 
 @click.group()
@@ -62,7 +128,7 @@ group.add_command(running)
 @broker_option
 @namesrv_option
 @json_option
-def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) -> None:
+def list_groups(lag_over: int | None, broker: str, namesrv: str) -> None:
     """List all groups, with and without members.
 
     LAG counts messages that are not done, RETRYING those of them that failed and come again, now or
@@ -76,49 +142,17 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) 
       mqmesh group list --lag-over 10000 --broker broker-a
     """
     with GroupAdmin(namesrv, broker_name=broker) as admin:
-        rows = _merged(admin.groups())
+        found = group_views(admin.groups())
     if lag_over is not None:
-        rows = [row for row in rows if (row["lag"] or 0) > lag_over]
-    if as_json:
-        print_json(rows)
-        return
-    print_table(
-        (
-            "GROUP",
-            "MODEL",
-            "MEMBERS",
-            "LAG",
-            "MSG/S",
-            "FAILED/S",
-            "RETRYING",
-            "DEAD",
-            "TOPICS",
-            "REMARK",
-        ),
-        [
-            (
-                row["group"],
-                (row["message_model"] or "-").lower(),
-                row["members"],
-                "-" if row["lag"] is None else row["lag"],
-                rate(row["consume_tps"]),
-                rate(row["failed_per_s"]),
-                row["retrying"],
-                row["dead"],
-                _topics(row["topics"]),
-                _remark(row),
-            )
-            for row in rows
-        ],
-        optional=("MODEL", "TOPICS", "MSG/S"),
-    )
+        found = [one for one in found if (one.lag or 0) > lag_over]
+    print_records(_GROUPS, found)
 
 
 @group.command("show")
 @click.argument("name")
 @namesrv_option
 @json_option
-def show_group(name: str, namesrv: str, as_json: bool) -> None:
+def show_group(name: str, namesrv: str) -> None:
     """Show a group: what was set on each broker, and how it stands.
 
     \b
@@ -127,18 +161,14 @@ def show_group(name: str, namesrv: str, as_json: bool) -> None:
       mqmesh group show billing --json
     """
     with GroupAdmin(namesrv) as admin:
-        by_broker = admin.groups(name)
-    (row,) = _merged(by_broker)
-    if as_json:
-        print_json(row)
-        return
-    _show_settings(row)
-    lag = "unknown" if row["lag"] is None else f"{row['lag']:,}"
-    say(
-        f"{counted(row['members'], 'member')}, {(row['message_model'] or 'none').lower()}; lag "
-        f"{lag}, {row['retrying']:,} of them failed and come again, "
-        f"{counted(row['dead'], 'dead letter')}; "
-        f"topics: {', '.join(row['topics']) or '-'}"
+        (found,) = group_views(admin.groups(name))
+    lag = "unknown" if found.lag is None else f"{found.lag:,}"
+    print_answer(
+        found,
+        *_setting_lines(name, found.brokers),
+        f"{counted(found.members, 'member')}, {(found.message_model or 'none').lower()}; lag "
+        f"{lag}, {found.retrying:,} of them failed and come again, "
+        f"{counted(found.dead, 'dead letter')}; topics: {', '.join(found.topics) or '-'}",
     )
 
 
@@ -181,7 +211,6 @@ def create(
     notify: bool | None,
     if_missing: bool,
     namesrv: str,
-    as_json: bool,
 ) -> None:
     """Create a group on every broker.
 
@@ -199,7 +228,7 @@ def create(
     )
     with GroupAdmin(namesrv) as admin:
         done = admin.create_group(config, exist_ok=if_missing)
-    _show_configs(name, done, as_json)
+    _print_settings(group_settings_view(name, done))
 
 
 @group.command()
@@ -214,7 +243,6 @@ def update(
     retry_max_times: int | None,
     notify: bool | None,
     namesrv: str,
-    as_json: bool,
 ) -> None:
     """Change the settings of a group on every broker; what is not said stays.
 
@@ -234,7 +262,7 @@ def update(
         done = admin.put_group(
             {broker: msgspec.structs.replace(one, **changes) for broker, one in wanted.items()}
         )
-    _show_configs(name, done, as_json)
+    _print_settings(group_settings_view(name, done))
 
 
 @group.command()
@@ -243,7 +271,7 @@ def update(
 @yes_option
 @namesrv_option
 @json_option
-def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool) -> None:
+def delete(name: str, with_topics: bool, yes: bool, namesrv: str) -> None:
     """Delete a group without members: its settings and offsets, on every broker.
 
     If it is used again it begins as a new group does. Messages that wait for a delayed retry
@@ -261,14 +289,11 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
         "this forgets how far the group has come",
         f"Delete group {name}, {what}?",
         yes=yes,
-        as_json=as_json,
     )
     with GroupAdmin(namesrv) as admin:
         brokers = admin.delete_group(name, remove_topics=with_topics)
-    if as_json:
-        print_json({"group": name, "deleted_from": brokers, "with_topics": with_topics})
-        return
-    say(f"group {name} is deleted from {', '.join(brokers)}")
+    view = DeletedGroupView(group=name, deleted_from=brokers, with_topics=with_topics)
+    print_answer(view, f"group {name} is deleted from {', '.join(brokers)}")
 
 
 @group.command()
@@ -276,7 +301,7 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
 @click.option("-t", "--topic", default="", help="Only this topic.")
 @namesrv_option
 @json_option
-def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
+def progress(name: str, topic: str, namesrv: str) -> None:
     """Show how far a group is: lag in messages and in time, queue by queue.
 
     OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
@@ -292,51 +317,27 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
       mqmesh group progress billing --topic orders --json
     """
     with GroupAdmin(namesrv) as admin:
-        found = admin.progress(name, topic)
-    if as_json:
-        print_json(_progress_dict(found))
+        found = progress_view(admin.progress(name, topic))
+    if print_if_json(found):
         return
-    print_table(
-        (
-            "TOPIC",
-            "BROKER",
-            "QUEUE",
-            "OFFSET",
-            "STORED",
-            "END",
-            "LAG",
-            "IN FLIGHT",
-            "WAITING",
-            "MEMBER",
-        ),
-        [
-            (
-                one.progress.topic,
-                one.broker_name,
-                one.progress.queue_id,
-                "-" if one.progress.consumer_offset < 0 else one.progress.consumer_offset,
-                timestamp(one.progress.oldest_timestamp),
-                one.progress.max_queue_offset,
-                one.lag if one.is_known else "-",
-                one.in_flight if one.is_known else "-",
-                duration(one.lag_ms) if one.lag else "-",
-                one.progress.client_id or "-",
-            )
-            for one in found.queues
-        ],
-        optional=("STORED", "IN FLIGHT", "OFFSET", "END", "WAITING"),
-    )
-    waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
-    lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
-    if found.broadcasts:
-        lag = "lag unknown"
+    print_columns(_PROGRESS, found.queues)
+    lag = "lag unknown"
+    if found.lag is not None:
+        waiting = f", the oldest waiting for {duration(found.lag_ms or 0)}" if found.lag else ""
+        lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
     say(
         f"{lag}; "
-        f"{rate(found.consume_tps)} messages/s; {rate(found.failures.failed_per_s)} failures/s; "
+        f"{rate(found.consume_tps)} messages/s; {rate(found.failed_per_s)} failures/s; "
         f"{found.retrying:,} failed and come again; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
     )
-    _warn(found.members, found.differing, found.message_model)
+    if found.differing:
+        print_warning(
+            f"{found.differing} of {found.members} members subscribe differently from the group; "
+            "messages are missed; `mqmesh group connections` tells more"
+        )
+    if found.message_model == MessageModel.BROADCASTING:
+        print_warning("members of a broadcasting group keep their offsets by themselves")
 
 
 @group.command()
@@ -344,7 +345,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
 @click.option("--producers", is_flag=True, help="Of the producer group of that name.")
 @namesrv_option
 @json_option
-def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> int:
+def connections(name: str, producers: bool, namesrv: str) -> int:
     """Show the members of a group, and who subscribes differently from the others.
 
     All members must subscribe to the same topics with the same expressions, or messages are
@@ -357,51 +358,37 @@ def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> int:
     """
     with GroupAdmin(namesrv) as admin:
         if producers:
-            return _show_producers(admin, name, as_json)
-        members = admin.connections(name)
-        if not members:
+            return _print_producers(admin, name)
+        found = consumers_view(name, admin.connections(name))
+        if not found.members:
             admin.groups(name)  # a group that is not there at all is an error
-    if as_json:
-        print_json({"group": name, "members": [_member_dict(one) for one in members]})
-        return ExitCode.OK
-    print_table(
-        ("MEMBER", "STATE", "LAST WORD", "VERSION", "MODEL", "SUBSCRIPTIONS"),
-        [
-            (
-                one.client_id,
-                _state(one.connected),
-                duration(one.silent_ms),
-                one.version or "-",
-                one.data.message_model.lower(),
-                _subscriptions(one.data),
-            )
-            for one in members
-        ],
-        optional=("MODEL", "VERSION", "LAST WORD"),
-    )
-    for one in members:
-        if one.difference:
-            _tell(f"{one.client_id} subscribes differently from the group: {one.difference}")
+    if not print_if_json(found):
+        _print_consumers(found)
     return ExitCode.OK
 
 
-def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> int:
-    found = admin.producer_connections(name)
-    if not found:
-        # Nothing is kept of a producer group but its members.
-        tell_error(f"no producer of a group {name!r} is connected")
-        return ExitCode.FAILED
-    if as_json:
-        print_json({"group": name, "members": [msgspec.structs.asdict(one) for one in found]})
-        return ExitCode.OK
-    print_table(
-        ("MEMBER", "STATE", "LAST WORD", "VERSION"),
-        [
-            (one.client_id, _state(one.connected), duration(one.silent_ms), one.version or "-")
-            for one in found
-        ],
-        optional=("VERSION", "LAST WORD"),
+def _print_consumers(found: ConsumersView) -> None:
+    columns = (
+        *_PRODUCERS,
+        Column("message_model", "MODEL", str.lower, rank=3),
+        Column("subscriptions", "SUBSCRIPTIONS", lambda all_: _subscriptions(found.group, all_)),
     )
+    print_columns(columns, found.members)
+    for one in found.members:
+        if one.difference:
+            print_warning(
+                f"{one.client_id} subscribes differently from the group: {one.difference}"
+            )
+
+
+def _print_producers(admin: GroupAdmin, name: str) -> int:
+    found = producers_view(name, admin.producer_connections(name))
+    if not found.members:
+        # Nothing is kept of a producer group but its members.
+        print_error(f"no producer of a group {name!r} is connected")
+        return ExitCode.FAILED
+    if not print_if_json(found):
+        print_columns(_PRODUCERS, found.members)
     return ExitCode.OK
 
 
@@ -417,182 +404,27 @@ def _changes(
     return {key: value for key, value in changes.items() if value is not None}
 
 
-def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> None:
-    rows = [_broker_dict(broker, one, True) for broker, one in configs.items()]
-    found = {"group": name, "brokers": rows}
-    if as_json:
-        print_json(found)
-    else:
-        _show_settings(found)
+def _print_settings(found: GroupSettingsView) -> None:
+    print_answer(found, *_setting_lines(found.group, found.brokers))
 
 
-def _broker_dict(broker_name: str, config: GroupConfig, is_configured: bool) -> dict[str, Any]:
-    """Returns the settings of a group on a broker, with the same keys in all answers."""
-    settings = msgspec.structs.asdict(config)
-    del settings["group"]
-    return {"broker_name": broker_name, "is_configured": is_configured} | settings
-
-
-def _show_settings(found: dict[str, Any]) -> None:
-    for row in found["brokers"]:
-        times = row["retry_max_times"]
-        say(
-            f"group {found['group']} on {row['broker_name']}: "
-            f"{'may' if row['consume_enable'] else 'may not'} consume, "
-            f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
-            + (
-                "retries as each consumer says"
-                if times == BY_CONSUMER
-                else counted(times, "retry", "retries")
-            )
-            + (
-                ""
-                if row["notify_consumer_ids_changed_enable"]
-                else ", members are not told of others"
-            )
-            + ("" if row["is_configured"] else " (nothing was set: defaults)")
+def _setting_lines(group: str, brokers: Sequence[GroupBrokerView]) -> list[str]:
+    lines = []
+    for one in brokers:
+        retries = "retries as each consumer says"
+        if one.retry_max_times != BY_CONSUMER:
+            retries = counted(one.retry_max_times, "retry", "retries")
+        notified = one.notify_consumer_ids_changed_enable
+        lines.append(
+            f"group {group} on {one.broker_name}: "
+            f"{'may' if one.consume_enable else 'may not'} consume, "
+            f"{'may' if one.consume_broadcast_enable else 'may not'} broadcast, {retries}"
+            f"{'' if notified else ', members are not told of others'}"
+            f"{'' if one.is_configured else ' (nothing was set: defaults)'}"
         )
+    return lines
 
 
-def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
-    """Returns one row a group: numbers summed over the brokers."""
-    found: dict[str, dict[str, Any]] = {}
-    for broker_name, summaries in by_broker.items():
-        for one in summaries:
-            row = found.setdefault(
-                one.config.group,
-                {
-                    "group": one.config.group,
-                    "message_model": "",
-                    "members": 0,
-                    "lag": 0,
-                    "consume_tps": 0.0,
-                    "retrying": 0,
-                    "recent_deliveries": 0,
-                    "recent_failures": 0,
-                    "failed_per_s": 0.0,
-                    "dead": 0,
-                    "differing": 0,
-                    "consume_enable": True,
-                    "topics": set(),
-                    "brokers": [],
-                },
-            )
-            row["message_model"] = row["message_model"] or one.message_model
-            # Every member is connected to every broker.
-            row["members"] = max(row["members"], one.members)
-            row["differing"] = max(row["differing"], one.differing)
-            for key in ("lag", "consume_tps", "retrying", "dead"):
-                row[key] += getattr(one, key)
-            if one.failures.deliveries >= row["recent_deliveries"]:
-                row |= _failures(one.failures)
-            row["consume_enable"] = row["consume_enable"] and one.config.consume_enable
-            row["topics"] |= set(one.topics)
-            row["brokers"].append(_broker_dict(broker_name, one.config, one.is_configured))
-    for row in found.values():
-        row["topics"] = sorted(row["topics"])
-        if row["message_model"] == MessageModel.BROADCASTING:
-            row["lag"] = None
-    return [found[name] for name in sorted(found)]
-
-
-def _failures(one: GroupFailures) -> dict[str, Any]:
-    """Returns failures of ten minutes, which each member reports to all of its brokers alike."""
-    return {
-        "recent_deliveries": one.deliveries,
-        "recent_failures": one.failed,
-        "failed_per_s": one.failed_per_s,
-    }
-
-
-def _progress_dict(found: GroupProgress) -> dict[str, Any]:
-    return {
-        "group": found.group,
-        "message_model": found.message_model,
-        "members": found.members,
-        "differing": found.differing,
-        "lag": found.lag,
-        "lag_ms": found.lag_ms,
-        "in_flight": found.in_flight,
-        "consume_tps": found.consume_tps,
-        "retrying": found.retrying,
-        "waiting_retries": found.waiting_retries,
-        **_failures(found.failures),
-        "dead": found.dead,
-        "queues": [_queue_dict(one, found.group) for one in found.queues],
-        **(_UNKNOWN if found.broadcasts else {}),
-    }
-
-
-def _queue_dict(one: QueueLag, group_name: str) -> dict[str, Any]:
-    queue = one.progress
-    return {
-        "topic": queue.topic,
-        "is_retry": queue.topic == retry_topic(group_name),
-        "broker_name": one.broker_name,
-        "queue_id": queue.queue_id,
-        "consumer_offset": queue.consumer_offset,
-        "min_queue_offset": queue.min_queue_offset,
-        "max_queue_offset": queue.max_queue_offset,
-        "lag": one.lag,
-        "lag_ms": one.lag_ms,
-        "oldest_timestamp": queue.oldest_timestamp,
-        "in_flight": one.in_flight,
-        "client_id": queue.client_id,
-        **({} if one.is_known else _UNKNOWN),
-    }
-
-
-def _member_dict(one: ConsumerConnection) -> dict[str, Any]:
-    return {
-        "client_id": one.client_id,
-        "connected": one.connected,
-        "silent_ms": one.silent_ms,
-        "language": one.language,
-        "version": one.version,
-        "message_model": one.data.message_model,
-        "consume_from_where": one.data.consume_from_where,
-        "subscriptions": [msgspec.structs.asdict(each) for each in one.data.subscriptions],
-        "difference": one.difference,
-        "stats": [msgspec.structs.asdict(each) for each in one.stats],
-    }
-
-
-def _warn(members: int, differing: int, model: str) -> None:
-    if differing:
-        _tell(
-            f"{differing} of {members} members subscribe differently from the group; messages "
-            "are missed; `mqmesh group connections` tells more"
-        )
-    if model == MessageModel.BROADCASTING:
-        _tell("members of a broadcasting group keep their offsets by themselves")
-
-
-def _remark(row: dict[str, Any]) -> Text:
-    remarks = []
-    if row["differing"]:
-        remarks.append(f"{row['differing']} subscribe differently")
-    if not row["consume_enable"]:
-        remarks.append("may not consume")
-    return Text(", ".join(remarks), style="yellow")
-
-
-def _topics(topics: list[str]) -> str:
-    more = len(topics) - TOPICS_SHOWN
-    shown = ", ".join(topics[:TOPICS_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown or "-"
-
-
-def _subscriptions(data: ConsumerData) -> str:
-    own = retry_topic(data.group)
-    return ", ".join(
-        f"{one.topic} {one.expression}" for one in data.subscriptions if one.topic != own
-    )
-
-
-def _state(connected: bool) -> Text:
-    return Text("connected", style="green") if connected else Text("lost", style="yellow")
-
-
-def _tell(text: str) -> None:
-    tell_warning(text)
+def _subscriptions(group: str, subscriptions: Sequence[Subscription]) -> str:
+    own = retry_topic(group)
+    return ", ".join(f"{one.topic} {one.expression}" for one in subscriptions if one.topic != own)

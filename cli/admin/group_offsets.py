@@ -2,20 +2,32 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.groups import ResetWhere
-from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMove, OffsetMoves
+from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMoves
+from mqmesh.sdk.admin.views.groups import OffsetMovesView, offset_moves_view
 
+from ..notes import answers_json
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, say
+from ..render import Column, print_columns, print_if_json, say
 from ..times import TIME_HELP, parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_MOVES: Final = (
+    Column("topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("old_offset", "OFFSET", lambda offset: "-" if offset < 0 else offset, rank=1),
+    Column("new_offset", "NEW OFFSET"),
+    Column("reread", "READ AGAIN"),
+    Column("skipped", "SKIPPED"),
+)
 
 
 def _moving_options(function: _F) -> _F:
@@ -54,7 +66,6 @@ def reset_offset(
     dry_run: bool,
     yes: bool,
     namesrv: str,
-    as_json: bool,
 ) -> None:
     """Let a group go on elsewhere in a topic, backward or forward.
 
@@ -91,7 +102,7 @@ def reset_offset(
                 dry_run=dry,
             )
 
-        _carry_out(name, move, dry_run=dry_run, yes=yes, as_json=as_json)
+        _carry_out(name, move, dry_run=dry_run, yes=yes)
 
 
 @click.command("clone-offset")
@@ -102,7 +113,7 @@ def reset_offset(
 @namesrv_option
 @json_option
 def clone_offset(
-    source: str, target: str, topic: str, dry_run: bool, yes: bool, namesrv: str, as_json: bool
+    source: str, target: str, topic: str, dry_run: bool, yes: bool, namesrv: str
 ) -> None:
     """Let group TARGET go on where group SOURCE is.
 
@@ -119,7 +130,6 @@ def clone_offset(
             lambda dry: admin.clone_offset(source, target, topic, dry_run=dry),
             dry_run=dry_run,
             yes=yes,
-            as_json=as_json,
         )
 
 
@@ -129,7 +139,7 @@ def clone_offset(
 @_moving_options
 @namesrv_option
 @json_option
-def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str, as_json: bool) -> None:
+def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str) -> None:
     """Skip the backlog: let a group go on behind the last message.
 
     What waits for a retry stays, unless its topic is named: --topic %RETRY%<group>.
@@ -145,76 +155,29 @@ def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str, as_json:
             lambda dry: admin.skip_backlog(name, topic, dry_run=dry),
             dry_run=dry_run,
             yes=yes,
-            as_json=as_json,
         )
 
 
-def _carry_out(
-    name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool, yes: bool, as_json: bool
-) -> None:
+def _carry_out(name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool, yes: bool) -> None:
     """Shows what would change, asks, and does it."""
     if not dry_run and not yes:
-        if as_json or not sys.stdin.isatty():
+        if answers_json() or not sys.stdin.isatty():
             raise ConfigError(
                 "this makes the group read messages again or never; look with --dry-run, then "
                 "add --yes"
             )
-        preview = move(True)
-        _show(name, preview)
+        _print_moves(offset_moves_view(name, move(True)))
         click.confirm("Do it?", abort=True)
-    done = move(dry_run)
-    if as_json:
-        print_json(_as_dict(name, done))
-    else:
-        _show(name, done)
+    done = offset_moves_view(name, move(dry_run))
+    if not print_if_json(done):
+        _print_moves(done)
 
 
-def _show(name: str, moves: OffsetMoves) -> None:
-    print_table(
-        ("TOPIC", "BROKER", "QUEUE", "OFFSET", "NEW OFFSET", "READ AGAIN", "SKIPPED"),
-        [
-            (
-                one.change.topic,
-                one.broker_name,
-                one.change.queue_id,
-                "-" if one.change.old_offset < 0 else one.change.old_offset,
-                one.change.new_offset,
-                one.reread,
-                one.skipped,
-            )
-            for one in moves.queues
-        ],
-        optional=("OFFSET",),
-    )
+def _print_moves(moves: OffsetMovesView) -> None:
+    print_columns(_MOVES, moves.queues)
     counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
     if moves.dry_run:
         text = f"would read {counts.format('skip')} members would be told; nothing was changed"
     else:
         text = f"reads {counts.format('skips')} members were told"
-    say(f"group {name} {text}")
-
-
-def _as_dict(name: str, moves: OffsetMoves) -> dict[str, Any]:
-    return {
-        "group": name,
-        "dry_run": moves.dry_run,
-        "reread": moves.reread,
-        "skipped": moves.skipped,
-        "members_told": moves.members_told,
-        "queues": [_queue_dict(one) for one in moves.queues],
-    }
-
-
-def _queue_dict(one: OffsetMove) -> dict[str, Any]:
-    change = one.change
-    return {
-        "topic": change.topic,
-        "broker_name": one.broker_name,
-        "queue_id": change.queue_id,
-        "old_offset": change.old_offset,
-        "new_offset": change.new_offset,
-        "min_queue_offset": change.min_queue_offset,
-        "max_queue_offset": change.max_queue_offset,
-        "reread": one.reread,
-        "skipped": one.skipped,
-    }
+    say(f"group {moves.group} {text}")

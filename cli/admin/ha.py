@@ -6,19 +6,26 @@ from typing import Final
 import click
 
 from mqmesh.errors import MQMeshError
-from mqmesh.log_identity import CommonEnd
-from mqmesh.protocol.replication import ChangeVotersResponse, LogEpochs
+from mqmesh.protocol.replication import ChangeVotersResponse
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.ha_admin import HaAdmin
-from mqmesh.sdk.admin.log_comparison import LogComparison, LogDifference, parting
+from mqmesh.sdk.admin.log_comparison import LogComparison, LogDifference
+from mqmesh.sdk.admin.views.replicas import (
+    GroupChangeView,
+    LogView,
+    cluster_settings_view,
+    log_comparison_view,
+    log_views,
+    parted_logs,
+)
 from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
-from ..notes import tell_error
+from ..notes import answers_json, print_error
 from ..options import json_option, namesrv_option
 from ..progress_bar import progress_bar
-from ..render import print_json, print_table, say
-from .ha_status import is_well, show_settings, show_status
+from ..render import print_answer, print_if_json, print_table, say
+from .ha_status import is_well, print_settings, print_status
 
 WATCH_S: Final = 1.0
 MOST_DIFFERENCES: Final = 10
@@ -50,7 +57,7 @@ def ha() -> None:
 @click.option("-w", "--watch", is_flag=True, help="Look again each second, until Ctrl-C.")
 @namesrv_option
 @json_option
-def status(broker: str, watch: bool, namesrv: str, as_json: bool) -> int:
+def status(broker: str, watch: bool, namesrv: str) -> int:
     """Show the replicas of all broker groups, or of BROKER.
 
     Exit code 1 when one does not answer, or follows nobody.
@@ -62,23 +69,23 @@ def status(broker: str, watch: bool, namesrv: str, as_json: bool) -> int:
     """
     with HaAdmin(namesrv) as admin:
         while watch:
-            _look(admin, broker, as_json=as_json)
+            _look(admin, broker)
             time.sleep(WATCH_S)
         reports = admin.ha_status(broker)
-    show_status(reports, as_json=as_json)
+    print_status(reports)
     return ExitCode.OK if all(map(is_well, reports)) else ExitCode.FAILED
 
 
-def _look(admin: HaAdmin, broker: str, *, as_json: bool) -> None:
+def _look(admin: HaAdmin, broker: str) -> None:
     """Shows how it is now; what fails for a moment is no reason to end."""
     try:
         reports = admin.ha_status(broker)
     except MQMeshError as error:
-        tell_error(str(error))
+        print_error(str(error))
         return
-    if not as_json:
+    if not answers_json():
         click.clear()
-    show_status(reports, as_json=as_json)
+    print_status(reports)
 
 
 @ha.command()
@@ -88,7 +95,7 @@ def _look(admin: HaAdmin, broker: str, *, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @namesrv_option
 @json_option
-def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as_json: bool) -> int:
+def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str) -> int:
     """Make the follower BROKER_ID the master of BROKER, whose master is gone.
 
     What the follower had not got from its master is lost to the group: a few milliseconds of
@@ -103,10 +110,10 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as
         if not yes:
             click.confirm(f"Shall replica {broker_id} be the master of {broker}?", abort=True)
         answer = admin.promote(broker, broker_id, epoch=epoch)
-    if as_json:
-        print_json({"broker_name": broker, "epoch": answer.epoch, "offset": answer.offset})
-    else:
-        say(f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}")
+    print_answer(
+        GroupChangeView(broker_name=broker, epoch=answer.epoch, offset=answer.offset),
+        f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}",
+    )
     return ExitCode.OK
 
 
@@ -121,7 +128,7 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @namesrv_option
 @json_option
-def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json: bool) -> int:
+def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str) -> int:
     """Have the master of BROKER hand the lead over to another replica that is in sync.
 
     Nothing is lost, and clients see a short pause. For groups that elect their master (ha.mode
@@ -133,11 +140,10 @@ def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.switch_over(broker, broker_id or 0, epoch=epoch)
-    if as_json:
-        told = {"broker_name": broker, "broker_id": answer.replica_id, "epoch": answer.epoch}
-        print_json(told)
-    else:
-        say(f"replica {answer.replica_id} leads {broker} from epoch {answer.epoch}")
+    print_answer(
+        GroupChangeView(broker_name=broker, broker_id=answer.replica_id, epoch=answer.epoch),
+        f"replica {answer.replica_id} leads {broker} from epoch {answer.epoch}",
+    )
     return ExitCode.OK
 
 
@@ -156,7 +162,6 @@ def elect(
     epoch: int,
     yes: bool,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Have replica BROKER_ID lead BROKER, whose replicas in sync are gone for good.
 
@@ -173,10 +178,10 @@ def elect(
                 f"What replica {broker_id} of {broker} lacks is lost. Shall it lead?", abort=True
             )
         admin.elect_unclean(broker, broker_id, epoch=epoch)
-    if as_json:
-        print_json({"broker_name": broker, "broker_id": broker_id})
-    else:
-        say(f"replica {broker_id} stands; `mqmesh ha status {broker}` shows when it leads")
+    print_answer(
+        GroupChangeView(broker_name=broker, broker_id=broker_id),
+        f"replica {broker_id} stands; `mqmesh ha status {broker}` shows when it leads",
+    )
     return ExitCode.OK
 
 
@@ -190,7 +195,7 @@ def elect(
 )
 @namesrv_option
 @json_option
-def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
+def init(broker: str, replicas: str, namesrv: str) -> int:
     """Make the record of BROKER anew that its coordinator has lost.
 
     All replicas of the group have to be there, and nobody else. The one with most of the log leads
@@ -206,10 +211,10 @@ def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
         raise click.BadParameter(f"{wrong[0]!r} is no id", param_hint="--replicas")
     with HaAdmin(namesrv) as admin:
         admin.init_group(broker, [int(one) for one in names])
-    if as_json:
-        print_json({"broker_name": broker})
-    else:
-        say(f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads")
+    print_answer(
+        GroupChangeView(broker_name=broker),
+        f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads",
+    )
     return ExitCode.OK
 
 
@@ -219,7 +224,7 @@ def init(broker: str, replicas: str, namesrv: str, as_json: bool) -> int:
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @namesrv_option
 @json_option
-def add(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) -> int:
+def add(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
     """Have replica BROKER_ID belong to BROKER, whose replicas elect their master.
 
     Start it before or after that, with the group's settings and ha.total_replicas as large as its
@@ -231,7 +236,7 @@ def add(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) ->
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.add_replica(broker, broker_id, epoch=epoch)
-    return _show_voters(broker, answer, as_json=as_json)
+    return _print_voters(broker, answer)
 
 
 @ha.command()
@@ -240,7 +245,7 @@ def add(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) ->
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @namesrv_option
 @json_option
-def remove(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool) -> int:
+def remove(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
     """Have replica BROKER_ID belong to BROKER no more: it is not waited for, and gets nothing.
 
     Its files stay where they are. Of the master: first have it hand the lead over (mqmesh ha
@@ -252,7 +257,7 @@ def remove(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool)
     """
     with HaAdmin(namesrv) as admin:
         answer = admin.remove_replica(broker, broker_id, epoch=epoch)
-    return _show_voters(broker, answer, as_json=as_json)
+    return _print_voters(broker, answer)
 
 
 @ha.command()
@@ -260,7 +265,7 @@ def remove(broker: str, broker_id: int, epoch: int, namesrv: str, as_json: bool)
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @namesrv_option
 @json_option
-def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
+def pause(broker: str, epoch: int, namesrv: str) -> int:
     """Have nobody elected in BROKER when its master is missed, until `mqmesh ha resume`.
 
     For work on machines and networks. `mqmesh ha switch` works all the same, and a master that is
@@ -270,7 +275,7 @@ def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
     Examples:
       mqmesh ha pause broker-a
     """
-    return _pause(broker, epoch, namesrv, paused=True, as_json=as_json)
+    return _pause(broker, epoch, namesrv, paused=True)
 
 
 @ha.command()
@@ -278,14 +283,14 @@ def pause(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @namesrv_option
 @json_option
-def resume(broker: str, epoch: int, namesrv: str, as_json: bool) -> int:
+def resume(broker: str, epoch: int, namesrv: str) -> int:
     """Have another replica of BROKER elected again when its master is missed.
 
     \b
     Examples:
       mqmesh ha resume broker-a
     """
-    return _pause(broker, epoch, namesrv, paused=False, as_json=as_json)
+    return _pause(broker, epoch, namesrv, paused=False)
 
 
 @ha.command()
@@ -301,7 +306,6 @@ def settings(
     unset: tuple[str, ...],
     version: int,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Show or change settings that all replicas of a cluster have, whatever their own say.
 
@@ -320,11 +324,11 @@ def settings(
     changes = {name: value for name, _, value in pairs} | dict.fromkeys(unset)
     with HaAdmin(namesrv) as admin:
         if changes:
-            told = admin.change_cluster_settings(changes, broker, version=version)
+            found = admin.change_cluster_settings(changes, broker, version=version)
         else:
-            told = admin.cluster_settings(broker)
+            found = admin.cluster_settings(broker)
         reports = admin.ha_status(broker)
-    show_settings(told, reports, as_json=as_json)
+    print_settings(cluster_settings_view(found, reports), reports)
     return ExitCode.OK
 
 
@@ -333,7 +337,7 @@ def settings(
 @click.option("--last", default=20, help="So many epochs, the newest ones.", show_default=True)
 @namesrv_option
 @json_option
-def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
+def epochs(broker: str, last: int, namesrv: str) -> int:
     """Show which epoch begins where in the log of each replica of BROKER, and where logs part.
 
     In an epoch one master writes. Logs with another history than the first one are cut where they
@@ -344,24 +348,23 @@ def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
       mqmesh ha epochs broker-a --last 5
     """
     with HaAdmin(namesrv) as admin:
-        logs = admin.epochs(broker)
-    first = next(iter(logs.values()), None)
-    ends = {one.broker_id: parting(first, one) for one in logs.values() if first is not None}
-    parted = [one.broker_id for one in logs.values() if _is_parted(first, one)]
-    if as_json:
-        print_json([_log_as_map(one, ends[one.broker_id]) for one in logs.values()])
-    else:
-        numbers = sorted({each.epoch for one in logs.values() for each in one.epochs})[-last:]
-        starts = [{each.epoch: each.start_offset for each in one.epochs} for one in logs.values()]
-        rows = [(number, *(one.get(number, "-") for one in starts)) for number in numbers]
-        ends_row = ("log end", *(one.log_end for one in logs.values()))
-        heads = [f"REPLICA {one.broker_id}" for one in logs.values()]
-        print_table(("EPOCH", *heads), [*rows, ends_row])
-        for broker_id in parted:
-            end = ends[broker_id]
-            where = "nothing in common" if end is None else f"one history up to {end.end_offset}"
-            say(f"replicas {heads[0].partition(' ')[2]} and {broker_id} have {where}")
-    return ExitCode.FAILED if parted else ExitCode.OK
+        logs = log_views(admin.epochs(broker))
+    if not print_if_json(logs):
+        _print_epochs(logs, last)
+    return ExitCode.FAILED if parted_logs(logs) else ExitCode.OK
+
+
+def _print_epochs(logs: list[LogView], last: int) -> None:
+    numbers = sorted({each.epoch for one in logs for each in one.epochs})[-last:]
+    starts = [{each.epoch: each.start for each in one.epochs} for one in logs]
+    rows = [(number, *(one.get(number, "-") for one in starts)) for number in numbers]
+    ends_row = ("log end", *(one.log_end for one in logs))
+    print_table(("EPOCH", *(f"REPLICA {one.broker_id}" for one in logs)), [*rows, ends_row])
+    for one in parted_logs(logs):
+        where = "nothing in common"
+        if one.common_end is not None:
+            where = f"one history up to {one.common_end}"
+        say(f"replicas {logs[0].broker_id} and {one.broker_id} have {where}")
 
 
 @ha.command()
@@ -375,7 +378,7 @@ def epochs(broker: str, last: int, namesrv: str, as_json: bool) -> int:
 )
 @namesrv_option
 @json_option
-def verify(broker: str, rate: int, namesrv: str, as_json: bool) -> int:
+def verify(broker: str, rate: int, namesrv: str) -> int:
     """Compare the logs of all replicas of BROKER, as far as they must be the same.
 
     Each reads its log from the disk, a MiB at a time, and tells checksums. Exit code 1 when there
@@ -385,84 +388,47 @@ def verify(broker: str, rate: int, namesrv: str, as_json: bool) -> int:
     Examples:
       mqmesh ha verify broker-a --rate 32
     """
-    differences, told = [], None
+    differences: list[LogDifference] = []
+    last: LogComparison | None = None
     with HaAdmin(namesrv) as admin, progress_bar() as on_progress:
-        for told in admin.compare_logs(broker, bytes_per_s=rate * MIB):
-            done, size = told.compared - told.start, told.end - told.start
+        for last in admin.compare_logs(broker, bytes_per_s=rate * MIB):
+            done, size = last.compared - last.start, last.end - last.start
             on_progress(RecoveryProgress("comparing", done, size))
-            if told.difference is not None:
-                differences.append(told.difference)
+            if last.difference is not None:
+                differences.append(last.difference)
                 if len(differences) >= MOST_DIFFERENCES:
                     break
-    if as_json:
-        print_json({"broker_name": broker, **_comparison_as_map(told, differences)})
-        return ExitCode.FAILED if differences else ExitCode.OK
-    for one in differences:
-        who = ", ".join(map(str, one.broker_ids))
+    found = log_comparison_view(broker, last, differences)
+    lines = []
+    for one in found.differences:
+        ids = ", ".join(map(str, one.broker_ids))
         why = "".join(f"; replica {number}: {text}" for number, text in one.problems.items())
-        say(f"at {one.start} to {one.end}: replicas {who} differ{why}")
-    if told is None:
-        say("the logs have nothing to compare yet")
-    elif not differences:
-        ids = ", ".join(map(str, told.broker_ids))
-        say(f"replicas {ids} have the same bytes from {told.start} to {told.compared}")
+        lines.append(f"at {one.start} to {one.end}: replicas {ids} differ{why}")
+    if last is None:
+        lines.append("the logs have nothing to compare yet")
+    elif not lines:
+        ids = ", ".join(map(str, found.broker_ids))
+        lines.append(f"replicas {ids} have the same bytes from {found.start} to {found.compared}")
+    print_answer(found, *lines)
     return ExitCode.FAILED if differences else ExitCode.OK
 
 
-def _is_parted(first: LogEpochs | None, other: LogEpochs) -> bool:
-    if first is None:
-        return False
-    end = parting(first, other)
-    return end is None or end.end_offset < min(first.log_end, other.log_end)
-
-
-def _log_as_map(log: LogEpochs, end: CommonEnd | None) -> dict[str, object]:
-    return {
-        "broker_id": log.broker_id,
-        "log_start": log.log_start,
-        "log_end": log.log_end,
-        "confirmed": log.confirmed,
-        "epochs": [{"epoch": one.epoch, "start": one.start_offset} for one in log.epochs],
-        "common_end": None if end is None else end.end_offset,
-    }
-
-
-def _comparison_as_map(
-    told: LogComparison | None, differences: list[LogDifference]
-) -> dict[str, object]:
-    return {
-        "start": 0 if told is None else told.start,
-        "compared": 0 if told is None else told.compared,
-        "broker_ids": [] if told is None else told.broker_ids,
-        "differences": [
-            {
-                "start": one.start,
-                "end": one.end,
-                "broker_ids": one.broker_ids,
-                "problems": {str(number): text for number, text in one.problems.items()},
-            }
-            for one in differences
-        ],
-    }
-
-
-def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool, as_json: bool) -> int:
+def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool) -> int:
     with HaAdmin(namesrv) as admin:
         answer = admin.pause_failover(broker, paused=paused, epoch=epoch)
-    if as_json:
-        print_json({"broker_name": broker, "epoch": answer.epoch, "paused": paused})
-    elif paused:
-        say(f"nobody stands in {broker} until `mqmesh ha resume {broker}`")
-    else:
-        say(f"another replica of {broker} stands when its master is missed")
+    print_answer(
+        GroupChangeView(broker_name=broker, epoch=answer.epoch, paused=paused),
+        f"nobody stands in {broker} until `mqmesh ha resume {broker}`"
+        if paused
+        else f"another replica of {broker} stands when its master is missed",
+    )
     return ExitCode.OK
 
 
-def _show_voters(broker: str, answer: ChangeVotersResponse, *, as_json: bool) -> int:
-    if as_json:
-        told = {"broker_name": broker, "epoch": answer.epoch, "voters": answer.voters}
-        print_json(told)
-    else:
-        ids = ", ".join(map(str, answer.voters))
-        say(f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them")
+def _print_voters(broker: str, answer: ChangeVotersResponse) -> int:
+    ids = ", ".join(map(str, answer.voters))
+    print_answer(
+        GroupChangeView(broker_name=broker, epoch=answer.epoch, voters=answer.voters),
+        f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them",
+    )
     return ExitCode.OK

@@ -1,24 +1,25 @@
 """State and settings of replicas, for people and programs."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from mqmesh.protocol.replication import HaSettings, HaStatus
 from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
+from mqmesh.sdk.admin.views.replicas import ClusterSettingsView, replica_view
 
-from ..render import print_json, print_table, say, timestamp
-from .broker import metrics_as_json
+from ..render import print_if_json, print_table, say, timestamp
+
+_HEADS: Final = (
+    *("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "LAG MS", "LEASE MS"),
+    *("STATE", "ENDPOINT"),
+)
 
 
-def show_status(reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
+def print_status(reports: Sequence[ReplicaReport]) -> None:
     """Prints how replicas are."""
-    if as_json:
-        print_json([_as_map(report) for report in reports])
+    if print_if_json([replica_view(one) for one in reports]):
         return
     print_table(
-        (
-            *("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "LAG MS", "LEASE MS"),
-            *("STATE", "ENDPOINT"),
-        ),
+        _HEADS,
         [_row(report, reports) for report in reports],
         optional=("LEASE MS", "ON DISK", "LOG END", "LAG MS", "EPOCH"),
     )
@@ -32,31 +33,25 @@ def is_well(report: ReplicaReport) -> bool:
     return status is not None and (status.connected or status.role == OUTSIDE)
 
 
-def show_settings(settings: HaSettings, reports: Sequence[ReplicaReport], *, as_json: bool) -> None:
+def print_settings(found: ClusterSettingsView, reports: Sequence[ReplicaReport]) -> None:
     """Prints the settings of a cluster, and what is in force at its replicas."""
-    known = {one.name: one.value for one in settings.settings}
-    answers = [(one, one.status) for one in reports if one.status is not None]
-    if as_json:
-        replicas = [
-            {"broker_name": one.broker_name, "broker_id": status.broker_id} | _settings_map(status)
-            for one, status in answers
-        ]
-        print_json({"version": settings.version, "settings": known, "replicas": replicas})
+    if print_if_json(found):
         return
-    in_force = {
-        (one.broker_name, status.broker_id): {each.name: each.value for each in status.settings}
-        for one, status in answers
-    }
-    names = dict.fromkeys([*known, *(name for values in in_force.values() for name in values)])
-    places = [f"{name} {number}" for name, number in in_force]
+    names = dict.fromkeys(
+        [*found.settings, *(name for one in found.replicas for name in one.settings)]
+    )
     print_table(
-        ("SETTING", "CLUSTER", *places),
+        ("SETTING", "CLUSTER", *(f"{one.broker_name} {one.broker_id}" for one in found.replicas)),
         [
-            (name, known.get(name, "-"), *(one.get(name, "-") for one in in_force.values()))
+            (
+                name,
+                found.settings.get(name, "-"),
+                *(one.settings.get(name, "-") for one in found.replicas),
+            )
             for name in names
         ],
     )
-    say(f"version {settings.version}")
+    say(f"version {found.version}")
     for note in _differing(reports):
         say(note)
 
@@ -107,41 +102,11 @@ def _differing(reports: Sequence[ReplicaReport]) -> list[str]:
             values.setdefault(each.value, []).append(status.broker_id)
     for (group, name), values in seen.items():
         if len(values) > 1:
-            told = ", ".join(f"{value} at {ids}" for value, ids in values.items())
+            places = ", ".join(f"{value} at {ids}" for value, ids in values.items())
             notes.append(
-                f"{group}: ha.{name} differs: {told}; see `mqmesh ha settings --set {name}=…`"
+                f"{group}: ha.{name} differs: {places}; see `mqmesh ha settings --set {name}=…`"
             )
     return notes
-
-
-def _as_map(report: ReplicaReport) -> dict[str, object]:
-    told: dict[str, object] = {
-        "broker_name": report.broker_name,
-        "broker_id": report.broker_id,
-        "endpoint": report.endpoint,
-        "problem": report.problem,
-    }
-    status = report.status
-    if status is not None:
-        names = status.__struct_fields__
-        lists = ("replicas", "settings", "differing")
-        told["status"] = {name: getattr(status, name) for name in names if name not in lists} | (
-            _settings_map(status)
-        )
-        told["followers"] = [
-            {name: getattr(one, name) for name in one.__struct_fields__} for one in status.replicas
-        ]
-        told["metrics"] = metrics_as_json(report.metrics)
-    return told
-
-
-def _settings_map(status: HaStatus) -> dict[str, object]:
-    return {
-        "settings": {one.name: one.value for one in status.settings},
-        "differing": [
-            {"name": one.name, "own": one.own, "in_force": one.in_force} for one in status.differing
-        ],
-    }
 
 
 def _row(report: ReplicaReport, reports: Sequence[ReplicaReport]) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ import click
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
 
-from ..notes import tell_error, tell_warning
+from ..notes import print_error, print_warning
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import print_as_is, print_json, print_table, say
+from ..render import print_answer, print_as_is, print_if_json, print_table
 
 
 @click.group()
@@ -30,7 +30,7 @@ def kv() -> None:
 @click.argument("value")
 @namesrv_option
 @json_option
-def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> None:
+def put(namespace: str, key: str, value: str, namesrv: str) -> None:
     """Set KEY of NAMESPACE to VALUE, at every name server.
 
     \b
@@ -39,7 +39,7 @@ def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> No
     """
     with NamesrvAdmin(namesrv) as admin:
         done = admin.put_kv(namespace, key, value)
-    _tell(done, f"{namespace}/{key} is set", as_json)
+    _print_change(done, f"{namespace}/{key} is set")
 
 
 @kv.command()
@@ -47,7 +47,7 @@ def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> No
 @click.argument("key")
 @namesrv_option
 @json_option
-def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
+def get(namespace: str, key: str, namesrv: str) -> None:
     """Print the value of KEY of NAMESPACE.
 
     \b
@@ -56,9 +56,7 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
     """
     with NamesrvAdmin(namesrv) as admin:
         value = admin.get_kv(namespace, key)
-    if as_json:
-        print_json({"namespace": namespace, "key": key, "value": value})
-    else:
+    if not print_if_json({"namespace": namespace, "key": key, "value": value}):
         print_as_is(value.encode())
 
 
@@ -68,7 +66,7 @@ def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
 @yes_option
 @namesrv_option
 @json_option
-def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> int:
+def delete(namespace: str, key: str, yes: bool, namesrv: str) -> int:
     """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it.
 
     \b
@@ -79,14 +77,13 @@ def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> 
         "this removes the key and its value from every name server",
         f"Remove {namespace}/{key} from every name server?",
         yes=yes,
-        as_json=as_json,
     )
     with NamesrvAdmin(namesrv) as admin:
         if not admin.has_kv(namespace, key):
-            tell_error(f"there is no key {key!r} in namespace {namespace!r}")
+            print_error(f"there is no key {key!r} in namespace {namespace!r}")
             return ExitCode.FAILED
         done = admin.delete_kv(namespace, key)
-    _tell(done, f"{namespace}/{key} is removed", as_json)
+    _print_change(done, f"{namespace}/{key} is removed")
     return ExitCode.OK
 
 
@@ -94,7 +91,7 @@ def delete(namespace: str, key: str, yes: bool, namesrv: str, as_json: bool) -> 
 @click.argument("namespace", default="")
 @namesrv_option
 @json_option
-def list_kv(namespace: str, namesrv: str, as_json: bool) -> None:
+def list_kv(namespace: str, namesrv: str) -> None:
     """List all keys, or those of NAMESPACE.
 
     \b
@@ -105,21 +102,16 @@ def list_kv(namespace: str, namesrv: str, as_json: bool) -> None:
     with NamesrvAdmin(namesrv) as admin:
         names = [namespace] if namespace else admin.kv_namespaces()
         found = {name: admin.list_kv(name) for name in names}
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        ("NAMESPACE", "KEY", "VALUE"),
-        [(name, key, found[name][key]) for name in found for key in sorted(found[name])],
-    )
+    if not print_if_json(found):
+        print_table(
+            ("NAMESPACE", "KEY", "VALUE"),
+            [(name, key, found[name][key]) for name in found for key in sorted(found[name])],
+        )
 
 
-def _tell(done: NamesrvChange, what: str, as_json: bool) -> None:
-    if as_json:
-        print_json(done)
-        return
-    say(f"{what} at {', '.join(done.namesrvs)}")
+def _print_change(done: NamesrvChange, what: str) -> None:
+    print_answer(done, f"{what} at {', '.join(done.namesrvs)}")
     if done.silent_namesrvs:
-        tell_warning(
+        print_warning(
             f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
         )

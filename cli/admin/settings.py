@@ -1,22 +1,45 @@
 """`mqmesh broker config`, `broker set`, `namesrv config`, `namesrv set`: settings of what runs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
-from mqmesh.protocol.admin import ConfigChange, ConfigEntry
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.broker_admin import BrokerAdmin
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin
+from mqmesh.sdk.admin.views.clusters import (
+    NamesrvSettingsView,
+    SettingChangeView,
+    broker_changes_view,
+    broker_settings_view,
+    namesrv_changes_view,
+    setting_views,
+)
 from mqmesh.sdk.client.options import namesrv_addresses
 
-from ..notes import tell_warning
+from ..notes import print_warning
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, say
+from ..render import Column, print_columns, print_if_json, say
 
-_HEADS = ("KEY", "VALUE", "DEFAULT", "AT THE START", "SET", "MAY BE SET")
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "-"
+
+
+_SETTINGS: Final = (
+    Column("key", "KEY"),
+    Column("value", "VALUE", _word),
+    Column("default", "DEFAULT", _word),
+    Column("at_start", "AT THE START", _word, rank=2),
+    Column("is_overridden", "SET", _yes, rank=1),
+    Column("is_changeable", "MAY BE SET", _yes, rank=3),
+)
 
 changed_option = click.option(
     "--changed", "only_changed", is_flag=True, help="Only what is not the default, or was set."
@@ -31,7 +54,7 @@ unset_option = click.option(
 @changed_option
 @namesrv_option
 @json_option
-def broker_config(name: str, only_changed: bool, namesrv: str, as_json: bool) -> None:
+def broker_config(name: str, only_changed: bool, namesrv: str) -> None:
     """Show the settings of the broker NAME that are in force.
 
     \b
@@ -40,24 +63,12 @@ def broker_config(name: str, only_changed: bool, namesrv: str, as_json: bool) ->
       mqmesh broker config broker-a --changed
     """
     with BrokerAdmin(namesrv) as admin:
-        found = admin.config(name)
-    first, *others = found
-    entries = found[first]
-    values = {one.key: one.value for one in entries}
-    differing = [
-        {"broker_id": other, "key": one.key, "value": _plain(one.value)}
-        for other in others
-        for one in found[other]
-        # What is each replica's own is no difference.
-        if one.is_changeable and one.value != values.get(one.key)
-    ]
-    shown = _chosen(entries, only_changed)
-    if as_json:
-        print_json({"broker_name": name, "settings": shown, "differing": differing})
+        found = broker_settings_view(name, admin.config(name), only_changed=only_changed)
+    if print_if_json(found):
         return
-    _print_settings(shown)
-    for one in differing:
-        tell_warning(f"id {one['broker_id']} has {one['key']} = {_word(one['value'])}")
+    print_columns(_SETTINGS, found.settings)
+    for one in found.differing:
+        print_warning(f"id {one.broker_id} has {one.key} = {_word(one.value)}")
 
 
 @click.command("set")
@@ -66,9 +77,7 @@ def broker_config(name: str, only_changed: bool, namesrv: str, as_json: bool) ->
 @unset_option
 @namesrv_option
 @json_option
-def broker_set(
-    name: str, settings: Sequence[str], unset: Sequence[str], namesrv: str, as_json: bool
-) -> None:
+def broker_set(name: str, settings: Sequence[str], unset: Sequence[str], namesrv: str) -> None:
     """Change settings of the broker NAME while it runs, all of its replicas.
 
     It holds at once and over restarts. The configuration file stays as it is.
@@ -80,16 +89,10 @@ def broker_set(
     """
     asked = _pairs(settings, unset)
     with BrokerAdmin(namesrv) as admin:
-        done = admin.set_config(name, asked, unset)
-    replicas = [
-        {"broker_id": broker_id, "changes": list(map(_change, changes))}
-        for broker_id, changes in done.items()
-    ]
-    if as_json:
-        print_json({"broker_name": name, "replicas": replicas})
-        return
-    for broker_id, changes in done.items():
-        _tell_changes(f"broker {name}, id {broker_id}", changes)
+        done = broker_changes_view(name, admin.set_config(name, asked, unset))
+    if not print_if_json(done):
+        for one in done.replicas:
+            _print_changes(f"broker {name}, id {one.broker_id}", one.changes)
 
 
 @click.command("config")
@@ -97,7 +100,7 @@ def broker_set(
 @changed_option
 @namesrv_option
 @json_option
-def namesrv_config(address: str, only_changed: bool, namesrv: str, as_json: bool) -> None:
+def namesrv_config(address: str, only_changed: bool, namesrv: str) -> None:
     """Show the settings of the name server at ADDRESS, or of all.
 
     \b
@@ -106,16 +109,17 @@ def namesrv_config(address: str, only_changed: bool, namesrv: str, as_json: bool
       mqmesh namesrv config 10.0.0.1:9876 --changed
     """
     with NamesrvAdmin(namesrv) as admin:
-        found = {
-            one: _chosen(admin.config(one), only_changed)
+        found = [
+            NamesrvSettingsView(
+                endpoint=one,
+                settings=setting_views(admin.config(one), only_changed=only_changed),
+            )
             for one in ([address] if address else namesrv_addresses(namesrv))
-        }
-    if as_json:
-        print_json([{"endpoint": one, "settings": shown} for one, shown in found.items()])
-        return
-    for one, shown in found.items():
-        say(f"name server {one}")
-        _print_settings(shown)
+        ]
+    if not print_if_json(found):
+        for one in found:
+            say(f"name server {one.endpoint}")
+            print_columns(_SETTINGS, one.settings)
 
 
 @click.command("set")
@@ -123,7 +127,7 @@ def namesrv_config(address: str, only_changed: bool, namesrv: str, as_json: bool
 @unset_option
 @namesrv_option
 @json_option
-def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str, as_json: bool) -> int:
+def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str) -> int:
     """Change settings of all name servers while they run: broker_expire_ms, scan_interval_ms.
 
     It holds at once; over restarts, too, where a name server has a data_dir.
@@ -135,16 +139,13 @@ def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str, as_
     """
     asked = _pairs(settings, unset)
     with NamesrvAdmin(namesrv) as admin:
-        done = admin.set_config(asked, unset)
-    if as_json:
-        changes = {one: list(map(_change, found)) for one, found in done.changes.items()}
-        print_json({**msgspec.structs.asdict(done), "changes": changes})
-    else:
-        for address, found in done.changes.items():
-            _tell_changes(f"name server {address}", found)
+        done = namesrv_changes_view(admin.set_config(asked, unset))
+    if not print_if_json(done):
+        for address, changes in done.changes.items():
+            _print_changes(f"name server {address}", changes)
     if not done.silent_namesrvs:
         return ExitCode.OK
-    tell_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later")
+    print_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later")
     return ExitCode.FAILED
 
 
@@ -160,48 +161,8 @@ def _pairs(settings: Iterable[str], unset: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def _chosen(entries: Iterable[ConfigEntry], only_changed: bool) -> list[dict[str, Any]]:
-    return [
-        msgspec.structs.asdict(one)
-        | {name: _plain(getattr(one, name)) for name in ("value", "default", "at_start")}
-        for one in entries
-        if not only_changed or one.is_overridden or one.value != one.default
-    ]
-
-
-def _change(change: ConfigChange) -> dict[str, Any]:
-    return {"key": change.key, "before": _plain(change.before), "after": _plain(change.after)}
-
-
-def _plain(text: str) -> Any:
-    return msgspec.json.decode(text)
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _print_settings(shown: Iterable[dict[str, Any]]) -> None:
-    print_table(
-        _HEADS,
-        [
-            (
-                one["key"],
-                _word(one["value"]),
-                _word(one["default"]),
-                _word(one["at_start"]),
-                "yes" if one["is_overridden"] else "-",
-                "yes" if one["is_changeable"] else "-",
-            )
-            for one in shown
-        ],
-        optional=("MAY BE SET", "AT THE START", "SET"),
-    )
-
-
-def _tell_changes(where: str, changes: Sequence[ConfigChange]) -> None:
+def _print_changes(where: str, changes: Sequence[SettingChangeView]) -> None:
     for one in changes:
-        before, after = _word(_plain(one.before)), _word(_plain(one.after))
-        say(f"{where}: {one.key} = {after}, before {before}")
+        say(f"{where}: {one.key} = {_word(one.after)}, before {_word(one.before)}")
     if not changes:
         say(f"{where}: no setting has another value")

@@ -9,26 +9,67 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
-from mqmesh.sdk.admin.admin import AdminClient, masters_of
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.views.topics import (
+    PERMS,
+    DeletedTopicView,
+    TopicView,
+    allocation_views,
+    route_view,
+    topic_stats_view,
+    topic_view,
+    topic_views,
+)
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..lazy_group import LazyGroup
-from ..notes import tell_note, tell_warning
+from ..notes import print_note, print_warning
 from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
-from ..render import Column, counted, print_json, print_records, print_table, rate, say, timestamp
-
-PERMS: Final = {
-    "rw": Perm.READ_WRITE,
-    "r": Perm.READ,
-    "w": Perm.WRITE,
-    "none": Perm.NONE,
-}
-_NAME_OF_PERM: Final = {int(perm): name for name, perm in PERMS.items()}
+from ..render import (
+    Column,
+    counted,
+    print_answer,
+    print_columns,
+    print_if_json,
+    print_records,
+    rate,
+    say,
+    timestamp,
+)
 
 _queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
+_some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
+
+_TOPICS: Final = (
+    Column("topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("read_queue_nums", "READ QUEUES"),
+    Column("write_queue_nums", "WRITE QUEUES"),
+    Column("perm", "PERM", rank=1),
+    Column("order", "ORDER", rank=2),
+)
+_READERS: Final = Column("groups", "GROUPS", lambda groups: ", ".join(groups) or "-")
+_ROUTE: Final = (
+    Column("cluster_name", "CLUSTER", rank=2),
+    Column("broker_name", "BROKER"),
+    Column("address", "ADDRESS", lambda address: address or "down"),
+    Column("read_queue_nums", "READ QUEUES"),
+    Column("write_queue_nums", "WRITE QUEUES"),
+    Column("perm", "PERM", rank=1),
+    Column("ipc", "LOCAL SOCKET", rank=3),
+)
+_SHARES: Final = (
+    Column("client_id", "MEMBER"),
+    Column("queues", "QUEUES", len),
+    Column(
+        "queues",
+        "WHICH",
+        lambda queues: " ".join(f"{one.broker_name}:{one.queue_id}" for one in queues) or "-",
+    ),
+)
 _TRAFFIC: Final = (
     Column("topic", "TOPIC"),
     Column("group", "GROUP"),
@@ -38,8 +79,15 @@ _TRAFFIC: Final = (
     Column("out_today", "OUT TODAY", rank=2),
     Column("backlog", "BACKLOG"),
 )
-
-_some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
+_STATS: Final = (
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("min_queue_offset", "FIRST OFFSET", rank=2),
+    Column("max_queue_offset", "NEXT OFFSET", rank=1),
+    Column("messages", "MESSAGES"),
+    Column("first_timestamp", "OLDEST", timestamp, rank=3),
+    Column("last_update_timestamp", "LAST UPDATE", timestamp),
+)
 
 
 @click.group(cls=LazyGroup, places={"probe": ("admin.probe", "probe_topic")})
@@ -62,9 +110,7 @@ def topic() -> None:
 @broker_option
 @namesrv_option
 @json_option
-def list_topics(
-    show_all: bool, consumers: bool, cluster: str, broker: str, namesrv: str, as_json: bool
-) -> None:
+def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, namesrv: str) -> None:
     """List all topics.
 
     \b
@@ -74,12 +120,8 @@ def list_topics(
     """
     with GroupAdmin(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_configs()
-        groups = admin.groups() if consumers else {}
+        groups = admin.groups() if consumers else None
         members = admin.cluster().brokers if cluster else []
-    readers: dict[str, set[str]] = {}
-    for one in (summary for summaries in groups.values() for summary in summaries):
-        for name in one.topics:
-            readers.setdefault(name, set()).add(one.config.group)
     if cluster:
         clusters = {one.broker_name: one.cluster_name for one in members}
         if cluster not in clusters.values():
@@ -88,39 +130,16 @@ def list_topics(
         by_broker = {
             name: configs for name, configs in by_broker.items() if clusters.get(name) == cluster
         }
-    found: dict[str, list[dict[str, Any]]] = {}
-    for broker_name, configs in by_broker.items():
-        for config in configs:
-            if show_all or not is_system_topic(config.topic):
-                found.setdefault(config.topic, []).append(_as_dict(broker_name, config))
-    if as_json:
-        told = {"groups": readers} if consumers else {}
-        print_json(
-            [
-                {"topic": name, "brokers": found[name]}
-                | {key: sorted(value.get(name, ())) for key, value in told.items()}
-                for name in sorted(found)
-            ]
-        )
-        return
-    columns = ("TOPIC", "BROKER", "READ QUEUES", "WRITE QUEUES", "PERM", "ORDER")
-    print_table(
-        (*columns, "GROUPS") if consumers else columns,
-        [
-            (
-                name,
-                one["broker_name"],
-                one["read_queue_nums"],
-                one["write_queue_nums"],
-                one["perm"],
-                "yes" if one["order"] else "no",
-                *([", ".join(sorted(readers.get(name, ()))) or "-"] if consumers else []),
-            )
-            for name in sorted(found)
-            for one in found[name]
-        ],
-        optional=("ORDER", "PERM"),
-    )
+    found = [
+        one for one in topic_views(by_broker, groups) if show_all or not is_system_topic(one.topic)
+    ]
+    if not print_if_json(found):
+        rows = [
+            {"topic": one.topic, "groups": one.groups, **msgspec.structs.asdict(part)}
+            for one in found
+            for part in one.brokers
+        ]
+        print_columns((*_TOPICS, _READERS) if consumers else _TOPICS, rows)
 
 
 @topic.command()
@@ -148,7 +167,6 @@ def create(
     if_missing: bool,
     broker: str,
     namesrv: str,
-    as_json: bool,
 ) -> None:
     """Create topics on every broker, or on one.
 
@@ -179,15 +197,14 @@ def create(
     for config in configs:
         left = sorted(key for key, one in done[config.topic].items() if one != config)
         if left and is_named:
-            tell_warning(
+            print_warning(
                 f"topic {config.topic} was there with other settings, and was left as it was on "
                 f"{', '.join(left)}"
             )
-    if as_json and len(names) > 1:
-        print_json([_configs_as_dict(name, done[name]) for name in names])
-        return
-    for name in names:
-        _show_configs(name, done[name], as_json)
+    views = [topic_view(name, done[name]) for name in names]
+    if len(views) == 1 or not print_if_json(views):
+        for view in views:
+            _print_topic(view)
 
 
 @topic.command()
@@ -211,7 +228,6 @@ def update(
     yes: bool,
     broker: str,
     namesrv: str,
-    as_json: bool,
 ) -> None:
     """Change a topic on every broker that has it, or on one; what is not said stays.
 
@@ -244,15 +260,15 @@ def update(
             for key in [key for key in hidden if wanted[key].perm & Perm.READ]:
                 kept, count = present[key].read_queue_nums, hidden.pop(key)
                 wanted[key] = msgspec.structs.replace(wanted[key], read_queue_nums=kept)
-                tell_note(
+                print_note(
                     f"{counted(count, 'unread message')} on {key} would be hidden: its read "
                     f"queues stay {kept}; repeat the command when they are read, or add --yes"
                 )
         if hidden:
             what = f"{counted(sum(hidden.values()), 'unread message')} of topic {name}"
-            confirm(f"this hides {what}", f"Hide {what}?", yes=yes, as_json=as_json)
+            confirm(f"this hides {what}", f"Hide {what}?", yes=yes)
         done = admin.put_topic(wanted, hide_messages=bool(hidden))
-    _show_configs(name, done, as_json)
+    _print_topic(topic_view(name, done))
 
 
 def _hidden(
@@ -282,7 +298,7 @@ def _hidden(
 @broker_option
 @namesrv_option
 @json_option
-def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> None:
+def delete(name: str, yes: bool, broker: str, namesrv: str) -> None:
     """Delete a topic with all its messages from every broker, or from one.
 
     \b
@@ -294,25 +310,24 @@ def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> No
         "this deletes all messages of the topic",
         f"Delete topic {name} and all its messages?",
         yes=yes,
-        as_json=as_json,
     )
     with AdminClient(namesrv, broker_name=broker) as admin:
         done = admin.delete_topic(name)
-    if as_json:
-        print_json(
-            {"topic": name, "deleted_from": done.brokers, "silent_namesrvs": done.silent_namesrvs}
-        )
-        return
-    say(f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}")
+    view = DeletedTopicView(
+        topic=name, deleted_from=done.brokers, silent_namesrvs=done.silent_namesrvs
+    )
+    print_answer(
+        view, f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}"
+    )
     if done.silent_namesrvs:
-        tell_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}")
+        print_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}")
 
 
 @topic.command()
 @click.argument("name")
 @namesrv_option
 @json_option
-def route(name: str, namesrv: str, as_json: bool) -> None:
+def route(name: str, namesrv: str) -> None:
     """Show which brokers carry a topic, as clients are told.
 
     \b
@@ -320,42 +335,9 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
       mqmesh topic route orders
     """
     with AdminClient(namesrv) as admin:
-        found = admin.route(name)
-    addresses = masters_of(found.brokers)
-    clusters = {one.broker_name: one.cluster_name for one in found.brokers}
-    rows = []
-    for queue in found.queues:
-        address = addresses.get(queue.broker_name)
-        rows.append(
-            {
-                "cluster_name": clusters.get(queue.broker_name, ""),
-                "broker_name": queue.broker_name,
-                "address": address.tcp if address else "",
-                "ipc": address.ipc if address else "",
-                "read_queue_nums": queue.read_queue_nums,
-                "write_queue_nums": queue.write_queue_nums,
-                "perm": _NAME_OF_PERM.get(queue.perm & Perm.READ_WRITE, str(queue.perm)),
-            }
-        )
-    if as_json:
-        print_json({"topic": name, "order": found.order, "queues": rows})
-        return
-    print_table(
-        ("CLUSTER", "BROKER", "ADDRESS", "READ QUEUES", "WRITE QUEUES", "PERM", "LOCAL SOCKET"),
-        [
-            (
-                row["cluster_name"] or "-",
-                row["broker_name"],
-                row["address"] or "down",
-                row["read_queue_nums"],
-                row["write_queue_nums"],
-                row["perm"],
-                row["ipc"] or "-",
-            )
-            for row in rows
-        ],
-        optional=("LOCAL SOCKET", "CLUSTER", "PERM"),
-    )
+        found = route_view(name, admin.route(name))
+    if not print_if_json(found):
+        print_columns(_ROUTE, found.queues)
 
 
 @topic.command()
@@ -371,9 +353,7 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
 )
 @namesrv_option
 @json_option
-def allocate(
-    name: str, members: str, group: str, strategy: str, namesrv: str, as_json: bool
-) -> None:
+def allocate(name: str, members: str, group: str, strategy: str, namesrv: str) -> None:
     """Show who of a group would read which queues; nothing is changed, no member is asked.
 
     \b
@@ -390,31 +370,7 @@ def allocate(
     queues = routes.subscribe_queues(name)
     division = allocate_strategy(strategy)
     shares = {one: division.allocate(group, one, queues, ids) for one in ids}
-    if as_json:
-        print_json(
-            [
-                {
-                    "client_id": one,
-                    "queues": [
-                        {"broker_name": queue.broker_name, "queue_id": queue.queue_id}
-                        for queue in shares[one]
-                    ],
-                }
-                for one in ids
-            ]
-        )
-        return
-    print_table(
-        ("MEMBER", "QUEUES", "WHICH"),
-        [
-            (
-                one,
-                len(shares[one]),
-                " ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in shares[one]) or "-",
-            )
-            for one in ids
-        ],
-    )
+    print_records(_SHARES, allocation_views(shares))
 
 
 @topic.command()
@@ -424,9 +380,7 @@ def allocate(
 @broker_option
 @namesrv_option
 @json_option
-def stats(
-    name: str, show_all: bool, active: bool, broker: str, namesrv: str, as_json: bool
-) -> None:
+def stats(name: str, show_all: bool, active: bool, broker: str, namesrv: str) -> None:
     """Show where each queue begins and ends, and when it got its first and last message.
 
     OLDEST is the time of the first message that is still there: so far back one can read.
@@ -440,71 +394,22 @@ def stats(
         raise click.UsageError("name one topic, or say --all; --active goes with --all")
     if show_all:
         with ClusterAdmin(namesrv, broker_name=broker) as whole:
-            found = [one for one in whole.traffic() if one.is_active or not active]
-        print_records(_TRAFFIC, found, as_json=as_json)
+            traffic = [one for one in whole.traffic() if one.is_active or not active]
+        print_records(_TRAFFIC, traffic)
         return
     with AdminClient(namesrv, broker_name=broker) as admin:
-        by_broker = admin.topic_stats(name)
-    rows: list[dict[str, Any]] = [
-        {
-            "broker_name": broker_name,
-            "queue_id": queue.queue_id,
-            "min_queue_offset": queue.min_queue_offset,
-            "max_queue_offset": queue.max_queue_offset,
-            "messages": queue.max_queue_offset - queue.min_queue_offset,
-            "first_timestamp": queue.first_timestamp,
-            "last_update_timestamp": queue.last_update_timestamp,
-        }
-        for broker_name, found in by_broker.items()
-        for queue in found.queues
-    ]
-    total = sum(row["messages"] for row in rows)
-    if as_json:
-        print_json({"topic": name, "messages": total, "queues": rows})
-        return
-    print_table(
-        ("BROKER", "QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES", "OLDEST", "LAST UPDATE"),
-        [
-            (
-                row["broker_name"],
-                row["queue_id"],
-                row["min_queue_offset"],
-                row["max_queue_offset"],
-                row["messages"],
-                timestamp(row["first_timestamp"]),
-                timestamp(row["last_update_timestamp"]),
-            )
-            for row in rows
-        ],
-        optional=("OLDEST", "FIRST OFFSET", "NEXT OFFSET"),
+        found = topic_stats_view(name, admin.topic_stats(name))
+    if not print_if_json(found):
+        print_columns(_STATS, found.queues)
+        say(f"{counted(found.messages, 'message')} in {counted(len(found.queues), 'queue')}")
+
+
+def _print_topic(view: TopicView) -> None:
+    print_answer(
+        view,
+        *(
+            f"topic {view.topic} on {one.broker_name}: {one.read_queue_nums} read and "
+            f"{one.write_queue_nums} write queues, {one.perm}{', ordered' if one.order else ''}"
+            for one in view.brokers
+        ),
     )
-    noun = "message" if total == 1 else "messages"
-    say(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
-
-
-def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:
-    return {
-        "broker_name": broker_name,
-        "read_queue_nums": config.read_queue_nums,
-        "write_queue_nums": config.write_queue_nums,
-        "perm": _NAME_OF_PERM.get(config.perm & Perm.READ_WRITE, str(config.perm)),
-        "order": config.order,
-    }
-
-
-def _configs_as_dict(name: str, configs: dict[str, TopicConfig]) -> dict[str, Any]:
-    rows = [_as_dict(broker_name, config) for broker_name, config in configs.items()]
-    return {"topic": name, "brokers": rows}
-
-
-def _show_configs(name: str, configs: dict[str, TopicConfig], as_json: bool) -> None:
-    found = _configs_as_dict(name, configs)
-    if as_json:
-        print_json(found)
-        return
-    for row in found["brokers"]:
-        say(
-            f"topic {name} on {row['broker_name']}: {row['read_queue_nums']} read and "
-            f"{row['write_queue_nums']} write queues, {row['perm']}"
-            + (", ordered" if row["order"] else "")
-        )

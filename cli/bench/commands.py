@@ -19,9 +19,9 @@ from mqmesh.units import MIB
 
 from ..main import INTERRUPTED
 from ..messages.send import properties_of
-from ..notes import tell_error, tell_note, tell_warning
+from ..notes import print_error, print_note, print_warning
 from ..options import RATE, SECONDS, json_option, namesrv_option
-from ..render import print_json, print_table, say
+from ..render import print_if_json, print_table, say
 from .crew import Crew, OnProgress
 from .result import (
     LATENCY_HEAD,
@@ -147,7 +147,6 @@ def produce(
     queues: int,
     rate: float | None,
     namesrv: str,
-    as_json: bool,
     **message: Any,
 ) -> int:
     """Send messages as fast as they are acknowledged, or at a rate.
@@ -165,7 +164,7 @@ def produce(
         with _bar("sending", count, duration) as bar, Crew(tasks, interrupt) as crew:
             reports = crew.run(bar)
         result = summarize("produce", name, reports, is_interrupted=bool(interrupt))
-        return _show(result, as_json)
+        return _print_result(result)
 
 
 @bench.command()
@@ -178,7 +177,6 @@ def consume(
     clients: int,
     queues: int,
     namesrv: str,
-    as_json: bool,
     **message: Any,
 ) -> int:
     """Read messages as fast as they come.
@@ -213,7 +211,7 @@ def consume(
             with _bar("reading", enough, duration) as bar, Crew(tasks, interrupt) as crew:
                 reports = crew.run(bar, enough)
         result = summarize("consume", name, reports, is_interrupted=bool(interrupt))
-        return _show(result, as_json)
+        return _print_result(result)
 
 
 @bench.command()
@@ -234,7 +232,6 @@ def latency(
     queues: int,
     rate: float,
     namesrv: str,
-    as_json: bool,
     **message: Any,
 ) -> int:
     """Time single messages: until they are acknowledged, and until a consumer has them.
@@ -274,7 +271,7 @@ def latency(
             reports[len(senders) :],
             is_interrupted=bool(interrupt),
         )
-        return _show(result, as_json)
+        return _print_result(result)
 
 
 def _count(count: int | None, duration: float | None, default: int) -> int:
@@ -370,10 +367,12 @@ def _delete(admin: AdminClient, topic: str) -> None:
     try:
         silent = admin.delete_topic(topic).silent_namesrvs
     except MQMeshError as error:
-        tell_warning(f"topic {topic} could not be deleted ({error}); `mqmesh topic delete` does it")
+        print_warning(
+            f"topic {topic} could not be deleted ({error}); `mqmesh topic delete` does it"
+        )
         return
     if silent:
-        tell_warning(f"name servers {', '.join(silent)} did not answer; they forget {topic} later")
+        print_warning(f"name servers {', '.join(silent)} did not answer; they forget {topic} later")
 
 
 @contextmanager
@@ -396,21 +395,19 @@ def _bar(what: str, count: int, duration: float | None) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def _show(result: BenchResult, as_json: bool) -> int:
-    if as_json:
-        print_json(result)
-    else:
+def _print_result(result: BenchResult) -> int:
+    if not print_if_json(result):
         print_table(RATE_HEAD, rate_rows(result))
         if result.latency_ms:
             say()
             print_table(LATENCY_HEAD, latency_rows(result))
     if result.is_interrupted:
-        tell_note("interrupted; this is what came of it until then")
+        print_note("interrupted; this is what came of it until then")
         return INTERRUPTED
     if result.total.failed:
-        tell_error(f"sends that failed: {result.total.failed:,}, the first one so: {result.error}")
+        print_error(f"sends that failed: {result.total.failed:,}, the first one so: {result.error}")
         return ExitCode.FAILED
     if result.missing:
-        tell_error(f"{result.missing:,} messages were acknowledged and did not come")
+        print_error(f"{result.missing:,} messages were acknowledged and did not come")
         return ExitCode.FAILED
     return ExitCode.OK

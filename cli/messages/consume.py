@@ -19,17 +19,25 @@ from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.views.messages import message_view
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from ..notes import tell_error, tell_note
+from ..notes import answers_json, print_error, print_note
 from ..options import SECONDS, json_option, namesrv_option
-from ..render import StyledLines, counted, print_as_is, print_json, print_table
+from ..render import (
+    Column,
+    StyledLines,
+    counted,
+    print_as_is,
+    print_json,
+    print_records,
+)
 from ..streams import standard_output
 from ..times import TIME_HELP, parse_time
-from .shown_message import message_dict, parts_of
+from .shown_message import parts_of
 
 POLL_MS: Final = 200
 """Time within which Ctrl-C is noticed."""
@@ -113,7 +121,6 @@ def consume(
     timeout: float | None,
     only_body: bool,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Print the messages of TOPIC as they come, until Ctrl-C.
 
@@ -141,7 +148,7 @@ def consume(
     if end_ms is not None and end_ms < options.get("consume_timestamp_ms", 0):
         raise ConfigError(f"--until {until} is before --from {where}")
     _look_for(topic, namesrv, waits=until is None)
-    show = _show_body if only_body else _show_json if as_json else _pretty_printer()
+    show = _show_body if only_body else _show_json if answers_json() else _pretty_printer()
     counts: Counter[str] = Counter()
     if count_by is not None:
         show = _counter(counts, count_by)
@@ -158,15 +165,15 @@ def consume(
             queues = _choose(consumer, topic, queue_ids, broker)
             is_endless = until is None and most is None and timeout is None
             word = "Ctrl-C ends" if is_endless else "Ctrl-C ends it sooner"
-            tell_note(f"consuming {topic} from {counted(len(queues), 'queue')}; {word}")
+            print_note(f"consuming {topic} from {counted(len(queues), 'queue')}; {word}")
             ends = None if end_ms is None else _ends(consumer, queues, end_ms)
             only = frozenset(queues) if queue_ids or broker else None
             reading = Reading(consumer, show, most, timeout, ends, only)
             count = reading.run(interrupt)
     if count_by is not None:
-        _show_counts(counts, count_by, as_json)
+        _print_counts(counts, count_by)
     if most is not None and count < most and not interrupt:
-        tell_error(f"only {count:,} of {most:,} messages came")
+        print_error(f"only {count:,} of {most:,} messages came")
         return ExitCode.FAILED
     return ExitCode.OK
 
@@ -289,15 +296,9 @@ def _counter(counts: Counter[str], count_by: str) -> Show:
     return show
 
 
-def _show_counts(counts: Counter[str], count_by: str, as_json: bool) -> None:
-    found = sorted(counts.items())
-    if as_json:
-        print_json([{count_by: name, "messages": count} for name, count in found])
-    else:
-        print_table(
-            (count_by.upper(), "MESSAGES"),
-            [(name or "-", count) for name, count in found],
-        )
+def _print_counts(counts: Counter[str], count_by: str) -> None:
+    found = [{count_by: name, "messages": count} for name, count in sorted(counts.items())]
+    print_records((Column(count_by, count_by.upper()), Column("messages", "MESSAGES")), found)
 
 
 def _ends(
@@ -313,7 +314,7 @@ def _look_for(topic: str, namesrv: str, *, waits: bool) -> None:
         except TopicNotFound:
             if not waits:
                 raise  # what has no end now has none to read up to
-            tell_note(f"no broker serves topic {topic} now; waiting for one")
+            print_note(f"no broker serves topic {topic} now; waiting for one")
 
 
 def _start_position(where: str, now_ms: int) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def _start_position(where: str, now_ms: int) -> dict[str, Any]:
 
 
 def _show_json(message: StoredMessage) -> None:
-    print_json(message_dict(message), flush=False)
+    print_json(message_view(message), flush=False)
 
 
 def _show_body(message: StoredMessage) -> None:

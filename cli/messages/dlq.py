@@ -1,6 +1,5 @@
 """`mqmesh dlq`: dead letters, to be looked at, kept and given another chance."""
 
-import base64
 import contextlib
 import re
 from collections import Counter, deque
@@ -22,45 +21,92 @@ from mqmesh.sdk.admin.dead_letters import (
     DeadLetter,
     DeadLetterClient,
     DeadLetterFilter,
-    GroupDeadLetters,
     OnProgress,
+)
+from mqmesh.sdk.admin.views.messages import (
+    DeadLettersView,
+    DeadLetterView,
+    ResentView,
+    UndecodableView,
+    dead_letter_groups,
+    dead_letter_view,
+    resent_view,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from ..notes import tell_error, tell_note
+from ..notes import print_error, print_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..render import (
+    Column,
     duration,
+    print_answer,
     print_body,
+    print_columns,
     print_fields,
-    print_json,
-    print_table,
+    print_if_json,
+    print_records,
     say,
     shortened,
+    text_or_dash,
     timestamp,
 )
 from ..streams import json_line, standard_output
 from ..times import TIME_HELP
 from .query import body_lines, fields_of, time_option
-from .shown_message import message_dict
 
 DEFAULT_SHOWN: Final = 32
 REASON_WIDTH: Final = 60
 BAR_WIDTH: Final = 40
-_HOUR_MS: Final = 3_600_000
-AGES: Final = (
-    ("< 1 hour", _HOUR_MS),
-    ("< 1 day", 24 * _HOUR_MS),
-    ("< 7 days", 7 * 24 * _HOUR_MS),
-    ("< 30 days", 30 * 24 * _HOUR_MS),
-    ("older", MAX_TIMESTAMP_MS),
-)
-"""Steps of ages, and up to how many ms each goes."""
-
 _MODULE: Final = re.compile(r"\A(?:\w+\.)+(?=\w+: )")
 """Package of an exception's class; left out in a table, where the text matters more."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def short_reason(reason: str) -> str:
+    """Returns the last failure of a dead letter, for a table."""
+    return shortened(one_line(_MODULE.sub("", reason)), REASON_WIDTH)
+
+
+def _of_message(field: str, shown: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Returns the cell of a field that batches that cannot be decoded do not have."""
+    return lambda one: "-" if isinstance(one, UndecodableView) else shown(getattr(one, field))
+
+
+def _name(one: DeadLetterView | UndecodableView) -> str:
+    if isinstance(one, UndecodableView):
+        return f"{one.message_count} messages at {one.broker_name}@{one.dlq_offset}"
+    return one.message_id
+
+
+def _keys(keys: list[str]) -> str:
+    return shortened(one_line(", ".join(keys)), REASON_WIDTH)
+
+
+def _ago(stored_ms: int, now_ms: int) -> str:
+    return f"{duration(max(now_ms - stored_ms, 0))} ago" if stored_ms else "-"
+
+
+def _ago_now(stored_ms: int) -> str:
+    return _ago(stored_ms, SystemClock().wall_ms())
+
+
+_GROUPS: Final = (
+    Column("group", "GROUP"),
+    Column("dead_letters", "DEAD LETTERS"),
+    Column("oldest_timestamp", "OLDEST", _ago_now),
+    Column("newest_timestamp", "NEWEST", _ago_now),
+)
+_LETTERS: Final = (
+    Column("", "MESSAGE ID", value=_name),
+    Column("", "TOPIC", value=_of_message("topic", str)),
+    Column("", "TAG", value=_of_message("tag", text_or_dash), rank=2),
+    Column("", "KEYS", value=_of_message("keys", _keys), rank=3),
+    Column("", "GIVEN UP", value=_of_message("store_timestamp", timestamp)),
+    Column("", "TRIES", value=_of_message("reconsume_times", str), rank=1),
+    Column("resent_timestamp", "RESENT", timestamp, rank=4),
+    Column("reason", "LAST FAILURE", short_reason),
+)
 
 
 @click.group()
@@ -114,7 +160,7 @@ def filter_options(function: _F) -> _F:
 )
 @namesrv_option
 @json_option
-def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **chosen: Any) -> int:
+def list_letters(group: str | None, most: int, namesrv: str, **chosen: Any) -> int:
     """The dead letters of GROUP, or all groups that have some; how many, and how old they are.
 
     \b
@@ -125,27 +171,20 @@ def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **ch
     """
     with DeadLetterClient(namesrv) as client:
         if group is None:
-            _show_groups(client.overview(), as_json)
+            print_records(_GROUPS, dead_letter_groups(client.overview()))
             return ExitCode.OK
         last: deque[DeadLetter] = deque(maxlen=most)
-        count, ages = 0, _Ages(SystemClock().wall_ms())
+        found, now_ms = DeadLettersView(), SystemClock().wall_ms()
         with _progress("reading") as on_progress:
             for letter in client.scan(group, _filter(**chosen), on_progress=on_progress):
                 last.append(letter)
-                ages.add(letter)
-                count += letter.count
-    if as_json:
-        shown = [as_dict(one) for one in last]
-        print_json({"dead_letters": shown, "count": count, **ages.as_dict()})
-        return ExitCode.OK
-    print_table(
-        ("MESSAGE ID", "TOPIC", "TAG", "KEYS", "GIVEN UP", "TRIES", "RESENT", "LAST FAILURE"),
-        map(_row, last),
-        optional=("RESENT", "KEYS", "TAG", "TRIES"),
-    )
-    ages.show()
-    if len(last) < count:
-        tell_note(f"the last {len(last):,} of {count:,}; --max shows more")
+                found.add(letter, now_ms)
+    found.dead_letters = [dead_letter_view(one) for one in last]
+    if not print_if_json(found):
+        print_columns(_LETTERS, found.dead_letters)
+        _print_ages(found, now_ms)
+        if len(last) < found.count:
+            print_note(f"the last {len(last):,} of {found.count:,}; --max shows more")
     return ExitCode.OK
 
 
@@ -154,7 +193,7 @@ def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **ch
 @click.argument("message_id")
 @namesrv_option
 @json_option
-def show(group: str, message_id: str, namesrv: str, as_json: bool) -> int:
+def show(group: str, message_id: str, namesrv: str) -> int:
     """One dead letter of GROUP with all its fields and its body.
 
     \b
@@ -163,13 +202,11 @@ def show(group: str, message_id: str, namesrv: str, as_json: bool) -> int:
     """
     with DeadLetterClient(namesrv) as client:
         found = list(client.scan(group, _filter(message_ids=(message_id,))))
-    if as_json:
-        print_json([as_dict(letter) for letter in found])
-    else:
+    if not print_if_json([dead_letter_view(letter) for letter in found]):
         for letter in found:
             _print_letter(letter)
     if not found:
-        tell_error(f"group {group} has no dead letter {message_id}")
+        print_error(f"group {group} has no dead letter {message_id}")
     return ExitCode.OK if found else ExitCode.FAILED
 
 
@@ -180,7 +217,7 @@ def show(group: str, message_id: str, namesrv: str, as_json: bool) -> int:
 @click.option("--resent/--not-resent", default=None, help="Only those that were resent, or not.")
 @namesrv_option
 @json_option
-def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -> int:
+def export(group: str, file: Path, namesrv: str, **chosen: Any) -> int:
     """Write dead letters of GROUP to FILE (- for standard output), a line of JSON each.
 
     They stay where they are. A batch that cannot be decoded is written as it is stored, in
@@ -197,14 +234,13 @@ def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -
         letters = client.scan(group, _filter(**chosen), on_progress=on_progress)
         with _written(file) as out:
             for letter in letters:
-                out.write(json_line(as_dict(letter)))
+                out.write(json_line(dead_letter_view(letter)))
                 count += letter.count
     if str(file) == "-":
         return ExitCode.OK
-    if as_json:
-        print_json({"exported": count, "file": str(file)})
-    else:
-        say(f"{count:,} dead letters written to {file}")
+    print_answer(
+        {"exported": count, "file": str(file)}, f"{count:,} dead letters written to {file}"
+    )
     return ExitCode.OK
 
 
@@ -232,7 +268,6 @@ def resend(
     force: bool,
     dry_run: bool,
     namesrv: str,
-    as_json: bool,
     **chosen: Any,
 ) -> int:
     """Give dead letters of GROUP another chance: some by id, some by filter, or all.
@@ -266,9 +301,9 @@ def resend(
                 missing.discard(letter.message.message_id)
             if status is ResendStatus.REFUSED:
                 problems.append((letter, result.remark))
-    _show_resent(counts, problems, dry_run=dry_run, as_json=as_json)
+    _print_resent(resent_view(counts, problems, dry_run=dry_run))
     for message_id in sorted(missing):
-        tell_error(f"group {group} has no such dead letter: {message_id}")
+        print_error(f"group {group} has no such dead letter: {message_id}")
     return ExitCode.FAILED if missing or problems else ExitCode.OK
 
 
@@ -277,7 +312,7 @@ def resend(
 @yes_option
 @namesrv_option
 @json_option
-def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
+def purge(group: str, yes: bool, namesrv: str) -> None:
     """Delete all dead letters of GROUP, for good.
 
     \b
@@ -289,14 +324,12 @@ def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
         "this deletes all dead letters of the group",
         f"Delete all dead letters of group {group}?",
         yes=yes,
-        as_json=as_json,
     )
     with DeadLetterClient(namesrv) as client:
         count = client.purge(group)
-    if as_json:
-        print_json({"group": group, "purged": count})
-    else:
-        say(f"{count:,} dead letters of group {group} are deleted")
+    print_answer(
+        {"group": group, "purged": count}, f"{count:,} dead letters of group {group} are deleted"
+    )
 
 
 @contextlib.contextmanager
@@ -308,27 +341,6 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
         return
     with click.open_file(str(file), "wb", atomic=True) as out:
         yield out
-
-
-def short_reason(letter: DeadLetter) -> str:
-    """Returns the last failure of a dead letter, for a table."""
-    return shortened(one_line(_MODULE.sub("", letter.reason)), REASON_WIDTH)
-
-
-def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    """Returns a dead letter as JSON; the names and their order are stable."""
-    head = {
-        "broker_name": letter.broker_name,
-        "dlq_offset": letter.queue_offset,
-        "reason": letter.reason,
-        "resent_timestamp": letter.resent_ms,
-    }
-    if letter.message is None:
-        return head | {
-            "message_count": letter.count,
-            "batch_base64": base64.b64encode(letter.undecodable).decode(),
-        }
-    return head | message_dict(letter.message)
 
 
 def _filter(
@@ -361,88 +373,16 @@ def _filter(
     )
 
 
-def _show_groups(groups: dict[str, GroupDeadLetters], as_json: bool) -> None:
-    if as_json:
-        print_json(
-            [
-                {
-                    "group": group,
-                    "dead_letters": one.count,
-                    "oldest_timestamp": one.oldest_ms,
-                    "newest_timestamp": one.newest_ms,
-                }
-                for group, one in sorted(groups.items())
-            ]
-        )
+def _print_ages(found: DeadLettersView, now_ms: int) -> None:
+    """Prints the ages of dead letters: a bar a step."""
+    most = max(found.ages.values())
+    if not most:
         return
-    now_ms = SystemClock().wall_ms()
-    print_table(
-        ("GROUP", "DEAD LETTERS", "OLDEST", "NEWEST"),
-        [
-            (group, one.count, _age(one.oldest_ms, now_ms), _age(one.newest_ms, now_ms))
-            for group, one in sorted(groups.items())
-        ],
-    )
-
-
-def _age(stored_ms: int, now_ms: int) -> str:
-    return f"{duration(max(now_ms - stored_ms, 0))} ago" if stored_ms else "-"
-
-
-class _Ages:
-    """Ages of dead letters."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self.counts = {name: 0 for name, _ in AGES}
-        self.oldest_ms = self.newest_ms = 0
-
-    def add(self, letter: DeadLetter) -> None:
-        """Counts one, unless nobody knows its time."""
-        if letter.message is None:
-            return
-        stored_ms = letter.message.store_timestamp
-        age_ms = self._now_ms - stored_ms
-        self.counts[next(name for name, most_ms in AGES if age_ms < most_ms)] += 1
-        self.oldest_ms = min(self.oldest_ms or stored_ms, stored_ms)
-        self.newest_ms = max(self.newest_ms, stored_ms)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the ages as JSON."""
-        return {
-            "oldest_timestamp": self.oldest_ms,
-            "newest_timestamp": self.newest_ms,
-            "ages": self.counts,
-        }
-
-    def show(self) -> None:
-        """Prints the ages for people: a bar a step."""
-        most = max(self.counts.values())
-        if not most:
-            return
-        oldest, newest = (_age(one, self._now_ms) for one in (self.oldest_ms, self.newest_ms))
-        say(f"given up: the oldest {oldest}, the newest {newest}")
-        for name, count in self.counts.items():
-            bar = "#" * -(-count * BAR_WIDTH // most)
-            say(f"  {name:<10} {count:>9,} {bar}".rstrip())
-
-
-def _row(letter: DeadLetter) -> tuple[object, ...]:
-    message = letter.message
-    resent = timestamp(letter.resent_ms)
-    if message is None:
-        name = f"{letter.count} messages at {letter.broker_name}@{letter.queue_offset}"
-        return (name, "-", "-", "-", "-", "-", resent, letter.reason)
-    return (
-        message.message_id,
-        message.topic,
-        message.tag or "-",
-        shortened(one_line(", ".join(message.keys)), REASON_WIDTH) or "-",
-        timestamp(message.store_timestamp),
-        str(message.reconsume_times),
-        resent,
-        short_reason(letter),
-    )
+    oldest, newest = (_ago(one, now_ms) for one in (found.oldest_timestamp, found.newest_timestamp))
+    say(f"given up: the oldest {oldest}, the newest {newest}")
+    for name, count in found.ages.items():
+        bar = "#" * -(-count * BAR_WIDTH // most)
+        say(f"  {name:<10} {count:>9,} {bar}".rstrip())
 
 
 def _print_letter(letter: DeadLetter) -> None:
@@ -451,44 +391,22 @@ def _print_letter(letter: DeadLetter) -> None:
     print_body(body_lines(letter.message.body))
 
 
-def _show_resent(
-    counts: Counter[ResendStatus],
-    problems: list[tuple[DeadLetter, str]],
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    if as_json:
-        print_json(
-            {"dry_run": dry_run}
-            | {status.name.lower(): counts[status] for status in ResendStatus}
-            | {
-                "problems": [
-                    {
-                        "broker_name": letter.broker_name,
-                        "dlq_offset": letter.queue_offset,
-                        "message_id": letter.message.message_id if letter.message else None,
-                        "remark": remark,
-                    }
-                    for letter, remark in problems
-                ]
-            }
-        )
+def _print_resent(found: ResentView) -> None:
+    if print_if_json(found):
         return
-    verb = "would be resent" if dry_run else "resent"
-    parts = [f"{counts[ResendStatus.RESENT]:,} {verb}"]
-    if counts[ResendStatus.ALREADY_RESENT]:
-        count = counts[ResendStatus.ALREADY_RESENT]
-        parts.append(f"{count:,} resent before and left alone (--force resends them)")
-    if counts[ResendStatus.GONE]:
-        parts.append(f"{counts[ResendStatus.GONE]:,} gone meanwhile")
-    if problems:
-        parts.append(f"{len(problems):,} refused")
+    parts = [f"{found.resent:,} {'would be resent' if found.dry_run else 'resent'}"]
+    if found.already_resent:
+        parts.append(
+            f"{found.already_resent:,} resent before and left alone (--force resends them)"
+        )
+    if found.gone:
+        parts.append(f"{found.gone:,} gone meanwhile")
+    if found.problems:
+        parts.append(f"{len(found.problems):,} refused")
     say(", ".join(parts))
-    for letter, remark in problems[:DEFAULT_SHOWN]:
-        place = f"{letter.broker_name}@{letter.queue_offset}"
-        name = letter.message.message_id if letter.message else place
-        tell_error(f"refused: {name}: {remark}")
+    for one in found.problems[:DEFAULT_SHOWN]:
+        name = one.message_id or f"{one.broker_name}@{one.dlq_offset}"
+        print_error(f"refused: {name}: {one.remark}")
 
 
 @contextlib.contextmanager

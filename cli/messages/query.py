@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
-import msgspec
 
 from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
@@ -16,13 +15,21 @@ from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.members import MemberClient
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
+from mqmesh.sdk.admin.views.messages import handed_over_view, messages_view
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from ..notes import tell_note, tell_warning
+from ..notes import print_note, print_warning
 from ..options import json_option, namesrv_option
-from ..render import duration, print_body, print_fields, print_json, say, timestamp
+from ..render import (
+    duration,
+    print_answer,
+    print_body,
+    print_fields,
+    print_if_json,
+    say,
+    timestamp,
+)
 from ..times import TIME_HELP, parse_time
-from .shown_message import message_dict
 from .track import track
 
 DUMP_LINE_BYTES: Final = 16
@@ -79,7 +86,6 @@ def by_key(
     to_text: str | None,
     most: int,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Messages that have KEY among their keys, newest first.
 
@@ -98,7 +104,7 @@ def by_key(
             to_ms=time_option("--to", to_text, now_ms, MAX_TIMESTAMP_MS),
             max_count=most,
         )
-    return _show(result, as_json)
+    return _print_result(result)
 
 
 @query.command("by-id")
@@ -107,7 +113,7 @@ def by_key(
 @click.option("--all", "with_system", is_flag=True, help="Copies in system topics, too.")
 @namesrv_option
 @json_option
-def by_id(message_id: str, most: int, with_system: bool, namesrv: str, as_json: bool) -> int:
+def by_id(message_id: str, most: int, with_system: bool, namesrv: str) -> int:
     """The message with an id, and its copies: retries and dead letters.
 
     \b
@@ -117,18 +123,18 @@ def by_id(message_id: str, most: int, with_system: bool, namesrv: str, as_json: 
     with QueryClient(namesrv) as client:
         result = client.by_id(message_id, max_count=most, with_system=with_system)
     if result.hidden:
-        tell_note(
+        print_note(
             f"{result.hidden} more copies are in topics of the system, where delayed messages "
             "wait; --all shows them"
         )
-    return _show(result, as_json)
+    return _print_result(result)
 
 
 @query.command("by-offset-id")
 @click.argument("offset_message_id")
 @namesrv_option
 @json_option
-def by_offset_id(offset_message_id: str, namesrv: str, as_json: bool) -> int:
+def by_offset_id(offset_message_id: str, namesrv: str) -> int:
     """The message at a place in a broker's log, which no index is needed for.
 
     \b
@@ -137,7 +143,7 @@ def by_offset_id(offset_message_id: str, namesrv: str, as_json: bool) -> int:
     """
     with QueryClient(namesrv) as client:
         message = client.by_offset_id(offset_message_id)
-    return _show(QueryResult([message]), as_json)
+    return _print_result(QueryResult([message]))
 
 
 @query.command("by-offset")
@@ -147,9 +153,7 @@ def by_offset_id(offset_message_id: str, namesrv: str, as_json: bool) -> int:
 @click.option("-b", "--broker", default="", help="Broker group, where several carry the topic.")
 @namesrv_option
 @json_option
-def by_offset(
-    topic: str, queue_id: int, offset: int, broker: str, namesrv: str, as_json: bool
-) -> int:
+def by_offset(topic: str, queue_id: int, offset: int, broker: str, namesrv: str) -> int:
     """The message at an offset of a queue.
 
     \b
@@ -159,7 +163,7 @@ def by_offset(
     """
     with QueryClient(namesrv) as client:
         message = client.by_offset(topic, queue_id, offset, broker_name=broker)
-    return _show(QueryResult([message]), as_json)
+    return _print_result(QueryResult([message]))
 
 
 @query.command("hand-to")
@@ -168,7 +172,7 @@ def by_offset(
 @click.option("-c", "--client", "client_id", required=True, help="Member of the group.")
 @namesrv_option
 @json_option
-def hand_to(message_id: str, group: str, client_id: str, namesrv: str, as_json: bool) -> int:
+def hand_to(message_id: str, group: str, client_id: str, namesrv: str) -> int:
     """Have one member of a group consume a message now, and tell what came of it.
 
     Its listener is called at once, beside what it consumes otherwise. No offset moves and
@@ -183,18 +187,11 @@ def hand_to(message_id: str, group: str, client_id: str, namesrv: str, as_json: 
     """
     with MemberClient(namesrv) as client:
         found = client.hand_to(message_id, group, client_id)
-    if as_json:
-        print_json(
-            {
-                "message_id": message_id,
-                "group": group,
-                "client_id": client_id,
-                **msgspec.structs.asdict(found),
-            }
-        )
-    else:
-        text = f": {found.text}" if found.text else ""
-        say(f"{found.result} in {duration(found.took_ms)} by {client_id}{text}")
+    text = f": {found.text}" if found.text else ""
+    print_answer(
+        handed_over_view(message_id, group, client_id, found),
+        f"{found.result} in {duration(found.took_ms)} by {client_id}{text}",
+    )
     return ExitCode.OK if found.result == HandedResult.SUCCESS else ExitCode.FAILED
 
 
@@ -213,20 +210,12 @@ def time_option(option: str, text: str | None, now_ms: int, default: int) -> int
     return default if text is None else parse_time(text, now_ms, option)
 
 
-def _show(result: QueryResult, as_json: bool) -> int:
+def _print_result(result: QueryResult) -> int:
     for name, note in result.notes.items():
-        tell_warning(f"broker {name}: {note}")
+        print_warning(f"broker {name}: {note}")
     if not result.messages:
-        tell_note("no message was found")
-    if as_json:
-        print_json(
-            {
-                "messages": [message_dict(message) for message in result.messages],
-                "more": result.more,
-                "notes": result.notes,
-            }
-        )
-    else:
+        print_note("no message was found")
+    if not print_if_json(messages_view(result)):
         _print_messages(result)
     return ExitCode.OK if result.messages else ExitCode.FAILED
 
@@ -238,7 +227,7 @@ def _print_messages(result: QueryResult) -> None:
         print_fields(fields_of(message))
         print_body(body_lines(message.body))
     if result.more:
-        tell_note("there are more; --max shows further ones")
+        print_note("there are more; --max shows further ones")
 
 
 def fields_of(message: StoredMessage) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import click
 from rich.console import Console
@@ -21,13 +21,14 @@ from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, Tra
 from mqmesh.message import MAX_DELAY_MS, Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.views.sends import sent_view
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
 from ..main import INTERRUPTED
-from ..notes import tell_error, tell_note
+from ..notes import answers_json, print_error, print_note
 from ..options import RATE, json_option, namesrv_option
 from ..render import print_json, say
 from ..times import parse_time
@@ -99,7 +100,6 @@ def send(
     group: str,
     timeout: float,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Send messages to TOPIC.
 
@@ -121,7 +121,7 @@ def send(
     clock = SystemClock()
     _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
     total = None if lines else count
-    sending = _Sending(as_json, total)
+    sending = _Sending(total)
     options: ProducerKeywords = {
         "send_msg_timeout_ms": max(round(timeout * 1_000), 1),
         "close_timeout_ms": CLOSE_MS,
@@ -173,7 +173,7 @@ def _send_all(
             if isinstance(error, ConfigError):
                 break  # the next one would be as wrong
         if sending.is_hopeless:
-            tell_error("gave up, further messages were not sent")
+            print_error("gave up, further messages were not sent")
             break
         while waiting and waiting[0].done():
             sending.take(waiting.popleft())
@@ -229,13 +229,13 @@ _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400
 class _Sending:
     """Counts outcomes and shows how it goes."""
 
-    def __init__(self, as_json: bool, total: int | None) -> None:
+    def __init__(self, total: int | None) -> None:
         self.failed = 0
         self.is_hopeless = False
         self._failing_since: float | None = None
         self._sent = 0
         self._total = total
-        self._as_json = as_json
+        self._as_json = answers_json()
         self._began = time.monotonic()
         self._shown = 0.0
         self._show: Callable[[int], None] | None = None
@@ -274,7 +274,7 @@ class _Sending:
         self._sent += 1
         self._failing_since = None
         if self._as_json:
-            print_json(_as_dict(result))
+            print_json(sent_view(result))
         elif self._total == 1:
             queue = result.message_queue
             say(
@@ -282,7 +282,7 @@ class _Sending:
                 f"{queue.topic} on {queue.broker_name}, offset {result.queue_offset}"
             )
         elif result.status is not SendStatus.SEND_OK:
-            tell_note(f"{result.status.name} {result.message_id}")
+            print_note(f"{result.status.name} {result.message_id}")
         now = time.monotonic()
         if self._show is not None and now - self._shown >= PROGRESS_INTERVAL_S:
             self._shown = now
@@ -298,7 +298,7 @@ class _Sending:
         if self._as_json:
             print_json({"error": str(error), "kind": type(error).__name__})
         if self.failed == 1:
-            tell_error(str(error))
+            print_error(str(error))
 
     def summary(self) -> None:
         if self._total == 1 or self._as_json:
@@ -381,15 +381,3 @@ def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
             f"--delay {delay!r}: must be a duration of up to 40 years like 500ms, 30s, 10m, 2h, 1d"
         )
     return now_ms + after_ms
-
-
-def _as_dict(result: SendResult) -> dict[str, Any]:
-    return {
-        "status": result.status.name,
-        "message_id": result.message_id,
-        "topic": result.message_queue.topic,
-        "broker_name": result.message_queue.broker_name,
-        "queue_id": result.message_queue.queue_id,
-        "queue_offset": result.queue_offset,
-        "store_timestamp": result.store_timestamp,
-    }

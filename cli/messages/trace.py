@@ -1,9 +1,8 @@
 """`mqmesh trace`: trace data that clients recorded of a message; see docs/tracing.md."""
 
-from typing import Any
+from typing import Final
 
 import click
-import msgspec
 from rich.text import Text
 
 from mqmesh.errors import InvalidArgument
@@ -12,17 +11,42 @@ from mqmesh.protocol.queries import MAX_QUERY_MESSAGES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.traces import MessageSpans, TraceClient, TraceSpan
 from mqmesh.sdk.admin.tracks import MessageTrack
+from mqmesh.sdk.admin.views.messages import TraceView, trace_view, trace_views
 
-from ..notes import tell_note, tell_warning
+from ..notes import print_note, print_warning
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, say, timestamp
-from .track import show_track, track_dict
+from ..render import Column, print_columns, print_if_json, say, timestamp
+from .track import print_track
 
 STYLES = {"SUCCESS": "green", "COMMIT": "green", "RUNNING": "dim", "UNKNOWN": "dim"}
 
 NO_TRACE = (
     "there is no trace of this message: its clients write none (msg_trace), chose others, or it "
     "is gone"
+)
+
+
+def _remark(one: TraceSpan) -> str:
+    facts = []
+    if one.store_host:
+        facts.append(f"{one.topic} at {one.store_host}")
+    if one.message_type in ("HALF", "DELAY"):
+        facts.append(one.message_type.lower())
+    if one.retry_times:
+        facts.append(f"retry {one.retry_times}")
+    if one.from_check:
+        facts.append("the broker had asked")
+    return ", ".join(facts)
+
+
+_SPANS: Final = (
+    Column("time_ms", "TIME", timestamp),
+    Column("cost_ms", "MS", rank=1),
+    Column("kind", "WHAT", lambda kind: kind.lower().replace("_", " ")),
+    Column("group", "GROUP", str),
+    Column("client", "CLIENT", str, rank=2),
+    Column("result", "RESULT", lambda result: Text(result, style=STYLES.get(result, "yellow"))),
+    Column("", "REMARK", str, value=_remark),
 )
 
 _topic_option = click.option(
@@ -50,7 +74,7 @@ def trace() -> None:
 @_topic_option
 @namesrv_option
 @json_option
-def show(message_id: str, trace_topic: str, namesrv: str, as_json: bool) -> int:
+def show(message_id: str, trace_topic: str, namesrv: str) -> int:
     """The trace of a message, by time; without one, what `mqmesh query track` shows.
 
     \b
@@ -61,16 +85,12 @@ def show(message_id: str, trace_topic: str, namesrv: str, as_json: bool) -> int:
         found = client.trace(message_id, trace_topic=trace_topic)
         track = None if found.spans else _track(client, message_id)
     _warn(found)
-    if as_json:
-        told = None if track is None else track_dict(found.message_id, track)
-        print_json({**msgspec.to_builtins(found), "track": told})
-    elif found.spans:
-        _show(found)
-    else:
-        tell_note(NO_TRACE)
-        if track is not None and track.copies:
+    view = trace_view(found, track)
+    if not print_if_json(view):
+        _print_trace(view)
+        if view.track and view.track.copies:
             say("what is stored says:")
-            show_track(track)
+            print_track(view.track)
     is_known = found.spans or (track is not None and track.copies)
     return ExitCode.OK if is_known else ExitCode.FAILED
 
@@ -90,7 +110,7 @@ def show(message_id: str, trace_topic: str, namesrv: str, as_json: bool) -> int:
 )
 @namesrv_option
 @json_option
-def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str, as_json: bool) -> int:
+def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str) -> int:
     """The trace of the messages of TOPIC that have KEY among their keys.
 
     \b
@@ -101,17 +121,13 @@ def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str, as_j
         found = client.trace_by_key(topic, key, trace_topic=trace_topic, max_count=most)
     for one in found:
         _warn(one)
-    if as_json:
-        print_json([msgspec.to_builtins(one) for one in found])
-    else:
-        for one in found:
-            say(f"message {one.message_id}")
-            if one.spans:
-                _show(one)
-            else:
-                tell_note(NO_TRACE)
+    views = trace_views(found)
+    if not print_if_json(views):
+        for view in views:
+            say(f"message {view.message_id}")
+            _print_trace(view)
     if not found:
-        tell_note(f"no message of {topic} with key {key} was found, nor a trace of one")
+        print_note(f"no message of {topic} with key {key} was found, nor a trace of one")
     return ExitCode.OK if found else ExitCode.FAILED
 
 
@@ -125,38 +141,13 @@ def _track(client: TraceClient, message_id: str) -> MessageTrack | None:
 
 def _warn(found: MessageSpans) -> None:
     for name, note in found.notes.items():
-        tell_warning(f"broker {name}: {note}")
+        print_warning(f"broker {name}: {note}")
     if found.strange:
-        tell_warning(f"{found.strange} records of the trace topic cannot be read")
+        print_warning(f"{found.strange} records of the trace topic cannot be read")
 
 
-def _show(found: MessageSpans) -> None:
-    print_table(
-        ("TIME", "MS", "WHAT", "GROUP", "CLIENT", "RESULT", "REMARK"),
-        [
-            (
-                timestamp(one.time_ms),
-                "-" if one.cost_ms is None else one.cost_ms,
-                one.kind.lower().replace("_", " "),
-                one.group,
-                one.client,
-                Text(one.result, style=STYLES.get(one.result, "yellow")),
-                _remark(one),
-            )
-            for one in found.spans
-        ],
-        optional=("CLIENT", "MS"),
-    )
-
-
-def _remark(one: TraceSpan) -> str:
-    facts: list[Any] = []
-    if one.store_host:
-        facts.append(f"{one.topic} at {one.store_host}")
-    if one.message_type in ("HALF", "DELAY"):
-        facts.append(one.message_type.lower())
-    if one.retry_times:
-        facts.append(f"retry {one.retry_times}")
-    if one.from_check:
-        facts.append("the broker had asked")
-    return ", ".join(facts)
+def _print_trace(found: TraceView) -> None:
+    if found.spans:
+        print_columns(_SPANS, found.spans)
+    else:
+        print_note(NO_TRACE)

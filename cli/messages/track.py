@@ -1,19 +1,18 @@
 """`mqmesh query track`: what happened to a message."""
 
-from typing import Any, Final
+from typing import Final
 
 import click
-import msgspec
 from rich.text import Text
 
 from mqmesh.clock import SystemClock
-from mqmesh.message import StoredMessage
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackClient, TrackState
+from mqmesh.sdk.admin.tracks import Track, TrackClient, TrackState
+from mqmesh.sdk.admin.views.messages import TrackView, track_view
 
-from ..notes import tell_note, tell_warning
+from ..notes import print_note, print_warning
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, say, timestamp
+from ..render import Column, duration, print_columns, print_if_json, say, timestamp
 
 STYLES: Final = {
     TrackState.CONSUMED: "green",
@@ -22,13 +21,27 @@ STYLES: Final = {
     TrackState.UNKNOWN: "dim",
     TrackState.FILTERED: "dim",
 }
+_COPIES: Final = (
+    Column("store_timestamp", "STORED", timestamp),
+    Column("physical_topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("queue_offset", "OFFSET"),
+    Column("reconsume_times", "TRIES FAILED"),
+)
+_GROUPS: Final = (
+    Column("group", "GROUP"),
+    Column("state", "STATE", lambda state: Text(state, style=STYLES.get(state, ""))),
+    Column("members", "MEMBERS"),
+    Column("reconsume_times", "TRIES FAILED"),
+)
 
 
 @click.command()
 @click.argument("message_id")
 @namesrv_option
 @json_option
-def track(message_id: str, namesrv: str, as_json: bool) -> int:
+def track(message_id: str, namesrv: str) -> int:
     """Show what happened to a message: where it is stored, and what each group has done about it.
 
     CONSUMED: the group's offset has passed it. FILTERED: so it has, but its members'
@@ -43,52 +56,28 @@ def track(message_id: str, namesrv: str, as_json: bool) -> int:
     with TrackClient(namesrv) as client:
         found = client.track(message_id)
     for name, note in found.notes.items():
-        tell_warning(f"broker {name}: {note}")
-    if as_json:
-        print_json(track_dict(message_id, found))
-    elif found.copies:
-        show_track(found)
-    else:
-        tell_note("no message was found")
+        print_warning(f"broker {name}: {note}")
+    view = track_view(message_id, found)
+    if not print_if_json(view):
+        if view.copies:
+            print_track(view)
+        else:
+            print_note("no message was found")
     return ExitCode.OK if found.copies else ExitCode.FAILED
 
 
-def show_track(found: MessageTrack) -> None:
+def print_track(found: TrackView) -> None:
     """Draws what happened to a message of which something is stored."""
     now_ms = SystemClock().wall_ms()
-    print_table(
-        ("STORED", "TOPIC", "BROKER", "QUEUE", "OFFSET", "TRIES FAILED"),
-        [
-            (
-                timestamp(copy.store_timestamp),
-                copy.info.topic,
-                copy.broker_name,
-                copy.queue_id,
-                copy.queue_offset,
-                copy.reconsume_times,
-            )
-            for copy in reversed(found.copies)
-        ],
-    )
+    print_columns(_COPIES, found.copies)
     say()
     if found.due_ms:
         say(f"it is delayed, and will be delivered {_when(found.due_ms, now_ms)}")
-    elif not found.tracks:
+    elif not found.groups:
         say(f"no group reads topic {found.copies[0].topic}")
-    if found.tracks:
-        print_table(
-            ("GROUP", "STATE", "MEMBERS", "TRIES FAILED", "REMARK"),
-            [
-                (
-                    one.group,
-                    Text(one.state, style=STYLES.get(one.state, "")),
-                    one.members,
-                    one.reconsume_times,
-                    _remark(one, now_ms),
-                )
-                for one in found.tracks
-            ],
-        )
+    if found.groups:
+        remark = Column("", "REMARK", str, lambda one: _remark(one, now_ms))
+        print_columns((*_GROUPS, remark), found.groups)
 
 
 def _remark(one: Track, now_ms: int) -> str:
@@ -107,27 +96,3 @@ def _remark(one: Track, now_ms: int) -> str:
 def _when(due_ms: int, now_ms: int) -> str:
     ahead = f"in {duration(due_ms - now_ms)}" if due_ms > now_ms else "now"
     return f"{ahead} ({timestamp(due_ms)})"
-
-
-def track_dict(message_id: str, found: MessageTrack) -> dict[str, Any]:
-    """Returns the track of a message as JSON."""
-    return {
-        "message_id": message_id,
-        "due_ms": found.due_ms,
-        "copies": [_copy_dict(copy) for copy in reversed(found.copies)],
-        "groups": [msgspec.structs.asdict(one) for one in found.tracks],
-        "notes": found.notes,
-    }
-
-
-def _copy_dict(copy: StoredMessage) -> dict[str, Any]:
-    return {
-        "topic": copy.topic,
-        "physical_topic": copy.info.topic,
-        "broker_name": copy.broker_name,
-        "queue_id": copy.queue_id,
-        "queue_offset": copy.queue_offset,
-        "store_timestamp": copy.store_timestamp,
-        "reconsume_times": copy.reconsume_times,
-        "offset_message_id": copy.offset_message_id,
-    }

@@ -1,19 +1,56 @@
 """`mqmesh tx …`: half messages that wait for their decision."""
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
-from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
+from mqmesh.sdk.admin.views.messages import (
+    HalfMessageView,
+    HalfView,
+    half_message_view,
+    half_messages_view,
+)
 
-from ..notes import tell_note
+from ..notes import print_note
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import duration, print_body, print_fields, print_json, print_table, say, timestamp
+from ..render import (
+    Column,
+    duration,
+    print_answer,
+    print_body,
+    print_columns,
+    print_fields,
+    print_if_json,
+    timestamp,
+)
 from .query import body_lines
-from .shown_message import message_dict
 
 DEFAULT_COUNT: Final = 100
+
+
+def next_check(half: HalfView | HalfMessageView) -> str:
+    """Returns when a half message is checked next, in words."""
+    if half.state == HalfState.PARKED.name:
+        return "parked"
+    if half.next_check_ms < 0:
+        return "-"
+    if not half.live_members and half.next_check_ms == 0:
+        return "when a member comes"
+    return f"in {duration(half.next_check_ms)}"
+
+
+_HALVES: Final = (
+    Column("message_id", "MESSAGE ID"),
+    Column("group", "GROUP"),
+    Column("live_members", "MEMBERS", rank=3),
+    Column("topic", "TOPIC", rank=1),
+    Column("", "QUEUE", value=lambda one: f"{one.broker_name}/{one.queue_id}", rank=2),
+    Column("age_ms", "AGE", duration),
+    Column("check_times", "CHECKS", rank=4),
+    Column("", "NEXT CHECK", value=next_check),
+)
 
 
 @click.group()
@@ -46,7 +83,7 @@ def tx() -> None:
 @namesrv_option
 @json_option
 def list_half_messages(
-    group: str, topic: str, parked: bool, older_than: int, count: int, namesrv: str, as_json: bool
+    group: str, topic: str, parked: bool, older_than: int, count: int, namesrv: str
 ) -> None:
     """List half messages that wait, oldest first.
 
@@ -64,40 +101,17 @@ def list_half_messages(
             parked=parked,
             max_count=count,
         )
-    if as_json:
-        print_json(
-            {
-                "pending": found.pending_count,
-                "parked": found.parked_count,
-                "messages": [as_dict(one) for one in found.messages],
-            }
-        )
-        return
-    print_table(
-        ("MESSAGE ID", "GROUP", "MEMBERS", "TOPIC", "QUEUE", "AGE", "CHECKS", "NEXT CHECK"),
-        [
-            (
-                one.info.message_id,
-                one.info.group,
-                one.info.live_members,
-                one.info.topic,
-                f"{one.broker_name}/{one.info.queue_id}",
-                duration(one.info.age_ms),
-                one.info.check_times,
-                next_check(one),
-            )
-            for one in found.messages
-        ],
-        optional=("CHECKS", "MEMBERS", "QUEUE", "TOPIC"),
-    )
-    tell_note(f"{found.pending_count:,} half messages wait, {found.parked_count:,} are parked")
+    view = half_messages_view(found)
+    if not print_if_json(view):
+        print_columns(_HALVES, view.messages)
+        print_note(f"{view.pending:,} half messages wait, {view.parked:,} are parked")
 
 
 @tx.command()
 @click.argument("message_id")
 @namesrv_option
 @json_option
-def show(message_id: str, namesrv: str, as_json: bool) -> None:
+def show(message_id: str, namesrv: str) -> None:
     """Show a half message that waits, with its contents.
 
     \b
@@ -105,26 +119,24 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
       mqmesh tx show 0C6A9F0E5D3B7A12000000000000002A
     """
     with TransactionAdmin(namesrv) as admin:
-        found = admin.half_message(message_id)
-    message = found.message
-    assert message is not None
-    if as_json:
-        print_json(message_dict(message) | as_dict(found))
+        half = admin.half_message(message_id)
+    found = half_message_view(half)
+    if print_if_json(found):
         return
-    info = found.info
     rows = [
-        ("message id", info.message_id),
-        ("producer group", f"{info.group}, {info.live_members} members connected"),
-        ("goes to", f"{info.topic}/{found.broker_name}/{info.queue_id}"),
-        ("stored", f"{timestamp(info.store_timestamp)}, {duration(info.age_ms)} ago"),
-        ("checks", f"{info.check_times}, next: {next_check(found)}"),
-        ("tag", message.tag or ""),
-        ("keys", ", ".join(message.keys)),
-        *((f"property {name}", value) for name, value in (message.properties or {}).items()),
-        ("born at", message.born_host),
+        ("message id", found.message_id),
+        ("producer group", f"{found.group}, {found.live_members} members connected"),
+        ("goes to", f"{found.topic}/{found.broker_name}/{found.queue_id}"),
+        ("stored", f"{timestamp(found.store_timestamp)}, {duration(found.age_ms)} ago"),
+        ("checks", f"{found.check_times}, next: {next_check(found)}"),
+        ("tag", found.tag or ""),
+        ("keys", ", ".join(found.keys)),
+        *((f"property {name}", value) for name, value in found.properties.items()),
+        ("born at", found.born_host),
     ]
     print_fields([row for row in rows if row[1] != ""])
-    print_body(body_lines(message.body))
+    assert half.message is not None
+    print_body(body_lines(half.message.body))
 
 
 @tx.command()
@@ -132,7 +144,7 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
 @yes_option
 @namesrv_option
 @json_option
-def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
+def commit(message_id: str, yes: bool, namesrv: str) -> None:
     """Commit a half message whose local transaction is known to be done.
 
     \b
@@ -140,7 +152,7 @@ def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
       mqmesh tx commit 0C6A9F0E5D3B7A12000000000000002A
       mqmesh tx commit 0C6A9F0E5D3B7A12000000000000002A --yes
     """
-    _end(message_id, Decision.COMMIT, yes, namesrv, as_json)
+    _end(message_id, Decision.COMMIT, yes, namesrv)
 
 
 @tx.command()
@@ -148,58 +160,27 @@ def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
 @yes_option
 @namesrv_option
 @json_option
-def rollback(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
+def rollback(message_id: str, yes: bool, namesrv: str) -> None:
     """Roll back a half message whose local transaction is known not to have happened.
 
     \b
     Examples:
       mqmesh tx rollback 0C6A9F0E5D3B7A12000000000000002A
     """
-    _end(message_id, Decision.ROLLBACK, yes, namesrv, as_json)
+    _end(message_id, Decision.ROLLBACK, yes, namesrv)
 
 
-def _end(message_id: str, decision: Decision, yes: bool, namesrv: str, as_json: bool) -> None:
+def _end(message_id: str, decision: Decision, yes: bool, namesrv: str) -> None:
     word = decision.name.lower()
     confirm(
         "this ends a transaction for good",
         f"End half message {message_id} by {word} for good?",
         yes=yes,
-        as_json=as_json,
     )
     with TransactionAdmin(namesrv) as admin:
         broker_name = admin.end_half_message(message_id, decision)
-    if as_json:
-        print_json({"message_id": message_id, "broker_name": broker_name, "decision": word})
-    else:
-        done = "committed" if decision is Decision.COMMIT else "rolled back"
-        say(f"half message {message_id} was {done} at {broker_name}")
-
-
-def as_dict(half: HalfMessage) -> dict[str, Any]:
-    """Returns a half message as JSON shows it."""
-    info = half.info
-    return {
-        "message_id": info.message_id,
-        "state": HalfState(info.state).name,
-        "group": info.group,
-        "live_members": info.live_members,
-        "topic": info.topic,
-        "broker_name": half.broker_name,
-        "queue_id": info.queue_id,
-        "store_timestamp": info.store_timestamp,
-        "age_ms": info.age_ms,
-        "check_times": info.check_times,
-        "next_check_ms": info.next_check_ms,
-        "half_queue_offset": info.queue_offset,
-    }
-
-
-def next_check(half: HalfMessage) -> str:
-    """Returns when a half message is checked next, in words."""
-    if half.is_parked:
-        return "parked"
-    if half.info.next_check_ms < 0:
-        return "-"
-    if not half.info.live_members and half.info.next_check_ms == 0:
-        return "when a member comes"
-    return f"in {duration(half.info.next_check_ms)}"
+    done = "committed" if decision is Decision.COMMIT else "rolled back"
+    print_answer(
+        {"message_id": message_id, "broker_name": broker_name, "decision": word},
+        f"half message {message_id} was {done} at {broker_name}",
+    )

@@ -35,13 +35,23 @@ from mqmesh.roles.supervisor.run_file import (
 from mqmesh.roles.supervisor.supervisor import Supervisor
 from mqmesh.roles.supervisor.supervisor_metrics import read_metrics
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.views.clusters import LocalClusterView, ProcessView, metric_views
+from mqmesh.sdk.admin.views.fields import view_of
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, client_transport
 
-from ..admin.broker import metrics_as_json
 from ..credentials import use_credentials, use_credentials_of
-from ..notes import tell_error, tell_note
+from ..notes import answers_json, print_error, print_note
 from ..options import config_options, json_option
-from ..render import LogStream, duration, print_json, print_table, say, state_text
+from ..render import (
+    Column,
+    LogStream,
+    duration,
+    print_answer,
+    print_columns,
+    print_if_json,
+    say,
+    state_text,
+)
 from .found_cluster import find_cluster, save_last_start
 from .layout import MONITOR, ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
 from .secure import client_file, make_security
@@ -55,6 +65,27 @@ REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
 START_TIMEOUT_MS: Final = 60_000
 """Timeout for one process: a broker reads its store first."""
+
+_PROCESS: Final = (
+    Column("role", "ROLE"),
+    Column("name", "NAME"),
+    Column("pid", "PID", lambda pid: str(pid or "-"), rank=2),
+    Column("state", "STATE", state_text),
+)
+_LIFE: Final = (
+    Column(
+        "",
+        "UPTIME",
+        value=lambda one: duration(one.uptime_ms) if one.state == "running" else "-",
+        rank=4,
+    ),
+    Column("restarts", "RESTARTS", rank=3),
+    Column(
+        "exits",
+        "ENDED BY",
+        lambda exits: ", ".join(f"{count} x {why}" for why, count in exits.items()) or "-",
+    ),
+)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -99,7 +130,6 @@ def up(
     metrics: bool,
     secure: bool,
     insecure: bool,
-    as_json: bool,
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
 
@@ -131,38 +161,62 @@ def up(
         # No cluster can be running there, and a port that is taken is to leave no folder behind.
         check_ports(config)
     lock = DataFolderLock(config.folder)
-    make_private(config.folder / "logs")
     try:
-        former = read_record(config.folder)
-        if former is not None:
-            end_orphans(former)
-        config = _as_planned(config, settings, flags)
-        check_ports(config)
-        if config.security.enable:
-            make_security(config)
-            use_credentials(client_file(config.folder))
-        specs = role_specs(config)
-        save_last_start(config, config_path)
-        notes = _death_notes(config)
-        supervisor = Supervisor(
-            specs,
-            config.folder,
-            namesrv=config.namesrv_addr,
-            ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
-            log_format=config.log_format,
-            say=LogStream(as_json=as_json).say,
-            is_complete=partial(_all_registered, config),
-            on_death=lambda name, pid: None if notes is None else notes.tell(name, pid),
-        )
-        try:
-            code = supervisor.run()
-        finally:
-            if notes is not None:
-                notes.close()
+        return _supervise(_prepare(config, settings, flags))
     finally:
         lock.release()
+
+
+def _prepare(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
+    """Makes a data folder ready for its cluster.
+
+    Args:
+        asked: Cluster from settings and flags alone; the caller has the lock of its folder.
+        settings: Overrides, as ``key=value``.
+        flags: Flags of the start.
+
+    Returns:
+        The cluster as it is planned for what is in the folder.
+    """
+    make_private(asked.folder / "logs")
+    former = read_record(asked.folder)
+    if former is not None:
+        end_orphans(former)
+    found = find_cluster(asked)
+    plan = plan_start(asked, found, flags)
+    config = load_cluster(flags.file, [*settings, *plan.settings], replicas=plan.replicas)
+    notes = [*plan.notes, *check_stores(config, found, flags)]
+    check_ports(config)
+    for note in notes:
+        print_note(note)
+    if config.security.enable:
+        make_security(config)
+        use_credentials(client_file(config.folder))
+    save_last_start(config, flags.file)
+    return config
+
+
+def _supervise(config: ClusterConfig) -> int:
+    """Runs a cluster until it is stopped, and returns the exit code."""
+    specs = role_specs(config)
+    notes = _death_notes(config)
+    supervisor = Supervisor(
+        specs,
+        config.folder,
+        namesrv=config.namesrv_addr,
+        ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
+        log_format=config.log_format,
+        say=LogStream(as_json=answers_json()).say,
+        is_complete=partial(_all_registered, config),
+        on_death=lambda name, pid: None if notes is None else notes.tell(name, pid),
+    )
+    try:
+        code = supervisor.run()
+    finally:
+        if notes is not None:
+            notes.close()
     if supervisor.failure:
-        tell_error(supervisor.failure)
+        print_error(supervisor.failure)
     return code
 
 
@@ -170,9 +224,7 @@ def up(
 @config_options
 @_data_dir_option
 @json_option
-def status(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
-) -> int:
+def status(config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None) -> int:
     """Show the processes of a running cluster, asking each how it is.
 
     Exit code 1 when something is down, or nothing is running.
@@ -183,51 +235,43 @@ def status(
       mqmesh status --data-dir /var/lib/mqmesh --json
     """
     folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
+    view = _local_cluster(folder)
+    if print_if_json(view):
+        pass
+    elif not view.running:
+        print_note(f"no cluster is running on {folder}; `mqmesh up` starts one")
+    else:
+        say(
+            f"cluster on {folder}: process {view.pid}, up {duration(view.uptime_ms)}, "
+            f"name servers {view.namesrv or 'unknown'}"
+        )
+        sockets = f"ipc://{folder.absolute()}/"
+        endpoint = Column(
+            "endpoint", "ENDPOINT", lambda one: one.replace(sockets, "ipc://"), rank=1
+        )
+        print_columns((*_PROCESS, endpoint, *_LIFE), view.roles)
+    all_well = bool(view.roles) and all(one.state == "running" for one in view.roles)
+    return ExitCode.OK if all_well else ExitCode.FAILED
+
+
+def _local_cluster(folder: Path) -> LocalClusterView:
+    """Looks how the cluster in a data folder is, asking each of its processes."""
     pid = supervisor_pid(folder)
     record = read_record(folder) if pid else None
-    rows: list[dict[str, Any]] = []
-    if record is not None:
-        use_credentials_of(folder, record.namesrv)
-        with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
-            rows = list(pool.map(partial(_look_at, record.namesrv), record.roles))
+    nothing = LocalClusterView(data_dir=str(folder), running=bool(pid), pid=pid)
+    if record is None:
+        return nothing
+    use_credentials_of(folder, record.namesrv)
+    with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
+        roles = list(pool.map(partial(_look_at, record.namesrv), record.roles))
     now_ms = SystemClock().wall_ms()
-    uptime_ms = max(now_ms - record.started_ms, 0) if record else 0
-    if as_json:
-        print_json(
-            {
-                "data_dir": str(folder),
-                "running": bool(pid),
-                "pid": pid,
-                "namesrv": record.namesrv if record else "",
-                "uptime_ms": uptime_ms,
-                "roles": rows,
-                "metrics": metrics_as_json(read_metrics(record, now_ms)) if record else {},
-            }
-        )
-    elif not pid:
-        tell_note(f"no cluster is running on {folder}; `mqmesh up` starts one")
-    else:
-        namesrv = record.namesrv if record else "unknown"
-        say(f"cluster on {folder}: process {pid}, up {duration(uptime_ms)}, name servers {namesrv}")
-        print_table(
-            ("ROLE", "NAME", "PID", "STATE", "ENDPOINT", "UPTIME", "RESTARTS", "ENDED BY"),
-            [
-                (
-                    row["role"],
-                    row["name"],
-                    str(row["pid"] or "-"),
-                    state_text(row["state"]),
-                    row["endpoint"],
-                    duration(row["uptime_ms"]) if row["state"] == "running" else "-",
-                    row["restarts"],
-                    ", ".join(f"{count} x {why}" for why, count in row["exits"].items()) or "-",
-                )
-                for row in rows
-            ],
-            optional=("ENDPOINT", "PID", "UPTIME", "RESTARTS"),
-        )
-    all_well = bool(rows) and all(row["state"] == "running" for row in rows)
-    return ExitCode.OK if all_well else ExitCode.FAILED
+    return msgspec.structs.replace(
+        nothing,
+        namesrv=record.namesrv,
+        uptime_ms=max(now_ms - record.started_ms, 0),
+        roles=roles,
+        metrics=metric_views(read_metrics(record, now_ms)),
+    )
 
 
 @click.command()
@@ -240,7 +284,6 @@ def down(
     config_path: Path | None,
     overrides: tuple[str, ...],
     data_dir: str | None,
-    as_json: bool,
 ) -> int:
     """Stop a running cluster, and wait until it has stopped.
 
@@ -256,21 +299,19 @@ def down(
     """
     folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
     if names:
-        return _tell_moved(put_down(folder, names, up=False, timeout_ms=DOWN_TIMEOUT_MS), as_json)
+        return _print_moved(put_down(folder, names, up=False, timeout_ms=DOWN_TIMEOUT_MS))
     record = read_record(folder)
     stopped = stop_supervisor(folder, DOWN_TIMEOUT_MS)
     orphans: list[str] = []
     if record is not None and not supervisor_pid(folder):
         orphans = end_orphans(record)
         remove_record(folder)
-    if as_json:
-        print_json({"data_dir": str(folder), "stopped": stopped, "orphans": orphans})
-    elif stopped:
-        say(f"the cluster on {folder} has stopped")
+    line = f"no cluster is running on {folder}"
+    if stopped:
+        line = f"the cluster on {folder} has stopped"
     elif orphans:
-        say(f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}")
-    else:
-        say(f"no cluster is running on {folder}")
+        line = f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}"
+    print_answer({"data_dir": str(folder), "stopped": stopped, "orphans": orphans}, line)
     return ExitCode.OK
 
 
@@ -284,7 +325,6 @@ def restart(
     config_path: Path | None,
     overrides: tuple[str, ...],
     data_dir: str | None,
-    as_json: bool,
 ) -> int:
     """Stop processes of a running cluster one after the other, and start each again.
 
@@ -299,26 +339,15 @@ def restart(
     for name in names:
         put_down(folder, [name], up=False, timeout_ms=DOWN_TIMEOUT_MS)
         moved += put_down(folder, [name], up=True, timeout_ms=START_TIMEOUT_MS)
-    return _tell_moved(moved, as_json)
+    return _print_moved(moved)
 
 
-def _tell_moved(entries: list[RoleEntry], as_json: bool) -> int:
-    if as_json:
-        print_json([{"name": one.name, "state": one.state, "pid": one.pid} for one in entries])
-    else:
-        for one in entries:
-            say(f"{one.name} is {one.state}")
+def _print_moved(entries: list[RoleEntry]) -> int:
+    print_answer(
+        [{"name": one.name, "state": one.state, "pid": one.pid} for one in entries],
+        *(f"{one.name} is {one.state}" for one in entries),
+    )
     return ExitCode.OK
-
-
-def _as_planned(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
-    """Returns the cluster as planned for its data folder; prints notes about the decisions."""
-    found = find_cluster(asked)
-    plan = plan_start(asked, found, flags)
-    config = load_cluster(flags.file, [*settings, *plan.settings], replicas=plan.replicas)
-    for note in (*plan.notes, *check_stores(config, found, flags)):
-        tell_note(note)
-    return config
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:
@@ -350,29 +379,22 @@ def _all_registered(config: ClusterConfig) -> bool:
     return True
 
 
-def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "role": entry.role,
-        "name": entry.name,
-        "pid": entry.pid,
-        "state": "down" if entry.state == "running" else entry.state,
-        "endpoint": entry.endpoint,
-        "uptime_ms": 0,
-        "restarts": entry.restarts,
-        "exits": entry.exits,
-    }
+def _look_at(namesrv: str, entry: RoleEntry) -> ProcessView:
+    view = view_of(ProcessView, entry, uptime_ms=0)
     if entry.role == MONITOR:
-        return row | {"state": entry.state}  # nobody connects to it
+        return view  # nobody connects to it
+    if entry.state == "running":
+        view = msgspec.structs.replace(view, state="down")
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
-        return row
+        return view
     try:
         info = _ping(namesrv, entry.endpoint, entry.server_key)
     except (MQMeshError, OSError, msgspec.MsgspecError):
-        return row
+        return view
     # Another process at the same place is not the one that we ask about.
-    if info.pid == entry.pid:
-        row.update(state=info.state, uptime_ms=info.uptime_ms)
-    return row
+    if info.pid != entry.pid:
+        return view
+    return msgspec.structs.replace(view, state=info.state, uptime_ms=info.uptime_ms)
 
 
 def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
@@ -382,8 +404,8 @@ def _ping(namesrv: str, endpoint: str, server_key: str) -> RoleInfo:
         MQMeshError, OSError, MsgspecError: No answer, or one that cannot be decoded.
     """
     if endpoint.startswith(("http://", "https://")):
-        told = msgspec.json.decode(_health(urlsplit(endpoint)), type=dict[str, Any])
-        return msgspec.convert([told.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
+        health = msgspec.json.decode(_health(urlsplit(endpoint)), type=dict[str, Any])
+        return msgspec.convert([health.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
     keys = {endpoint: server_key} if server_key else {}
     with AdminClient(
         namesrv or DEFAULT_NAMESRV,

@@ -9,7 +9,7 @@ import click
 from mqmesh.roles.process import ExitCode
 
 from ..options import json_option
-from ..render import print_json, say
+from ..render import print_answer
 
 ROOM: Final = "mqmesh.roles.exporter"
 
@@ -17,7 +17,7 @@ ROOM: Final = "mqmesh.roles.exporter"
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @json_option
-def boards(folder: Path, as_json: bool) -> int:
+def boards(folder: Path) -> int:
     """Write boards for Grafana and alert rules for Prometheus into FOLDER.
 
     Files of the same names are replaced.
@@ -31,9 +31,5 @@ def boards(folder: Path, as_json: bool) -> int:
     for one in sorted(resources.files(ROOM).joinpath("boards").iterdir(), key=lambda one: one.name):
         (folder / one.name).write_bytes(one.read_bytes())
         written.append(str(folder / one.name))
-    if as_json:
-        print_json({"written": written})
-    else:
-        for path in written:
-            say(path)
+    print_answer({"written": written}, *written)
     return ExitCode.OK

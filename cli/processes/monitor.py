@@ -1,5 +1,7 @@
 """`mqmesh monitor`: alarms without Prometheus."""
 
+from typing import Final
+
 import click
 import msgspec
 
@@ -10,22 +12,27 @@ from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.process import ExitCode
 
 from ..options import json_option, namesrv_option
-from ..render import print_json, print_table, say, timestamp
+from ..render import Column, print_answer, print_records, timestamp
 from .serve import ProcessOptions, process_options
 
-COLUMNS = ("SINCE", "SEVERITY", "ALARM", "WHAT IS WRONG")
+_ALARMS: Final = (
+    Column("since_ms", "SINCE", timestamp),
+    Column("severity", "SEVERITY"),
+    Column("alarm", "ALARM"),
+    Column("summary", "WHAT IS WRONG"),
+)
 
 
 @click.command()
 @click.option(
     "--once",
     is_flag=True,
-    help="ClusterObservation once; exit code 1 if there are alarms, 0 if not.",
+    help="Look once; exit code 1 if there are alarms, 0 if not.",
 )
 @process_options
 @namesrv_option
 @json_option
-def monitor(process: ProcessOptions, once: bool, namesrv: str, as_json: bool) -> int:
+def monitor(process: ProcessOptions, once: bool, namesrv: str) -> int:
     """Watch a cluster, and tell of what is wrong: in the log, to a program, to a web service.
 
     With --once it looks, prints what is wrong, and ends: for cron. What must last before it is an
@@ -46,7 +53,7 @@ def monitor(process: ProcessOptions, once: bool, namesrv: str, as_json: bool) ->
             alarms = watching.look(at_once=True)
         finally:
             watching.close()
-        _show(alarms, as_json)
+        _print_alarms(alarms)
         return ExitCode.FAILED if alarms else ExitCode.OK
     return process.serve(
         "monitor",
@@ -55,13 +62,8 @@ def monitor(process: ProcessOptions, once: bool, namesrv: str, as_json: bool) ->
     )
 
 
-def _show(alarms: list[Alarm], as_json: bool) -> None:
-    if as_json:
-        print_json(alarms)
-    elif alarms:
-        print_table(
-            COLUMNS,
-            [(timestamp(one.since_ms), one.severity, one.alarm, one.summary) for one in alarms],
-        )
+def _print_alarms(alarms: list[Alarm]) -> None:
+    if not alarms:
+        print_answer(alarms, "no alarm")
     else:
-        say("no alarm")
+        print_records(_ALARMS, alarms)

@@ -11,10 +11,25 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import json_option, namesrv_option
-from ..render import duration, print_json, print_table, say, timestamp
+from ..render import Column, duration, print_answer, print_records, timestamp
 from .serve import ProcessOptions, open_transport, server_options
 
 DEFAULT_SHOWN: Final = 32
+
+
+def _until(due_ms: int) -> str:
+    return duration(max(due_ms - SystemClock().wall_ms(), 0))
+
+
+_WAITING: Final = (
+    Column("due_ms", "DUE", timestamp),
+    Column("due_ms", "IN", _until, rank=4),
+    Column("real_topic", "TO TOPIC"),
+    Column("broker_name", "BROKER", rank=1),
+    Column("message_id", "MESSAGE ID"),
+    Column("tag", "TAG", rank=2),
+    Column("keys", "KEYS", lambda keys: ", ".join(keys) or "-", rank=3),
+)
 
 
 @click.group(invoke_without_command=True)
@@ -56,7 +71,7 @@ def schedule(context: click.Context, process: ProcessOptions) -> int:
 )
 @namesrv_option
 @json_option
-def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
+def list_waiting(topic: str, most: int, namesrv: str) -> None:
     """List delayed messages that wait, those that are due next first.
 
     Messages that failed wait here as well, on their way to %RETRY%<group>. It reads all that
@@ -68,43 +83,18 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
       mqmesh schedule list --topic orders --max 1000 --json
     """
     from mqmesh.sdk.admin.delays import DelayClient
-
-    from ..messages.shown_message import message_dict
+    from mqmesh.sdk.admin.views.messages import delayed_view
 
     with DelayClient(namesrv) as client:
-        found = client.waiting(topic, max_count=most)
-    if as_json:
-        print_json(
-            [
-                {"due_ms": one.due_ms, "real_topic": one.real_topic} | message_dict(one.message)
-                for one in found
-            ]
-        )
-        return
-    now_ms = SystemClock().wall_ms()
-    print_table(
-        ("DUE", "IN", "TO TOPIC", "BROKER", "MESSAGE ID", "TAG", "KEYS"),
-        [
-            (
-                timestamp(one.due_ms),
-                duration(max(one.due_ms - now_ms, 0)),
-                one.real_topic,
-                one.broker_name,
-                one.message.message_id,
-                one.message.tag or "-",
-                ", ".join(one.message.keys) or "-",
-            )
-            for one in found
-        ],
-        optional=("IN", "KEYS", "TAG", "BROKER"),
-    )
+        found = [delayed_view(one) for one in client.waiting(topic, max_count=most)]
+    print_records(_WAITING, found)
 
 
 @schedule.command()
 @click.argument("message_id")
 @namesrv_option
 @json_option
-def cancel(message_id: str, namesrv: str, as_json: bool) -> None:
+def cancel(message_id: str, namesrv: str) -> None:
     """Cancel a delayed message that was not delivered yet.
 
     \b
@@ -115,7 +105,7 @@ def cancel(message_id: str, namesrv: str, as_json: bool) -> None:
 
     with DelayClient(namesrv) as client:
         brokers = client.cancel(message_id)
-    if as_json:
-        print_json({"message_id": message_id.upper(), "cancelled_at": brokers})
-    else:
-        say(f"message {message_id.upper()} is cancelled at {', '.join(brokers)}")
+    print_answer(
+        {"message_id": message_id.upper(), "cancelled_at": brokers},
+        f"message {message_id.upper()} is cancelled at {', '.join(brokers)}",
+    )

@@ -17,9 +17,18 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
 
-from ..notes import Options, tell_error, tell_note, tell_progress
+from ..notes import Options, answers_json, print_error, print_note, print_progress
 from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import print_as_is, print_json, print_table, say
+from ..render import (
+    Column,
+    print_answer,
+    print_as_is,
+    print_columns,
+    print_if_json,
+    print_json,
+    print_table,
+    say,
+)
 from ..streams import standard_output
 from ..times import TIME_HELP, parse_time
 from .archive_export import export
@@ -32,6 +41,21 @@ from .archive_parts import (
 )
 
 SHOWN_BODY: Final = 200
+_SOURCES: Final = (
+    Column("broker", "BROKER"),
+    Column("store_id", "STORE", lambda store_id: f"{store_id:08x}"),
+    Column("position", "POSITION"),
+    Column("keys_position", "KEYS TO"),
+    Column("ingests", "INGESTS", len),
+    Column("gaps", "MISSING BYTES", lambda gaps: sum(one.gap_before for one in gaps)),
+)
+_PARTITIONS: Final = (
+    Column("topic", "TOPIC"),
+    Column("dt", "DAY"),
+    Column("rows", "MESSAGES"),
+    Column("bytes", "BYTES"),
+    Column("files", "FILES"),
+)
 
 _Start = Callable[..., AbstractContextManager[Any]]
 
@@ -144,7 +168,6 @@ def ingest(
     allow_gap: bool,
     on_damage: str,
     start: _Start,
-    as_json: bool,
 ) -> int:
     """Take SNAPSHOTS into an archive. Repeat it as you like: nothing comes twice.
 
@@ -155,28 +178,25 @@ def ingest(
     work = archive_module("ingest")
     with start() as spark:
         for path in snapshots:
-            tell_progress(f"taking in {path.name}")
+            print_progress(f"taking in {path.name}")
             report = work.ingest(
                 spark, str(path), archive, name=name, allow_gap=allow_gap, on_damage=on_damage
             )
-            _show_ingest(report, as_json)
+            _print_ingest(report)
     return ExitCode.OK
 
 
-def _show_ingest(report: Any, as_json: bool) -> None:
-    if as_json:
-        print_json(report)
-        return
+def _print_ingest(report: Any) -> None:
     size = report.to_offset - report.from_offset
     what = f"{size:,} bytes of log, now at {report.to_offset}" if size else "nothing new"
     gap = f"; {report.gap_before:,} bytes before are missing" if report.gap_before else ""
-    say(f"{report.snapshot}: {what}{gap}")
+    print_answer(report, f"{report.snapshot}: {what}{gap}")
 
 
 @archive.command()
 @_archive
 @json_option
-def status(archive: str, as_json: bool) -> int:
+def status(archive: str) -> int:
     """Print how far an archive has come, what is missing in it, and what it holds.
 
     \b
@@ -185,28 +205,10 @@ def status(archive: str, as_json: bool) -> int:
     """
     tables = archive_module("tables")
     sources, partitions = tables.sources(archive), tables.partitions(archive)
-    if as_json:
-        print_json({"sources": sources, "partitions": partitions})
-        return ExitCode.OK
-    print_table(
-        ["broker", "store", "position", "keys to", "ingests", "missing bytes"],
-        [
-            (
-                one.broker,
-                f"{one.store_id:08x}",
-                one.position,
-                one.keys_position,
-                len(one.ingests),
-                sum(step.gap_before for step in one.gaps),
-            )
-            for one in sources
-        ],
-    )
-    say()
-    print_table(
-        ["topic", "day", "messages", "bytes", "files"],
-        [(one.topic, one.dt, one.rows, one.bytes, one.files) for one in partitions],
-    )
+    if not print_if_json({"sources": sources, "partitions": partitions}):
+        print_columns(_SOURCES, sources)
+        say()
+        print_columns(_PARTITIONS, partitions)
     return ExitCode.OK
 
 
@@ -231,7 +233,6 @@ def find(
     to_text: str | None,
     most: int,
     body: bool,
-    as_json: bool,
 ) -> int:
     """Look messages up, without Java.
 
@@ -253,7 +254,7 @@ def find(
     for row in found.rows:
         if body:
             print_as_is(row["body"])
-        elif as_json:
+        elif answers_json():
             print_json(plain_row(row), flush=False)
         else:
             text = row["body"][:SHOWN_BODY].decode("utf-8", "replace")
@@ -276,7 +277,6 @@ def sql(
     text: str,
     most: int,
     start: _Start,
-    as_json: bool,
 ) -> int:
     """Ask the views messages, keys and ingests. It writes nothing.
 
@@ -289,14 +289,14 @@ def sql(
         frame = work.query(spark, archive, text)
         found = frame.limit(most + 1).collect()
         rows = found[:most]
-        if as_json:
+        if answers_json():
             for row in rows:
                 print_json({k: _plain(v) for k, v in row.asDict().items()}, flush=False)
         else:
             print_table(frame.columns, [[_shown(value) for value in row] for row in rows])
         standard_output().flush()
         if len(found) > most:
-            tell_note(f"there are more rows than these {most:,}; --max shows further ones")
+            print_note(f"there are more rows than these {most:,}; --max shows further ones")
     return ExitCode.OK
 
 
@@ -304,7 +304,7 @@ def sql(
 @_archive
 @_spark_options
 @json_option
-def verify(archive: str, start: _Start, as_json: bool) -> int:
+def verify(archive: str, start: _Start) -> int:
     """Count all messages, and compare the table of keys with them.
 
     \b
@@ -314,9 +314,7 @@ def verify(archive: str, start: _Start, as_json: bool) -> int:
     work = archive_module("maintenance")
     with start() as spark:
         report = work.verify(spark, archive)
-    if as_json:
-        print_json(report)
-    else:
+    if not print_if_json(report):
         say(f"{report.rows:,} messages")
         for gap in report.gaps:
             say(f"missing: {gap}")
@@ -338,7 +336,6 @@ def compact(
     archive: str,
     since: str,
     start: _Start,
-    as_json: bool,
 ) -> int:
     """Make large files of small ones, so that queries open fewer.
 
@@ -349,10 +346,7 @@ def compact(
     work = archive_module("maintenance")
     with start() as spark:
         done = work.compact(spark, archive, since=since)
-    if as_json:
-        print_json(done)
-    else:
-        say(f"{done['files_before']:,} files became {done['files_after']:,}")
+    print_answer(done, f"{done['files_before']:,} files became {done['files_after']:,}")
     return ExitCode.OK
 
 
@@ -371,7 +365,6 @@ def expire(
     topic: str,
     yes: bool,
     start: _Start,
-    as_json: bool,
 ) -> int:
     """Forget old messages. Their files go with `mqmesh archive vacuum`.
 
@@ -393,7 +386,6 @@ def expire(
         f"this deletes {which} from the archive",
         f"Delete {which} from archive {archive}?",
         yes=yes,
-        as_json=as_json,
     )
     today = datetime.now(UTC).date()
     work = archive_module("maintenance")
@@ -403,10 +395,7 @@ def expire(
             gone = work.expire(spark, archive, before=before, topic=topic)
         else:
             gone = work.expire_by_settings(spark, archive, today)
-    if as_json:
-        print_json({"messages": gone})
-    else:
-        say(f"{gone:,} messages are gone")
+    print_answer({"messages": gone}, f"{gone:,} messages are gone")
     return ExitCode.OK
 
 
@@ -415,7 +404,7 @@ def expire(
 @click.option("--older-than", default="7d", show_default=True, metavar="AGE")
 @click.option("--dry-run", is_flag=True, help="Only tell which files would go.")
 @json_option
-def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
+def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
     """Remove files that no version of the tables needs any more.
 
     Queries and ingests that began longer ago than AGE fail then.
@@ -428,12 +417,12 @@ def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
     if not hours:
         raise ConfigError(f"--older-than {older_than!r}: must be 1h or more")
     gone = archive_module("maintenance").vacuum(archive, hours=hours, dry_run=dry_run)
-    if as_json:
-        print_json({"files": gone, "dry_run": dry_run})
-    else:
-        for name in gone if dry_run else ():
-            say(name)
-        say(f"{len(gone):,} files {'would go' if dry_run else 'are gone'}")
+    names = gone if dry_run else ()
+    print_answer(
+        {"files": gone, "dry_run": dry_run},
+        *names,
+        f"{len(gone):,} files {'would go' if dry_run else 'are gone'}",
+    )
     return ExitCode.OK
 
 
@@ -441,7 +430,7 @@ def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
 @click.option("--to", "directory", required=True, type=click.Path(path_type=Path))
 @_verbose
 @json_option
-def jars(directory: Path, verbose: bool, as_json: bool) -> int:
+def jars(directory: Path, verbose: bool) -> int:
     """Fetch Delta Lake's jars into a directory, for machines without a way out.
 
     \b
@@ -451,10 +440,7 @@ def jars(directory: Path, verbose: bool, as_json: bool) -> int:
     work = archive_module("maintenance")
     with _session(verbose=verbose, cores=1, memory="512m") as spark:
         names = work.copy_jars(spark, directory)
-    if as_json:
-        print_json({"directory": str(directory), "jars": names})
-    else:
-        say(f"{len(names)} jars in {directory}")
+    print_answer({"directory": str(directory), "jars": names}, f"{len(names)} jars in {directory}")
     return ExitCode.OK
 
 
@@ -474,7 +460,6 @@ def run(
     on_damage: str,
     start: _Start,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Snapshot each broker of this machine, take it into the archive, delete it again.
 
@@ -491,9 +476,9 @@ def run(
 
         def take(admin: AdminClient, name: str) -> None:
             path = _snapshot(admin, name)
-            tell_progress(f"taking in {path.name}")
+            print_progress(f"taking in {path.name}")
             options = {"allow_gap": allow_gap, "on_damage": on_damage}
-            _show_ingest(work.ingest(spark, str(path), archive, **options), as_json)
+            _print_ingest(work.ingest(spark, str(path), archive, **options))
             delete_snapshot(path)
 
         while True:
@@ -520,12 +505,12 @@ def _round(
                     if not go_on:
                         raise
                     failed += 1
-                    tell_error(f"{name}: {error}")
+                    print_error(f"{name}: {error}")
     except MQMeshError as error:
         if not go_on:
             raise
         failed += 1
-        tell_error(str(error))
+        print_error(str(error))
     return failed
 
 
@@ -541,7 +526,7 @@ def _snapshot(admin: AdminClient, name: str) -> Path:
 @contextmanager
 def _session(*, verbose: bool, **options: Any) -> Iterator[Any]:
     is_quiet = not (verbose or click.get_current_context().ensure_object(Options).debug)
-    tell_progress("starting Java and Spark")
+    print_progress("starting Java and Spark")
     spark = archive_module("session").session(is_quiet=is_quiet, **options)
     try:
         # Spark can explain its errors only while it runs.
@@ -553,9 +538,9 @@ def _session(*, verbose: bool, **options: Any) -> Iterator[Any]:
 
 def _tell_rest(count: int, *, more: bool) -> None:
     if not count:
-        tell_note("no message was found")
+        print_note("no message was found")
     elif more:
-        tell_note(f"there are more messages than these {count:,}; --max shows further ones")
+        print_note(f"there are more messages than these {count:,}; --max shows further ones")
 
 
 def _plain(value: Any) -> Any:

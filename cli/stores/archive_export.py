@@ -17,9 +17,9 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.storage.files.atomic_file import load_document, save_document
 
 from ..main import INTERRUPTED
-from ..notes import tell_note
+from ..notes import print_note
 from ..options import json_option, namesrv_option
-from ..render import print_json, say
+from ..render import print_answer
 from ..streams import json_line, standard_output
 from .archive_parts import archive_module, plain_row
 
@@ -75,7 +75,6 @@ def export(
     rate: int | None,
     dry_run: bool,
     namesrv: str,
-    as_json: bool,
 ) -> int:
     """Write messages of a topic into files, or send them again.
 
@@ -103,7 +102,7 @@ def export(
             count = _write_lines(work.rows(archive, topic, since, until), target)
         if output is None:
             if not count:
-                tell_note("no message was found")
+                print_note("no message was found")
             return ExitCode.OK
     elif dry_run:
         count = sum(1 for _ in _behind(work.rows(archive, topic, since, until), _state(output)))
@@ -114,12 +113,9 @@ def export(
         with Interrupt() as interrupt, Producer("mqmesh-archive", namesrv_addr=namesrv) as producer:
             count = _resend(producer, found, output, into, rate, interrupt)
             if interrupt:
-                tell_note(f"interrupted after {count} messages")
+                print_note(f"interrupted after {count} messages")
                 return INTERRUPTED
-    if as_json:
-        print_json({"messages": count})
-    else:
-        say(f"{count:,} messages")
+    print_answer({"messages": count}, f"{count:,} messages")
     return ExitCode.OK
 
 

@@ -15,12 +15,25 @@ from mqmesh.storage.tools.snapshot import Manifest, delete_snapshot, list_snapsh
 from mqmesh.storage.tools.snapshot_making import OnStep, copy_snapshot, restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
-from ..notes import tell_error, tell_note
+from ..notes import answers_json, print_error, print_note
 from ..options import confirm, json_option, namesrv_option, yes_option
 from ..progress_bar import progress_bar
-from ..render import print_json, print_table, say, timestamp
+from ..render import Column, print_answer, print_columns, print_if_json, print_json, say, timestamp
 
 DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
+
+_LISTED: Final = (
+    *("broker_name", "store_id", "epoch", "start_offset", "end_offset", "created_ms"),
+    "disk_bytes",
+)
+_SNAPSHOTS: Final = (
+    Column("path", "SNAPSHOT", lambda path: Path(path).name),
+    Column("broker_name", "BROKER"),
+    Column("created_ms", "MADE", timestamp),
+    Column("start_offset", "FROM", rank=2),
+    Column("end_offset", "TO", rank=1),
+    Column("disk_bytes", "BYTES"),
+)
 
 _path = click.argument("path", type=click.Path(path_type=Path))
 
@@ -51,7 +64,7 @@ def snapshot() -> None:
 )
 @namesrv_option
 @json_option
-def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int:
+def create(broker: str, output: Path | None, namesrv: str) -> int:
     """Have BROKER, a broker group's name, make a snapshot while it goes on.
 
     It lies on the broker's machine in snapshot.root_dir, and is printed once it is whole.
@@ -73,32 +86,28 @@ def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int
         with _steps() as on_step:
             copy_snapshot(path, output / path.name, on_step=on_step)
         path = output / path.name
-    if as_json:
-        print_json(
-            {
-                "path": str(path),
-                "broker_name": info.broker_name,
-                "start_offset": info.start_offset,
-                "end_offset": info.end_offset,
-                "messages": info.messages,
-                "disk_bytes": info.disk_bytes,
-                "files": info.file_count,
-                "took_ms": info.took_ms,
-            }
-        )
-    else:
-        say(str(path))
-        say(
-            f"log {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
-            f"{info.disk_bytes:,} bytes in {info.file_count} files, {info.took_ms / 1000:.2f} s"
-        )
+    print_answer(
+        {
+            "path": str(path),
+            "broker_name": info.broker_name,
+            "start_offset": info.start_offset,
+            "end_offset": info.end_offset,
+            "messages": info.messages,
+            "disk_bytes": info.disk_bytes,
+            "files": info.file_count,
+            "took_ms": info.took_ms,
+        },
+        str(path),
+        f"log {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
+        f"{info.disk_bytes:,} bytes in {info.file_count} files, {info.took_ms / 1000:.2f} s",
+    )
     return ExitCode.OK
 
 
 @snapshot.command("list")
 @click.argument("root", type=click.Path(path_type=Path), default=DEFAULT_ROOT)
 @json_option
-def list_command(root: Path, as_json: bool) -> int:
+def list_command(root: Path) -> int:
     """Print the snapshots in ROOT, oldest first.
 
     \b
@@ -107,41 +116,28 @@ def list_command(root: Path, as_json: bool) -> int:
       mqmesh snapshot list /backup --json
     """
     code = ExitCode.OK
-    rows: list[tuple[object, ...]] = []
-    for path, found in list_snapshots(root):
-        if not isinstance(found, Manifest):
+    found = [(path, manifest) for path, manifest in list_snapshots(root)]
+    rows = [
+        {"path": str(path)} | {name: getattr(manifest, name) for name in _LISTED}
+        for path, manifest in found
+        if isinstance(manifest, Manifest)
+    ]
+    for _, problem in found:
+        if not isinstance(problem, Manifest):
             code = ExitCode.FAILED
-            tell_error(str(found))
-        elif as_json:
-            print_json(
-                {
-                    "path": str(path),
-                    "broker_name": found.broker_name,
-                    "store_id": found.store_id,
-                    "epoch": found.epoch,
-                    "start_offset": found.start_offset,
-                    "end_offset": found.end_offset,
-                    "created_ms": found.created_ms,
-                    "disk_bytes": found.disk_bytes,
-                }
-            )
-        else:
-            made = timestamp(found.created_ms)
-            start, end, size = found.start_offset, found.end_offset, found.disk_bytes
-            rows.append((path.name, found.broker_name, made, start, end, size))
-    if not as_json:
-        print_table(
-            ["snapshot", "broker", "made", "from", "to", "bytes"],
-            rows,
-            optional=("from", "to"),
-        )
+            print_error(str(problem))
+    if answers_json():
+        for row in rows:
+            print_json(row)
+    else:
+        print_columns(_SNAPSHOTS, rows)
     return code
 
 
 @snapshot.command()
 @_path
 @json_option
-def verify(path: Path, as_json: bool) -> int:
+def verify(path: Path) -> int:
     """Read all of a snapshot, and tell what is damaged.
 
     Nothing is changed. The exit code is 1 if something is damaged, 2 if it is no snapshot.
@@ -156,9 +152,7 @@ def verify(path: Path, as_json: bool) -> int:
             opened,
             lambda progress: on_step(progress.step, progress.done_bytes, progress.total_bytes),
         )
-    if as_json:
-        print_json(report)
-    else:
+    if not print_if_json(report):
         manifest = opened.manifest
         say(
             f"{manifest.broker_name}: {report.batches:,} batches, {report.messages:,} messages, "
@@ -180,7 +174,7 @@ def verify(path: Path, as_json: bool) -> int:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--damaged", is_flag=True, help="Also where the log is damaged; it is lost there.")
 @json_option
-def restore(path: Path, directory: Path, damaged: bool, as_json: bool) -> int:
+def restore(path: Path, directory: Path, damaged: bool) -> int:
     """Make a store of a snapshot in DIRECTORY, which must be empty or missing.
 
     A broker whose store_path_root_dir it is goes on where the snapshot ends, with its topics,
@@ -193,10 +187,10 @@ def restore(path: Path, directory: Path, damaged: bool, as_json: bool) -> int:
     """
     with _steps() as on_step:
         manifest = restore_snapshot(path, directory, damaged=damaged, on_step=on_step)
-    if as_json:
-        print_json({"directory": str(directory), "end_offset": manifest.end_offset})
-    else:
-        say(f"{directory} holds the store of {manifest.broker_name} up to {manifest.end_offset}")
+    print_answer(
+        {"directory": str(directory), "end_offset": manifest.end_offset},
+        f"{directory} holds the store of {manifest.broker_name} up to {manifest.end_offset}",
+    )
     return ExitCode.OK
 
 
@@ -204,7 +198,7 @@ def restore(path: Path, directory: Path, damaged: bool, as_json: bool) -> int:
 @click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True)
 @yes_option
 @json_option
-def delete(paths: tuple[Path, ...], yes: bool, as_json: bool) -> int:
+def delete(paths: tuple[Path, ...], yes: bool) -> int:
     """Remove snapshots.
 
     \b
@@ -216,7 +210,6 @@ def delete(paths: tuple[Path, ...], yes: bool, as_json: bool) -> int:
         f"this removes {count} with all files",
         f"Remove {count} with all files?",
         yes=yes,
-        as_json=as_json,
     )
     deleted: list[str] = []
     try:
@@ -225,12 +218,9 @@ def delete(paths: tuple[Path, ...], yes: bool, as_json: bool) -> int:
             deleted.append(str(path))
     except MQMeshError:
         if deleted:
-            tell_note(f"deleted already: {', '.join(deleted)}")
+            print_note(f"deleted already: {', '.join(deleted)}")
         raise
-    if as_json:
-        print_json({"deleted": deleted})
-    else:
-        say(f"{len(deleted)} deleted")
+    print_answer({"deleted": deleted}, f"{len(deleted)} deleted")
     return ExitCode.OK
 
 

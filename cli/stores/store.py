@@ -12,16 +12,17 @@ from mqmesh.batch.record_batch import decode_messages
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError, StoreLocked
 from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.views.messages import message_view
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
 from mqmesh.storage.tools.verify import VerifyReport, verify_store
 
 from ..main import INTERRUPTED
-from ..messages.shown_message import message_dict, parts_of
-from ..notes import tell_note
+from ..messages.shown_message import parts_of
+from ..notes import answers_json, print_note
 from ..options import json_option
 from ..progress_bar import progress_bar
-from ..render import print_json, say, timestamp
+from ..render import print_answer, print_if_json, print_json, say, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 
@@ -46,7 +47,7 @@ def store() -> None:
 @store.command()
 @_directory
 @json_option
-def verify(directory: Path, as_json: bool) -> int:
+def verify(directory: Path) -> int:
     """Read the whole log and all queues, and tell what is damaged.
 
     Nothing is changed. The exit code is 1 if something is damaged, 2 if the store cannot be read.
@@ -59,12 +60,10 @@ def verify(directory: Path, as_json: bool) -> int:
     with _open(directory) as stopped, Interrupt() as interrupt, progress_bar() as on_progress:
         report = verify_store(stopped, on_progress, lambda: bool(interrupt))
     if report is None:
-        tell_note("interrupted")
+        print_note("interrupted")
         return INTERRUPTED
-    if as_json:
-        print_json(report)
-    else:
-        _show_report(report)
+    if not print_if_json(report):
+        _print_report(report)
     return ExitCode.OK if report.sound else ExitCode.FAILED
 
 
@@ -80,7 +79,7 @@ def _open(directory: Path) -> Iterator[StoppedStore]:
         raise ConfigError(str(error)) from error
 
 
-def _show_report(report: VerifyReport) -> None:
+def _print_report(report: VerifyReport) -> None:
     size = report.end_offset - report.start_offset
     say(
         f"{report.backend}: {report.batches:,} batches, {report.messages:,} messages, "
@@ -120,7 +119,6 @@ def dump(
     offset: int | None,
     limit: int | None,
     batches: bool,
-    as_json: bool,
 ) -> int:
     """Print what is in the log, oldest first, a line each.
 
@@ -139,12 +137,12 @@ def dump(
         for item in stopped.items():
             if item.wrong is not None:
                 code = ExitCode.FAILED
-                tell_note(f"damaged: log {item.start} to {item.end}: {item.wrong}")
+                print_note(f"damaged: log {item.start} to {item.end}: {item.wrong}")
             elif _is_wanted(item, topic, queue_id, offset or 0):
                 if batches:
-                    left -= _print_batch(item, as_json)
+                    left -= _print_batch(item)
                 else:
-                    left -= _print_messages(item, offset or 0, left, as_json)
+                    left -= _print_messages(item, offset or 0, left)
                 if not left:
                     break
     return code
@@ -161,7 +159,7 @@ def _is_wanted(item: Item, topic: str | None, queue_id: int | None, offset: int)
     )
 
 
-def _print_batch(item: Item, as_json: bool) -> int:
+def _print_batch(item: Item) -> int:
     header, meta = item.header, item.meta
     assert header is not None and meta is not None
     values = {
@@ -179,7 +177,7 @@ def _print_batch(item: Item, as_json: bool) -> int:
         "attributes": header.attributes,
         "codec": header.codec,
     }
-    if as_json:
+    if answers_json():
         print_json(values, flush=False)
     else:
         values["store_timestamp"] = timestamp(header.store_timestamp)
@@ -188,18 +186,18 @@ def _print_batch(item: Item, as_json: bool) -> int:
     return 1
 
 
-def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
+def _print_messages(item: Item, offset: int, most: int) -> int:
     """Prints messages of a batch from a queue offset on; returns how many."""
     assert item.header is not None
     try:
         messages = decode_messages(item.data, item.header)
     except CorruptBatch as error:
-        tell_note(f"damaged: log {item.start} to {item.end}: {error}")
+        print_note(f"damaged: log {item.start} to {item.end}: {error}")
         return 0
     wanted = [message for message in messages if message.queue_offset >= offset][:most]
     for message in wanted:
-        if as_json:
-            print_json(message_dict(message), flush=False)
+        if answers_json():
+            print_json(message_view(message), flush=False)
         else:
             texts = (text for text, _ in parts_of(message)[2:])
             place = f"{message.info.topic}/{message.queue_id}@{message.queue_offset}"
@@ -211,7 +209,7 @@ def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
 @store.command("rebuild-index")
 @_directory
 @json_option
-def rebuild_index(directory: Path, as_json: bool) -> int:
+def rebuild_index(directory: Path) -> int:
     """Remove the index of keys and message ids, and make it anew from the log.
 
     \b
@@ -231,10 +229,7 @@ def rebuild_index(directory: Path, as_json: bool) -> int:
             )
         except StoreLocked as error:
             raise ConfigError(f"{error}; stop the index process first") from error
-    if as_json:
-        print_json({"indexed_bytes": covered})
-    else:
-        say(f"the index covers {covered:,} bytes of log")
+    print_answer({"indexed_bytes": covered}, f"the index covers {covered:,} bytes of log")
     return ExitCode.OK
 
 

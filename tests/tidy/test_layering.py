@@ -114,6 +114,7 @@ INNER_ROOMS = {
             "consumer.introspection",
         },
         "admin": {"client", "tracing", "consumer"},
+        "admin.views": {"producer", "admin"},
         "connector": {"client", "admin", "consumer.fetching"},
         "app": {
             "client",

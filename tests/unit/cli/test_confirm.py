@@ -69,7 +69,7 @@ def test_the_answer_no_ends_the_command(monkeypatch):
     monkeypatch.setattr(options.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(options.click, "confirm", lambda question, abort: asked.append(question))
     asked: list[str] = []
-    options.confirm("this deletes it", "Delete it?", yes=True, as_json=False)
+    options.confirm("this deletes it", "Delete it?", yes=True)
     assert asked == []
-    options.confirm("this deletes it", "Delete it?", yes=False, as_json=False)
+    options.confirm("this deletes it", "Delete it?", yes=False)
     assert asked == ["Delete it?"]

@@ -7,16 +7,20 @@ import json
 import re
 import sys
 
+import click
+import msgspec
 import pytest
 from harness.terminal import on_terminal
 from rich.text import Text
 
+from mqmesh.cli.notes import Options
 from mqmesh.cli.render import (
     MANY_ROWS,
     Column,
     LogStream,
     counted,
     duration,
+    print_answer,
     print_as_is,
     print_body,
     print_fields,
@@ -86,36 +90,52 @@ def test_no_width_breaks_a_value(monkeypatch, columns, term):
             assert value in shown
 
 
+class Record(msgspec.Struct):
+    name: str
+    size_bytes: int
+    is_open: bool
+    tags: list[str]
+
+
 COLUMNS = (
     Column("name", "NAME"),
     Column("size_bytes", "SIZE", lambda size: f"{size // 1_024} KiB", rank=1),
     Column("is_open", "OPEN", rank=2),
     Column("tags", "TAGS"),
-    Column("key", "", value=lambda record: record["name"].upper()),
+    Column("", "KEY", value=lambda record: record.name.upper()),
 )
-RECORDS = [
-    {"name": "a", "size_bytes": 2_048, "is_open": True, "tags": ["x", "y"]},
-    {"name": "b", "size_bytes": 0, "is_open": False, "tags": []},
-]
+RECORDS = [Record("a", 2_048, True, ["x", "y"]), Record("b", 0, False, [])]
 
 
-def test_one_list_of_columns_serves_programs_and_people(capsys):
-    print_records(COLUMNS, RECORDS, as_json=True)
-    assert json.loads(capsys.readouterr().out) == [
-        {**record, "key": record["name"].upper()} for record in RECORDS
-    ]
-    print_records(COLUMNS, RECORDS, as_json=False)
+def test_records_are_json_for_programs_and_a_table_for_people(capsys):
+    options = Options()
+    options.as_json = True
+    with click.Context(click.Command("list"), obj=options):
+        print_records(COLUMNS, RECORDS)
+    found = json.loads(capsys.readouterr().out)
+    assert found == [msgspec.structs.asdict(one) for one in RECORDS]
+    print_records(COLUMNS, RECORDS)
     assert capsys.readouterr().out.splitlines() == [
-        "NAME  SIZE   OPEN  TAGS",
-        "a     2 KiB  yes   x y",
-        "b     0 KiB  no    -",
+        "NAME  SIZE   OPEN  TAGS  KEY",
+        "a     2 KiB  yes   x y   A",
+        "b     0 KiB  no    -     B",
     ]
+
+
+def test_an_answer_is_json_for_programs_and_lines_for_people(capsys):
+    options = Options()
+    options.as_json = True
+    with click.Context(click.Command("create"), obj=options):
+        print_answer({"topic": "t"}, "topic t is there")
+        assert capsys.readouterr().out == '{"topic":"t"}\n'
+    print_answer({"topic": "t"}, "topic t is there", "so is u")
+    assert capsys.readouterr().out == "topic t is there\nso is u\n"
 
 
 def test_columns_of_the_highest_rank_leave_first(monkeypatch):
-    terminal = on_terminal(monkeypatch, 18, "dumb")
-    print_records(COLUMNS, RECORDS, as_json=False)
-    assert terminal.lines[0] == "NAME  SIZE   TAGS"
+    terminal = on_terminal(monkeypatch, 23, "dumb")
+    print_records(COLUMNS, RECORDS)
+    assert terminal.lines[0] == "NAME  SIZE   TAGS  KEY"
 
 
 def test_colours_do_not_move_columns(monkeypatch):

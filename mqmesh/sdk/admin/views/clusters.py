@@ -299,10 +299,10 @@ class LocalClusterView(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     running: bool
     pid: int
-    namesrv: str
-    uptime_ms: int
-    roles: list[ProcessView]
-    metrics: dict[str, MetricView]
+    namesrv: str = ""
+    uptime_ms: int = 0
+    roles: list[ProcessView] = []
+    metrics: dict[str, MetricView] = {}
 
 
 def namesrv_view(endpoint: str, info: RoleInfo | None) -> MemberView:
@@ -351,15 +351,20 @@ def metric_views(readings: Iterable[MetricReading]) -> dict[str, MetricView]:
 def _metric_view(reading: MetricReading) -> MetricView:
     metric = reading.metric
     values = [_plain(one.value) for one in reading.samples]
-    measured: dict[str, Any]
+    measured: dict[str, Any] = {}
     if metric.labels:
         labels = [dict(zip(metric.labels, one.labels, strict=True)) for one in reading.samples]
         pairs = zip(labels, values, strict=True)
-        measured = {"values": [MetricValueView(labels=one, value=value) for one, value in pairs]}
+        measured["values"] = [MetricValueView(labels=one, value=value) for one, value in pairs]
     else:
-        (value,) = values
-        measured = {"value": value}
-    return view_of(MetricView, metric, rocketmq_name=metric.rocketmq_name or UNSET, **measured)
+        (measured["value"],) = values
+    return MetricView(
+        kind=metric.kind,
+        unit=metric.unit,
+        help=metric.help,
+        rocketmq_name=metric.rocketmq_name or UNSET,
+        **measured,
+    )
 
 
 def _plain(value: MetricValue) -> Any:

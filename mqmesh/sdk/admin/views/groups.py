@@ -41,7 +41,7 @@ class GroupSettingsView(msgspec.Struct, frozen=True, kw_only=True):
     brokers: list[GroupBrokerView]
 
 
-class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumerGroupView(msgspec.Struct, frozen=True, kw_only=True):
     """A group on all brokers; as ``GroupSummary``, with numbers summed up.
 
     Attributes:
@@ -110,7 +110,7 @@ class QueueProgressView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressView(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a group; as ``GroupProgress`` and ``GroupView``.
+    """Progress of a group; as ``GroupProgress`` and ``ConsumerGroupView``.
 
     Attributes:
         lag: Messages that are not done; None for a group that broadcasts, as the next two.
@@ -250,7 +250,7 @@ def group_settings_view(group: str, configs: Mapping[str, GroupConfig]) -> Group
     return GroupSettingsView(group=group, brokers=brokers)
 
 
-def group_views(by_broker: Mapping[str, Iterable[GroupSummary]]) -> list[GroupView]:
+def group_views(by_broker: Mapping[str, Iterable[GroupSummary]]) -> list[ConsumerGroupView]:
     """Makes views of groups, by name, from what each broker says."""
     found: dict[str, dict[str, GroupSummary]] = {}
     for broker_name, summaries in by_broker.items():
@@ -259,12 +259,12 @@ def group_views(by_broker: Mapping[str, Iterable[GroupSummary]]) -> list[GroupVi
     return [_group_view(group, found[group]) for group in sorted(found)]
 
 
-def _group_view(group: str, by_broker: Mapping[str, GroupSummary]) -> GroupView:
+def _group_view(group: str, by_broker: Mapping[str, GroupSummary]) -> ConsumerGroupView:
     parts = list(by_broker.values())
     model = next((one.message_model for one in parts if one.message_model), "")
     # Each member reports its failures to all of its brokers alike; the newest report has most.
     failures = max([one.failures for one in reversed(parts)], key=lambda one: one.deliveries)
-    return GroupView(
+    return ConsumerGroupView(
         group=group,
         message_model=model,
         # Every member is connected to every broker.

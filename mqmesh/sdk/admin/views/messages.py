@@ -20,8 +20,6 @@ from mqmesh.sdk.admin.traces import MessageSpans, TraceSpan
 from mqmesh.sdk.admin.tracks import MessageTrack, Track
 from mqmesh.sdk.admin.transaction_admin import HalfMessage, HalfMessages
 from mqmesh.sdk.admin.views.fields import view_of
-from mqmesh.sdk.probes import Probe
-from mqmesh.sdk.producer.send_result import SendResult
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 _HOUR_MS: Final = 3_600_000
@@ -109,18 +107,6 @@ class MessagesView(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, str]
 
 
-class SentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was sent; as ``SendResult``."""
-
-    status: str
-    message_id: str
-    topic: str
-    broker_name: str
-    queue_id: int
-    queue_offset: int
-    store_timestamp: int
-
-
 class HandedOverView(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was handed to a member of a group; as ``HandedOver``."""
 
@@ -130,26 +116,6 @@ class HandedOverView(msgspec.Struct, frozen=True, kw_only=True):
     result: str
     text: str
     took_ms: int
-
-
-class ProbeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A test message.
-
-    Attributes:
-        topic: Topic.
-        broker_name: Broker group.
-        queue_id: From 0.
-        took_ms: Time until the answer.
-        status: Name of a ``SendStatus``, "" if there is no answer.
-        problem: Why there is none.
-    """
-
-    topic: str
-    broker_name: str
-    queue_id: int
-    took_ms: float
-    status: str
-    problem: str
 
 
 class DeadLettersOfGroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,37 +344,11 @@ def messages_view(result: QueryResult) -> MessagesView:
     return view_of(MessagesView, result, messages=[message_view(one) for one in result.messages])
 
 
-def sent_view(result: SendResult) -> SentView:
-    """Makes the view of a message that was sent."""
-    queue = result.message_queue
-    return view_of(
-        SentView,
-        result,
-        status=result.status.name,
-        topic=queue.topic,
-        broker_name=queue.broker_name,
-        queue_id=queue.queue_id,
-    )
-
-
 def handed_over_view(
     message_id: str, group: str, client_id: str, result: HandedOver
 ) -> HandedOverView:
     """Makes the view of a message that was handed to a member."""
     return view_of(HandedOverView, result, message_id=message_id, group=group, client_id=client_id)
-
-
-def probe_view(probe: Probe) -> ProbeView:
-    """Makes the view of a test message."""
-    return view_of(
-        ProbeView,
-        probe,
-        topic=probe.message_queue.topic,
-        broker_name=probe.message_queue.broker_name,
-        queue_id=probe.message_queue.queue_id,
-        took_ms=round(probe.took_ms, 3),
-        status="" if probe.status is None else probe.status.name,
-    )
 
 
 def dead_letter_view(letter: DeadLetter) -> DeadLetterView | UndecodableView:

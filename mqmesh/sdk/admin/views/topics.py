@@ -90,7 +90,7 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[RouteQueuesView]
 
 
-class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+class MessageQueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue of a topic."""
 
     broker_name: str
@@ -101,7 +101,7 @@ class AllocationView(msgspec.Struct, frozen=True, kw_only=True):
     """Queues that a member of a group would get."""
 
     client_id: str
-    queues: list[QueueView]
+    queues: list[MessageQueueView]
 
 
 class QueueStatsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +194,8 @@ def allocation_views(shares: Mapping[str, Iterable[MessageQueue]]) -> list[Alloc
         AllocationView(
             client_id=member,
             queues=[
-                QueueView(broker_name=one.broker_name, queue_id=one.queue_id) for one in queues
+                MessageQueueView(broker_name=one.broker_name, queue_id=one.queue_id)
+                for one in queues
             ],
         )
         for member, queues in sorted(shares.items())

@@ -2,60 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from mqmesh.cli import main, render
 from mqmesh.cli.admin import group, group_offsets
 from mqmesh.cli.messages import track
 from mqmesh.message import BatchInfo, StoredMessage
-from mqmesh.protocol.groups import (
-    ConsumerConnection,
-    GroupConfig,
-    GroupFailures,
-    GroupSummary,
-    OffsetChange,
-    QueueProgress,
-)
-from mqmesh.protocol.membership import ConsumerData, Subscription
-from mqmesh.sdk.admin.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
+from mqmesh.protocol.groups import GroupConfig, GroupSummary, OffsetChange
+from mqmesh.protocol.membership import Subscription
+from mqmesh.sdk.admin.group_admin import OffsetMove, OffsetMoves
 from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackState
-
-SETTINGS = {
-    "consume_enable": True,
-    "consume_broadcast_enable": True,
-    "retry_max_times": -1,
-    "notify_consumer_ids_changed_enable": True,
-}
+from mqmesh.sdk.admin.views.groups import group_views, offset_moves_view
+from mqmesh.sdk.admin.views.messages import track_view
 
 
-TWO_FAIL = GroupFailures(3, 2, 0.5)
-
-
-def test_a_group_on_two_brokers_is_one_row():
-    one = GroupSummary(GroupConfig("g"), True, 2, "CLUSTERING", ["t"], 5, 1.5, 1, 2, 1, TWO_FAIL)
-    two = GroupSummary(GroupConfig("g", consume_enable=False), True, 1, "", ["u"], 7, 1.0, 0, 1, 0)
-    (row,) = group._merged({"a": [one], "b": [two]})
-    assert row == {
-        "group": "g",
-        "message_model": "CLUSTERING",
-        "members": 2,
-        "lag": 12,
-        "consume_tps": 2.5,
-        "retrying": 1,
-        "recent_deliveries": 3,
-        "recent_failures": 2,
-        "failed_per_s": 0.5,
-        "dead": 3,
-        "differing": 1,
-        "consume_enable": False,
-        "topics": ["t", "u"],
-        "brokers": [
-            {"broker_name": "a", "is_configured": True} | SETTINGS,
-            {"broker_name": "b", "is_configured": True} | SETTINGS | {"consume_enable": False},
-        ],
-    }
+def test_a_group_says_what_is_unusual():
+    one = GroupSummary(GroupConfig("g"), differing=1)
+    two = GroupSummary(GroupConfig("g", consume_enable=False))
+    (row,) = group_views({"a": [one], "b": [two]})
     assert str(group._remark(row)) == "1 subscribe differently, may not consume"
 
 
@@ -73,46 +37,20 @@ def test_rates(rate, shown):
     assert render.rate(rate) == shown
 
 
-def test_progress_for_programs_has_everything():
-    queues = [
-        QueueLag("b", QueueProgress("t", 1, 0, 10, 4, 6, 1, "c"), 7_000),
-        QueueLag("b", QueueProgress("%RETRY%g", 0, 0, 2, 1), 0),
-    ]
-    found = group._progress_dict(
-        GroupProgress("g", queues, 2.5, 3, 1, "CLUSTERING", 0, 3, 50, TWO_FAIL)
-    )
-    assert (found["lag"], found["lag_ms"], found["in_flight"], found["retrying"]) == (
-        10,
-        7_000,
-        2,
-        4,
-    )
-    assert (found["waiting_retries"], found["recent_failures"]) == (3, 2)
-    assert (found["consume_tps"], found["dead"], found["members"]) == (2.5, 3, 1)
-    assert [one["is_retry"] for one in found["queues"]] == [False, True]
-    assert found["queues"][0]["client_id"] == "c"
-
-
 def test_subscriptions_leave_the_own_retries_out():
-    data = ConsumerData(
-        "g", "CLUSTERING", "LAST_OFFSET", [Subscription("t", "a || b"), Subscription("%RETRY%g")]
-    )
-    assert group._subscriptions(data) == "t a || b"
-    member = ConsumerConnection("c", "PYTHON", "1", True, 5, data, "differs")
-    assert group._member_dict(member)["difference"] == "differs"
+    subscriptions = [Subscription("t", "a || b"), Subscription("%RETRY%g")]
+    assert group._subscriptions("g", subscriptions) == "t a || b"
 
 
 def test_a_preview_says_that_nothing_was_changed(capsys):
     moves = [OffsetMove("b", OffsetChange("t", 0, 4, 1, 0, 10))]
-    group_offsets._show("g", OffsetMoves(moves, 2, True))
+    group_offsets._print_moves(offset_moves_view("g", OffsetMoves(moves, 2, True)))
     out = capsys.readouterr().out
     assert "would read 3 messages again and skip 0; 2 members would be told; nothing was" in out
-    group_offsets._show("g", OffsetMoves(moves, 2, False))
+    group_offsets._print_moves(offset_moves_view("g", OffsetMoves(moves, 2, False)))
     assert "group g reads 3 messages again and skips 0; 2 members were told" in (
         capsys.readouterr().out
     )
-    (queue,) = group_offsets._as_dict("g", OffsetMoves(moves, 2, True))["queues"]
-    assert (queue["old_offset"], queue["new_offset"], queue["reread"]) == (4, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +86,13 @@ def test_a_track_for_people(capsys):
         Track("late", TrackState.RETRYING, 1, 1, due_ms=10**15),
         Track("slow", TrackState.WAITING, 1, messages_before=1_234, client_id="c"),
     ]
-    track.show_track(MessageTrack([copy()], 0, tracks))
+    track.print_track(track_view("id", MessageTrack([copy()], 0, tracks)))
     out = capsys.readouterr().out
     assert "last failure: ValueError" in out
     assert "\x1b" not in out
     assert "comes again in" in out
     assert "1,234 messages before it; queue with c" in out
-    track.show_track(MessageTrack([copy()], 0, []))
+    track.print_track(track_view("id", MessageTrack([copy()], 0, [])))
     assert "no group reads topic t" in capsys.readouterr().out
-    track.show_track(MessageTrack([copy()], 10**15, []))
+    track.print_track(track_view("id", MessageTrack([copy()], 10**15, [])))
     assert "it is delayed, and will be delivered in" in capsys.readouterr().out
-
-
-def test_a_track_for_programs():
-    found = MessageTrack([copy()], 0, [Track("g", TrackState.CONSUMED)])
-    shown = json.loads(json.dumps(track.track_dict("id", found)))
-    assert shown["groups"][0]["state"] == "CONSUMED"
-    assert shown["copies"][0]["queue_offset"] == 5

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from mqmesh.cli.messages.send import _lines, _paced, properties_of
-from mqmesh.cli.messages.shown_message import message_dict, parts_of
+from mqmesh.cli.messages.shown_message import parts_of
 from mqmesh.cli.render import StyledLines
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
@@ -32,43 +32,6 @@ BATCH = BatchInfo(
 
 def stored(body, **fields):
     return StoredMessage("orders", body, queue_offset=11, batch=BATCH, **fields)
-
-
-def test_a_message_for_programs_has_every_field():
-    message = stored(b"hello", tag="new", keys=["1"], properties={"a": "b"}, sharding_key="s")
-    assert message_dict(message) == {
-        "topic": "orders",
-        "broker_name": "broker-a",
-        "queue_id": 2,
-        "queue_offset": 11,
-        "message_id": "00000000000000010000000000000001",
-        "tag": "new",
-        "keys": ["1"],
-        "properties": {"a": "b"},
-        "sharding_key": "s",
-        "flag": 0,
-        "born_timestamp": NOW_MS,
-        "store_timestamp": NOW_MS + 1,
-        "born_host": "h:1",
-        "reconsume_times": 0,
-        "body": "hello",
-        "body_base64": None,
-        "physical_topic": "orders",
-        "offset_message_id": "h:2#0#1",
-        "commitlog_offset": 0,
-        "ordinal": 1,
-        "store_size": 1,
-        "store_host": "h:2",
-        "delay_level": 0,
-        "deliver_at_ms": 0,
-        "body_size": 5,
-        "body_crc32": 907060870,
-    }
-
-
-def test_a_body_that_is_no_text_is_base64():
-    message = message_dict(stored(b"\xff\x00"))
-    assert (message["body"], message["body_base64"]) == (None, "/wA=")
 
 
 def test_a_message_for_people_has_parts():

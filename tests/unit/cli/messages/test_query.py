@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-
 import pytest
 
 from mqmesh.cli.messages import query
 from mqmesh.cli.messages.query import body_lines, fields_of
-from mqmesh.cli.messages.shown_message import message_dict
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 
@@ -85,26 +81,6 @@ def test_every_field_is_shown_and_empty_ones_left_out():
     assert fields["flag"] == "7"
     assert "sharding key" not in fields
     assert "delay level" not in fields
-
-
-def test_json_for_programs_has_every_field():
-    found = message_dict(message(body=b"\xff\0", delay_level=2, deliver_at_ms=0))
-    assert list(found)[-10:] == [
-        "physical_topic",
-        "offset_message_id",
-        "commitlog_offset",
-        "ordinal",
-        "store_size",
-        "store_host",
-        "delay_level",
-        "deliver_at_ms",
-        "body_size",
-        "body_crc32",
-    ]
-    assert (found["body"], found["body_base64"]) == (None, "/wA=")
-    assert found["body_crc32"] == zlib.crc32(b"\xff\0")
-    assert found["physical_topic"] == "%RETRY%billing"
-    json.dumps(found)
 
 
 def test_times_are_read_and_the_option_is_named_when_they_are_none():
