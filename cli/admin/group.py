@@ -15,11 +15,11 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.views.groups import (
+    ConsumerGroupView,
     ConsumersView,
     DeletedGroupView,
     GroupBrokerView,
     GroupSettingsView,
-    ConsumerGroupView,
     consumers_view,
     group_settings_view,
     group_views,
