@@ -32,7 +32,7 @@ from mqmesh.roles.supervisor.run_file import (
     stop_supervisor,
     supervisor_pid,
 )
-from mqmesh.roles.supervisor.supervisor import Supervisor
+from mqmesh.roles.supervisor.supervisor import RoleSpec, Supervisor
 from mqmesh.roles.supervisor.supervisor_metrics import read_metrics
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.views.clusters import LocalClusterView, ProcessView, metric_views
@@ -162,7 +162,10 @@ def up(
         check_ports(config)
     lock = DataFolderLock(config.folder)
     try:
-        return _supervise(_prepare(config, settings, flags))
+        config = _prepare(config, settings, flags)
+        specs = role_specs(config)
+        save_last_start(config, config_path)
+        return _supervise(config, specs)
     finally:
         lock.release()
 
@@ -192,13 +195,11 @@ def _prepare(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> Cl
     if config.security.enable:
         make_security(config)
         use_credentials(client_file(config.folder))
-    save_last_start(config, flags.file)
     return config
 
 
-def _supervise(config: ClusterConfig) -> int:
-    """Runs a cluster until it is stopped, and returns the exit code."""
-    specs = role_specs(config)
+def _supervise(config: ClusterConfig, specs: list[RoleSpec]) -> int:
+    """Runs the processes of a cluster until it is stopped, and returns the exit code."""
     notes = _death_notes(config)
     supervisor = Supervisor(
         specs,
