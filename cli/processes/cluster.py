@@ -35,7 +35,7 @@ from mqmesh.roles.supervisor.run_file import (
 from mqmesh.roles.supervisor.supervisor import RoleSpec, Supervisor
 from mqmesh.roles.supervisor.supervisor_metrics import read_metrics
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.admin.views.clusters import LocalClusterView, ProcessView, metric_views
+from mqmesh.sdk.admin.views.clusters import LocalClusterView, SupervisedProcessView, metric_views
 from mqmesh.sdk.admin.views.fields import view_of
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, client_transport
 
@@ -380,8 +380,8 @@ def _all_registered(config: ClusterConfig) -> bool:
     return True
 
 
-def _look_at(namesrv: str, entry: RoleEntry) -> ProcessView:
-    view = view_of(ProcessView, entry, uptime_ms=0)
+def _look_at(namesrv: str, entry: RoleEntry) -> SupervisedProcessView:
+    view = view_of(SupervisedProcessView, entry, uptime_ms=0)
     if entry.role == MONITOR:
         return view  # nobody connects to it
     if entry.state == "running":

@@ -259,7 +259,7 @@ class NamesrvChangesView(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, list[SettingChangeView]]
 
 
-class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisedProcessView(msgspec.Struct, frozen=True, kw_only=True):
     """A process that a supervisor looks after.
 
     Attributes:
@@ -301,7 +301,7 @@ class LocalClusterView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     namesrv: str = ""
     uptime_ms: int = 0
-    roles: list[ProcessView] = []
+    roles: list[SupervisedProcessView] = []
     metrics: dict[str, MetricView] = {}
 
 
