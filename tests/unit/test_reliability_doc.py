@@ -32,16 +32,6 @@ def text(project_root):
     return (project_root / "docs" / "reliability-tests.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def tests(project_root):
-    """Names of all tests there are."""
-    return {
-        name
-        for path in (project_root / "tests").rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
-    }
-
-
 def rows(text, heading, head="| "):
     """Cells of the first table under a heading that begins with ``head``, without its head."""
     part = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
@@ -64,11 +54,6 @@ def test_every_mode_and_event_has_one_promise_with_its_proof(promises, text):
         seen += [(one, event) for one in modes]
     wanted = itertools.product([one.value for one in FlushDiskType], EVENTS)
     assert sorted(seen) == sorted(wanted)
-
-
-def test_every_test_that_is_named_exists(text, tests):
-    named = set(re.findall(r"`(test_\w+)`", text))
-    assert named - tests == set()
 
 
 def test_every_scenario_has_its_row_and_its_test(text):

@@ -12,10 +12,17 @@ from mqmesh.cli import main
 
 DOCUMENTS = [
     "README.md",
+    "docs/admin.md",
+    "docs/alarms.md",
+    "docs/archive.md",
+    "docs/benchmarks.md",
+    "docs/groups.md",
+    "docs/high-availability.md",
+    "docs/metrics.md",
     "docs/operations.md",
     "docs/retries.md",
-    "docs/groups.md",
-    "docs/benchmarks.md",
+    "docs/security.md",
+    "docs/tracing.md",
     "docs/transactions.md",
 ]
 
