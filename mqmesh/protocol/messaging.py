@@ -15,6 +15,7 @@ import enum
 import operator
 import struct
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Annotated, Final
 
 import msgspec
@@ -146,7 +147,7 @@ def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
     if max(map(_status, entries)) > _LAST_STATUS:
         raise RemoteProtocolError(f"an unknown send status in {entries[:8]}")
     if not len(body):
-        return [BatchOutcome(*entry) for entry in entries]
+        return list(starmap(BatchOutcome, entries))
     try:
         remarks = _remarks_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -204,7 +204,7 @@ class Lane:
     @property
     def idle(self) -> bool:
         """True when nothing waits, and nothing is in flight."""
-        return not self.in_flight and not self.waits
+        return not (self.in_flight or self.open is not None or self.closed or self.returned)
 
     def close_open(self) -> None:
         """Close the open batch: nothing more joins it."""
@@ -283,7 +283,7 @@ def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
             continue
         if chosen is None:
             chosen = index
-        if not lane.in_flight and lane.idle:
+        if lane.idle:
             chosen = index
             break
     if chosen is None:

@@ -141,7 +141,10 @@ class Producer:
         self._buffer = SendBuffer(one, self._engine.transport, self._pace.give_way)
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
+        self._retries = one.retry_times_when_send_failed
         self._async_retries = one.retry_times_when_send_async_failed
+        self._may_join = self._retries == self._async_retries
+        self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._codec = BatchCodec(
             new_key(self._engine.transport.random),
             one.compress_msg_body_over_how_much,
@@ -281,20 +284,26 @@ class Producer:
                 message was stored is unknown, and a repeated call may store it again.
             ClientClosed: The producer is not running.
         """
-        self._check_blocking()
+        if self._state != "running" or self._engine.loop.in_loop_thread:
+            self._refuse_waiting()
+        is_free = queue is None and selector is None
+        if is_free and self._may_join and timeout_ms is None and wait_store:
+            joined = self._join(message)
+            if joined is not None:
+                return joined.result()
         if not is_plain(message, self._max_message_size):
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
         deadline_ms = self._deadline(timeout_ms)
-        topic = self._topic(message.topic, deadline_ms)
-        lane = self._routes.bound_lane(topic, message, queue, selector, arg)
-        bound = lane is not None
-        if lane is None:
-            lane = self._routes.next_lane(topic)
-        retries = self.options.retry_times_when_send_failed
-        batch = self._sender.send_lone(lane, message, deadline_ms, retries, bound, wait_store)
+        topic = self._routes.topics.get(message.topic) or self._topic(message.topic, deadline_ms)
+        lane = None
+        if not is_free or message.sharding_key is not None:
+            lane = self._routes.bound_lane(topic, message, queue, selector, arg)
+        retries = self._retries
+        batch = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
         if batch is None:
+            bound = lane is not None
             future = self._append(
-                lane, None, message, deadline_ms, None, retries, bound, wait_store
+                lane, topic, message, deadline_ms, None, retries, bound, wait_store
             )
         elif batch.outcome is not None:
             return make_result(batch, 0)
@@ -626,14 +635,14 @@ class Producer:
         if self._state != "running":
             self._refuse()
         return (
-            self._routes.known(topic) is not None
+            topic in self._routes.topics
             and self._buffer.pending_bytes < self.options.buffer_memory_bytes
         )
 
     # ---- Sending, the inner part -----------------------------------------------------
 
     def _topic(self, name: str, deadline_ms: int) -> TopicLanes:
-        topic = self._routes.known(name)
+        topic = self._routes.topics.get(name)
         if topic is None:
             # A topic that has lanes has a legal name.
             if is_closed_topic(check_topic(name)):
@@ -772,16 +781,19 @@ class Producer:
             raise InvalidArgument(
                 f"timeout_ms must be an int of 1 to {MAX_TIMEOUT_MS}, not {timeout_ms!r}"
             )
-        return self._now_ms() + timeout_ms
+        return self._clock_ns() // 1_000_000 + timeout_ms
 
     def _now_ms(self) -> int:
-        return self._engine.loop.clock.monotonic_ms()
+        return self._clock_ns() // 1_000_000
 
     def _check_blocking(self) -> None:
+        if self._state != "running" or self._engine.loop.in_loop_thread:
+            self._refuse_waiting()
+
+    def _refuse_waiting(self) -> NoReturn:
         if self._state != "running":
             self._refuse()
-        if self._engine.loop.in_loop_thread:
-            raise InvalidArgument("a callback cannot wait for a send; use send_async there")
+        raise InvalidArgument("a callback cannot wait for a send; use send_async there")
 
     def _refuse(self) -> NoReturn:
         raise ClientClosed(_WHY_NOT[self._state])

@@ -90,10 +90,6 @@ class PublishRoutes:
         self.topics = buffer.topics
         self._lock = ranked_lock(LockRank.ROUTES)
 
-    def known(self, topic: str) -> TopicLanes | None:
-        """Return a topic's lanes, if it was sent to before."""
-        return self.topics.get(topic)
-
     def lanes(self, topic: str, deadline_ms: int) -> TopicLanes:
         """Return the lanes of a topic; wait for its route if need be.
 
@@ -144,10 +140,6 @@ class PublishRoutes:
         if message.sharding_key is not None:
             return topic.lanes[queue_index(message.sharding_key, len(topic.lanes))]
         return None
-
-    def next_lane(self, topic: TopicLanes) -> Lane:
-        """Return the lane of the next queue by round robin, not of a broker that fails."""
-        return self._next(topic, self._avoided(topic))
 
     def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
         """Return a lane for a batch that cannot be sent to a queue just now.

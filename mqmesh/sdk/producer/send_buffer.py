@@ -29,6 +29,8 @@ BATCHES_A_FLIGHT: Final = 4
 """Most batches of one queue in a request; brokers recognise more than these as repeated."""
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
+NO_QUEUE: Final = MessageQueue("", "", 0)
+"""Queue of a batch that has none yet."""
 AT_TIMES: Final = -1
 """Value in place of a delay level: each message says when it is due."""
 
@@ -206,41 +208,46 @@ class SendBuffer:
             lane.closed.append(batch)
         return future, lane
 
-    def claim(
-        self,
-        lane: Lane,
-        message: Message,
-        deadline_ms: int,
-        retries: int,
-        bound: bool,
-        wait_store: bool,
-    ) -> PendingBatch | None:
-        """Puts a message in flight at once, if no other one is without an outcome.
+    def lone_batch(
+        self, message: Message, deadline_ms: int, retries: int, bound: bool, wait_store: bool
+    ) -> PendingBatch:
+        """Return a batch for ``claim``, of one message; arguments as of ``append``."""
+        batch = PendingBatch(
+            self.lock, self._transport, NO_QUEUE, deadline_ms, bound, 0, retries, wait_store
+        )
+        batch.messages.append(message)
+        batch.delay = AT_TIMES if message.deliver_at_ms else message.delay_level
+        return batch
+
+    def claim(self, batch: PendingBatch, lane: Lane | None, topic: TopicLanes) -> Lane | None:
+        """Puts a lone message in flight at once, if no other one is without an outcome.
 
         Args:
-            lane: Its lane.
-            message, deadline_ms, retries, bound, wait_store: As for ``append``.
+            batch: From ``lone_batch``.
+            lane: Lane it must go to, or None for the next lane of ``topic``.
+            topic: The topic's lanes.
 
         Returns:
-            Its batch; None when the message has to be added, to share a request with others.
+            Its lane; None when the message has to be added, to share a request with others.
 
         Raises:
             ClientClosed: After ``close``.
         """
-        size = message_size(message)
+        size = message_size(batch.messages[0])
         with self.lock:
             if self.closed:
                 raise closed_error()
-            if self._admission.bytes or not lane.idle:
+            if self._admission.bytes:
                 return None
-            batch = PendingBatch(
-                self.lock, self._transport, lane.queue, deadline_ms, bound, 0, retries, wait_store
-            )
-            batch.messages.append(message)
-            batch.size, batch.delay, batch.lane = size, delay_of(message), lane
-            self._admission.bytes += size
+            if lane is None:
+                lane = next_lane(topic, topic.avoid(topic))
+            if not lane.idle:
+                return None
+            # No call in between: Ctrl-C must not strike in the middle of this.
+            batch.queue, batch.lane, batch.size = lane.queue, lane, size
             lane.in_flight = 1
-        return batch
+            self._admission.bytes += size
+        return lane
 
     def stop_joins(self) -> None:
         """Stop ``join`` and the fast path. Needs no lock: also after a fork."""
@@ -447,7 +454,7 @@ class SendBuffer:
             return
         batch.lane = None
         lane.in_flight -= 1
-        if not lane.in_flight and lane.waits:
+        if not (lane.in_flight or lane.idle):
             self._list_ready(lane)
 
     def _unlist_empty(self, broker_name: str) -> None:

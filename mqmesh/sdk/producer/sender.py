@@ -41,7 +41,7 @@ from mqmesh.sdk.client.direct_channels import DirectChannels
 from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
-from mqmesh.sdk.producer.lanes import Lane, PendingBatch
+from mqmesh.sdk.producer.lanes import Lane, PendingBatch, TopicLanes
 from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
@@ -97,6 +97,7 @@ class Sender:
         self._codec = codec
         self._routes = routes
         self._direct = direct
+        self._on_sent = routes.on_sent if options.send_latency_fault_enable else None
         self._retry_not_stored = options.retry_another_broker_when_not_store_ok
         self._patience_ms = options.failover_patience_ms
         self._followed: dict[str, Repeats] = {}
@@ -119,48 +120,58 @@ class Sender:
 
     def send_lone(
         self,
-        lane: Lane,
+        lane: Lane | None,
+        topic: TopicLanes,
         message: Message,
         deadline_ms: int,
         retries: int,
-        bound: bool,
         wait_store: bool,
     ) -> PendingBatch | None:
         """Sends a message once in the calling thread, if no other one is without an outcome.
 
         Args:
-            lane, message, deadline_ms, retries, bound, wait_store: See ``SendBuffer.claim``.
+            lane: Lane it must go to, or None for the next lane of ``topic``.
+            topic, message, deadline_ms, retries, wait_store: See ``SendBuffer.append``.
 
         Returns:
             Its batch, which the client loop goes on with unless it is done; None when the message
-            was not sent.
+            has to be added to the buffer.
 
         Raises:
             ClientClosed: The producer is closed.
         """
-        name, direct, buffer = lane.queue.broker_name, self._direct, self._buffer
-        endpoint = self._engine.brokers.live_endpoint(name)
-        if endpoint is None or direct is None or buffer.pending_bytes or not direct.enter():
-            return None
-        batch = None
+        batch = self._buffer.lone_batch(message, deadline_ms, retries, lane is not None, wait_store)
         try:
-            batch = buffer.claim(lane, message, deadline_ms, retries, bound, wait_store)
-            if batch is None:
+            claimed = self._buffer.claim(batch, lane, topic)
+            if claimed is None:
                 return None
-            request = self._request(name, [batch])
-            if request is not None:
-                self._outbox.take_elsewhere(request, direct.request(name, endpoint, request))
-            if lane.listed:
+            if not self._send_directly(batch):
+                self._buffer.put_back(batch)
+            if claimed.listed:
                 self.schedule()
         except BaseException as error:
             # Ctrl-C in the middle: the lane must not stay in flight for ever.
-            if batch is not None:
-                self._finish(batch, error if isinstance(error, MQMeshError) else _interrupted(lane))
+            if batch.lane is not None:
+                self._finish(
+                    batch,
+                    error if isinstance(error, MQMeshError) else _interrupted(batch.queue),
+                )
                 self.schedule()
             raise
+        return batch
+
+    def _send_directly(self, batch: PendingBatch) -> bool:
+        name, direct = batch.queue.broker_name, self._direct
+        endpoint = self._engine.brokers.live_endpoint(name)
+        if direct is None or endpoint is None or not direct.enter():
+            return False
+        try:
+            request = self._request(name, [batch])
+            if request is not None:
+                self._outbox.take_elsewhere(request, direct.request(name, endpoint, request))
         finally:
             direct.leave()
-        return batch
+        return True
 
     def end_all(self, error: MQMeshError, whose: str) -> None:
         """Ends every batch that has no outcome yet, and lets no message in any more.
@@ -257,11 +268,12 @@ class Sender:
                 raise answer
             results = outcomes = read_outcomes(answer, len(batches))
         except MQMeshError as error:
-            if not isinstance(error, NotMaster):
-                self._routes.on_sent(broker_name, latency_ms, False)
+            if self._on_sent is not None and not isinstance(error, NotMaster):
+                self._on_sent(broker_name, latency_ms, False)
             results = [error] * len(batches)
         else:
-            self._routes.on_sent(broker_name, latency_ms, True)
+            if self._on_sent is not None:
+                self._on_sent(broker_name, latency_ms, True)
             for outcome in outcomes:
                 if outcome.code or (outcome.status and self._retry_not_stored):
                     self._end((), (), latency_ms)
@@ -452,9 +464,9 @@ def _tell(batches: list[PendingBatch]) -> None:
         batch.tell()
 
 
-def _interrupted(lane: Lane) -> RequestTimeout:
+def _interrupted(queue: MessageQueue) -> RequestTimeout:
     return RequestTimeout(
-        f"the send to {lane.queue} was interrupted; whether the message was stored is unknown"
+        f"the send to {queue} was interrupted; whether the message was stored is unknown"
     )
 
 

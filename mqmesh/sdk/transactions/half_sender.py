@@ -81,7 +81,7 @@ class HalfSender:
         arg: object = None,
     ) -> SendFuture:
         """Adds a checked message; arguments and errors as of ``Producer.send_async``."""
-        topic = self.routes.known(message.topic) or self.routes.lanes(message.topic, deadline_ms)
+        topic = self.routes.lanes(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self.routes.bound_lane(topic, message, queue, selector, arg)

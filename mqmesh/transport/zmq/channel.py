@@ -8,7 +8,7 @@ import zmq
 
 from mqmesh.errors import AuthenticationFailed, ClientClosed, TooManyOpenFiles
 from mqmesh.protocol.codes import ResponseCode, response_error
-from mqmesh.protocol.command import Command, decode_frame, encode_frame
+from mqmesh.protocol.command import RESPONSE, Command, decode_frame, encode_frame
 from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.requests import broken, too_late
@@ -78,7 +78,8 @@ class BlockingChannel:
             ClientClosed: After ``close``.
             LocalProtocolError, RemoteProtocolError: A frame that breaks the protocol.
         """
-        self._check_open()
+        if self._closed or self._cancelled:
+            self._check_open()
         if self._refused is not None:
             self._try_again(self._refused)
         deadline = time.monotonic() + timeout_ms / 1_000
@@ -89,7 +90,10 @@ class BlockingChannel:
             self._look()  # a break before this request is not its concern
         if not self._connected:
             self._wait_for_connection(deadline)
-        self._send(frame, deadline)
+        try:
+            self._socket.send(frame, _NOBLOCK)
+        except zmq.Again:
+            self._send(frame, deadline)
         while True:
             try:
                 # The descriptor signals changes only; what is there already must be asked for.
@@ -101,7 +105,8 @@ class BlockingChannel:
                 continue
             command = decode_frame(answer.buffer)
             # Answers to requests that were given up, and pieces of illegal messages, are skipped.
-            if not answer.more and command.is_response and command.opaque == opaque:
+            is_own = command.flags & RESPONSE and command.opaque == opaque
+            if is_own and not answer.more:
                 break
             self._check(deadline)
         if command.code != _SUCCESS:

@@ -74,8 +74,9 @@ def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
 
 
 def test_a_lone_delayed_message_says_so(buffer):
-    (lane,) = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
-    batch = buffer.claim(lane, Message("t", b"0", deliver_at_ms=7), 1_000, 2, False, True)
+    topic = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset())
+    batch = buffer.lone_batch(Message("t", b"0", deliver_at_ms=7), 1_000, 2, False, True)
+    assert buffer.claim(batch, None, topic) is topic.lanes[0]
     data = b"".join(BatchCodec(PRODUCER_KEY, None).encode(batch, 5))
     assert read_delayed_meta(data, check_batch(data)).due_times == pack_due_times([7])
 

@@ -74,6 +74,33 @@ def test_sends_that_come_together_travel_together(world):
     assert len({result.message_id for result in results}) == 100
 
 
+@pytest.mark.parametrize("options", [{}, {"retry_times_when_send_failed": 0}])
+def test_a_synchronous_send_shares_the_request_of_what_waits(world, options):
+    producer = world.producer(**options)
+    first = producer.send_async(message("1"))
+    result = world.call(lambda: producer.send(message("2")))
+    assert first.result().message_queue == result.message_queue
+    assert len(world.broker.sends) == 1
+
+
+def test_a_synchronous_send_that_is_interrupted_leaves_its_queue_free(world, monkeypatch):
+    producer = world.producer()
+    serve = world.broker.serve
+
+    def interrupt(command, answer):
+        serve(command, answer)
+        raise KeyboardInterrupt
+
+    world.call(lambda: producer.send(message("1")))
+    monkeypatch.setattr(world.broker, "serve", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send(message("2"), queue=queue())
+    monkeypatch.setattr(world.broker, "serve", serve)
+    assert producer._buffer.pending_bytes == 0
+    assert producer.send(message("3"), queue=queue()).status is SendStatus.SEND_OK
+    assert producer.metrics().number("sends_total", "t", "RequestTimeout") == 1
+
+
 def test_keyless_messages_move_on_to_the_next_queue_with_each_batch(world):
     producer = world.producer()
     for _ in range(8):

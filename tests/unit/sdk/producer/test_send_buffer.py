@@ -363,8 +363,10 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
 
 
 def claim(buffer: Buffer, lane: Lane | None = None) -> PendingBatch | None:
-    message = Message("t", b"direct")
-    return buffer.claim(lane or buffer.topic.lanes[0], message, MANY, 2, True, True)
+    batch = buffer.lone_batch(Message("t", b"direct"), MANY, 2, True, True)
+    found = buffer.claim(batch, lane or buffer.topic.lanes[0], buffer.topic)
+    assert found is batch.lane
+    return batch if found is not None else None
 
 
 def test_a_message_is_put_in_flight_at_once_only_if_no_other_one_is_without_an_outcome():
@@ -387,6 +389,19 @@ def test_a_message_is_put_in_flight_at_once_only_if_no_other_one_is_without_an_o
     buffer.store(flight)
     assert buffer.pending_bytes == 0
     assert claim(buffer, lane) is not None
+
+
+def test_a_lone_message_of_no_queue_takes_the_next_idle_one():
+    buffer = Buffer()
+    queues = []
+    for _ in range(8):
+        batch = buffer.lone_batch(Message("t", b"x"), MANY, 2, False, True)
+        lane = buffer.claim(batch, None, buffer.topic)
+        queues.append(batch.queue)
+        assert lane is not None
+        assert lane.queue == batch.queue
+        buffer.store(batch)
+    assert sorted(queues) == sorted(buffer.topic.queues)
 
 
 def test_what_was_ended_while_its_retry_was_decided_is_not_sent_again():
