@@ -99,31 +99,34 @@ def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
     return f"{kind.__name__}{most}"
 
 
-def bounds(kind: Any) -> str:
+def amount(value: float, unit: str) -> str:
+    """Return a number as people read it: numbers of bytes as KiB, MiB and so on."""
+    if unit.startswith("bytes") and isinstance(value, int) and value:
+        for size, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if value % size == 0:
+                return f"{value // size:,} {name}"
+    return f"{value:,g}" if isinstance(value, float) else f"{value:,}"
+
+
+def bounds(kind: Any, unit: str) -> str:
     """Return what a setting may be: its bounds, or its words."""
-    meta = None
-    if get_origin(kind) is Annotated:
-        kind, *metas = get_args(kind)
-        meta = metas[-1]
     if get_origin(kind) is Literal:
         return _words(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _words([one.value for one in kind])
-    if meta is None:
+    if get_origin(kind) is not Annotated:
         return ""
-    low, high = (
-        (meta.min_length, meta.max_length)
-        if meta.ge is None and meta.gt is None and meta.le is None and meta.lt is None
-        else (meta.ge if meta.ge is not None else meta.gt, meta.le)
-    )
-    counted = "" if meta.max_length is None else " characters" if kind is str else " entries"
-    if low is None and high is None:
-        return ""
-    if high is None and meta.min_length is not None:
-        return "not empty"
-    if low is None or (counted and low == 0):
-        return f"up to {high:,}{counted}"
-    return f"from {low:,}" if high is None else f"{low:,} to {high:,}{counted}"
+    inner, *metas = get_args(kind)
+    meta = metas[-1]
+    if inner in (int, float):
+        low = meta.ge if meta.ge is not None else meta.gt
+        if meta.le is None:
+            return "" if low is None else f"from {amount(low, unit)}"
+        return f"{amount(low, unit)} to {amount(meta.le, unit)}"
+    if meta.max_length is None:
+        return "not empty" if meta.min_length else ""
+    least = f"{meta.min_length:,} to" if meta.min_length else "up to"
+    return f"{least} {meta.max_length:,} {'characters' if inner is str else 'entries'}"
 
 
 def default_name(field: msgspec.structs.FieldInfo) -> str:

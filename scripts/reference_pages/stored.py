@@ -39,6 +39,7 @@ from mqmesh.sdk.producer.producer_options import ProducerOptions, TransactionOpt
 from mqmesh.sdk.tracing.tracing_options import TracingOptions
 from mqmesh.security.config import SecurityConfig
 from reference_pages.described import (
+    amount,
     bounds,
     code,
     fields_of,
@@ -111,6 +112,14 @@ _CLIENTS: Final = (
     ("Pull consumer", PullConsumerOptions),
 )
 _UNITS: Final = {
+    "file_reserved_time": "h",
+    "mapped_file_size_commit_log": "bytes",
+    "map_size": "bytes",
+    "max_message_size": "bytes",
+    "ha_slave_fallbehind_max": "bytes",
+    "compress_msg_body_over_how_much": "bytes",
+    "pull_threshold_size_for_queue": "MiB",
+    "_ratio": "%",
     "_bytes_per_s": "bytes/s",
     "_byte_in_second": "bytes/s",
     "_per_minute": "1/min",
@@ -120,6 +129,7 @@ _UNITS: Final = {
     "_us": "µs",
     "_s": "s",
 }
+"""Units by the ends of names; RocketMQ's names have none."""
 
 
 def metrics_page() -> str:
@@ -261,7 +271,7 @@ def configuration_page() -> str:
         *_settings(ClusterConfig, inner=False),
     ]
     for title, file, kind, live in _ROLES:
-        where = f"`conf/{file}`." if file else "`mqmesh console -c FILE`."
+        where = f"`conf/{file}`." if file else "Installed with `mqmesh[console]`."
         lines += ["", f"## {title}", "", where, "", *_settings(kind, live)]
     lines += ["", "### Rules of a monitor", "", "Each a `[[rule]]`.", "", *_settings(RuleChange)]
     lines += ["", "## Security", "", "`[security]` of every role.", "", *_settings(SecurityConfig)]
@@ -408,7 +418,7 @@ def _rows(kind: type[msgspec.Struct], prefix: str, *, inner: bool) -> Iterator[l
         unit = next((unit for end, unit in _UNITS.items() if f"{end}_" in f"{name}_"), "")
         default = _default(field, unit)
         meaning = marks(meanings[field.name], _DOCS)
-        yield [code(name), _word(type_), default, bounds(meta), unit, meaning]
+        yield [code(name), _word(type_), default, bounds(meta, unit), unit, meaning]
 
 
 def _plain(kind: Any) -> tuple[Any, Any]:
@@ -436,8 +446,6 @@ def _default(field: msgspec.structs.FieldInfo, unit: str) -> str:
     if value is None or isinstance(value, msgspec.Struct):
         return ""
     text = code(msgspec.json.encode(value, enc_hook=str).decode())
-    if unit.startswith("bytes") and value:
-        for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-            if value % size == 0:
-                return f"{text} ({value // size} {name})"
+    if unit.startswith("bytes") and value >= 1 << 10:
+        return f"{text} ({amount(value, unit)})"
     return text
