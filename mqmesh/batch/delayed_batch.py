@@ -82,15 +82,14 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def read_delayed_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> DelayedMeta:
+def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
     """Decodes the meta of a batch with ``HAS_DELAY`` whose header was read.
 
     Raises:
         CorruptBatch: It is not what the format says.
     """
-    start = position + HEADER_SIZE
     try:
-        meta = _decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+        meta = _decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"meta of delayed messages cannot be decoded: {error}") from error
     count = header.message_count
@@ -131,7 +130,7 @@ def check_wish(meta: DelayedMeta) -> None:
 
 
 def scheduled_batch(
-    buffer: Buffer, header: BatchHeader, meta: DelayedMeta, *, queue_id: int, position: int = 0
+    buffer: Buffer, header: BatchHeader, meta: DelayedMeta, *, queue_id: int
 ) -> bytes:
     """Puts a batch under a meta that says when it is due; the payload stays as it is.
 
@@ -140,7 +139,6 @@ def scheduled_batch(
         header: Its header.
         meta: The new one, whose topic is ``SCHEDULE_TOPIC_XXXX``.
         queue_id: Queue of that topic.
-        position: Where the batch begins.
 
     Returns:
         Layout: record batch, its broker part blank.
@@ -149,7 +147,7 @@ def scheduled_batch(
         LocalProtocolError: It would be larger than a batch may be.
     """
     assert meta.topic == SCHEDULE_TOPIC
-    start = position + HEADER_SIZE + header.meta_size
+    start = HEADER_SIZE + header.meta_size
     payload = Payload(
         bytes(memoryview(buffer)[start : start + header.payload_size]),
         header.codec,

@@ -93,15 +93,14 @@ def is_half(header: BatchHeader) -> bool:
     return header.attributes & TRANSACTION_TYPE == Attributes.TRANSACTION_HALF
 
 
-def read_half_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> HalfMeta:
+def read_half_meta(buffer: Buffer, header: BatchHeader) -> HalfMeta:
     """Decodes the meta of a batch of half messages.
 
     Raises:
         CorruptBatch: It is not what the format says.
     """
-    start = position + HEADER_SIZE
     try:
-        meta = _decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+        meta = _decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
         check_topic(meta.real_topic)
         check_group(meta.producer_group)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, InvalidArgument) as error:

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from mqmesh.errors import BrokerNotAvailable, RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer, Reply
@@ -125,20 +127,9 @@ class IndexerServer:
 
     def _progress(self) -> IndexProgress:
         stats = DispatcherStats() if self._dispatcher is None else self._dispatcher.stats()
+        answered, mismatches = self._queries.answered, self._queries.mismatches
         return IndexProgress(
-            stats.indexed_through,
-            stats.missing_bytes,
-            stats.waiting,
-            stats.segments,
-            stats.sealed,
-            stats.disk_bytes,
-            stats.batches,
-            stats.discarded,
-            stats.skipped_bytes,
-            self._queries.answered,
-            self._queries.mismatches,
-            stats.texts,
-            stats.at_rest,
+            queries=answered, mismatches=mismatches, **msgspec.structs.asdict(stats)
         )
 
     def _copy(self, request: Request, asked: CopyIndexRequest) -> CopyIndexResponse:

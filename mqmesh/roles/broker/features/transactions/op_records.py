@@ -90,14 +90,14 @@ def encode_ops(
     )
 
 
-def decode_ops(data: bytes | memoryview, header: BatchHeader, position: int = 0) -> list[Op]:
+def decode_ops(data: bytes | memoryview, header: BatchHeader) -> list[Op]:
     """Decodes a batch of the op topic.
 
     Raises:
         CorruptBatch: It is none.
     """
     found = []
-    for message in decode_messages(data, header, position=position):
+    for message in decode_messages(data, header):
         if len(message.body) % _ENTRY.size:
             raise CorruptBatch(f"an op message of {len(message.body)} bytes is no array of entries")
         for base, first, count, kind, _, checks in _ENTRY.iter_unpack(message.body):
