@@ -1,6 +1,7 @@
 """The consumers for asyncio programs."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,67 @@ from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsum
 from mqmesh.sdk.hooks import HookCalls
 
 
+class _Consumer(ABC):
+    """The part that both consumers have, each around one of the blocking ones."""
+
+    _inner: BlockingPullConsumer | BlockingPushConsumer
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Start as the blocking consumer does, in the running event loop until ``close``.
+
+        Raises:
+            InvalidArgument: It runs in another event loop.
+            MQMeshError: As there.
+        """
+        check_loop(self._loop)
+        if self._loop is None:
+            loop = asyncio.get_running_loop()
+            self._attach(loop)
+            self._loop = loop
+        try:
+            await asyncio.to_thread(self._inner.start)
+        except MQMeshError:
+            self._loop = None
+            raise
+
+    @abstractmethod
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make it ready to be started in an event loop."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Unsubscribe as the blocking consumer does."""
+        check_loop(self._loop)
+        self._inner.unsubscribe(topic)
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """Errors of filters, from the blocking consumer's ``filter_errors``."""
+        return self._inner.filter_errors
+
+    @property
+    def client_id(self) -> str:
+        """Id of this member at brokers."""
+        return self._inner.client_id
+
+    @property
+    def counters(self) -> PullCounters:
+        """Counters of the pulls so far."""
+        return self._inner.counters
+
+    def metrics(self) -> Readings:
+        """Return the metrics, as the blocking consumer does."""
+        return self._inner.metrics()
+
+    def assignment(self) -> list[MessageQueue]:
+        """Return the assigned queues, as the blocking consumer does."""
+        return self._inner.assignment()
+
+
 class _InnerPullConsumer(BlockingPullConsumer):
     """A pull consumer that wakes an asyncio loop."""
 
@@ -38,7 +100,7 @@ class _InnerPullConsumer(BlockingPullConsumer):
         self.introspection.loop = loop
 
 
-class PullConsumer:
+class PullConsumer(_Consumer):
     """Pull consumer for coroutines; names and meaning as in ``mqmesh.PullConsumer``.
 
     Besides polling it can be iterated, and a message is done when the next one is asked for, unless
@@ -56,8 +118,11 @@ class PullConsumer:
 
     @signed_as(BlockingPullConsumer.__init__)
     def __init__(self, group: str, **options: Any) -> None:
-        self._inner = _InnerPullConsumer(group, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inner: _InnerPullConsumer = _InnerPullConsumer(group, **options)
+        self._begin()
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner.attach(loop, self._wake)
         self._begin()
 
     def _begin(self) -> None:
@@ -66,25 +131,6 @@ class PullConsumer:
         self._polled: deque[StoredMessage] = deque()
         self._current: StoredMessage | None = None
         self._done: dict[MessageQueue, int] = {}
-
-    async def start(self) -> None:
-        """Start as ``mqmesh.PullConsumer.start`` does, in the running event loop until ``close``.
-
-        Raises:
-            InvalidArgument: It runs in another event loop.
-            MQMeshError: As there.
-        """
-        check_loop(self._loop)
-        if self._loop is None:
-            loop = asyncio.get_running_loop()
-            self._inner.attach(loop, self._wake)
-            self._begin()
-            self._loop = loop
-        try:
-            await asyncio.to_thread(self._inner.start)
-        except MQMeshError:
-            self._loop = None
-            raise
 
     async def close(self, *, unfinished: bool = False) -> None:
         """Commits, if ``auto_commit`` is on, and leaves; from any event loop.
@@ -95,10 +141,6 @@ class PullConsumer:
         """
         await asyncio.to_thread(self._close, unfinished)
         self._loop = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def __aexit__(
         self,
@@ -115,11 +157,6 @@ class PullConsumer:
         check_loop(self._loop)
         self._inner.subscribe(topic, expression)
 
-    async def unsubscribe(self, topic: str) -> None:
-        """Unsubscribe as ``mqmesh.PullConsumer.unsubscribe`` does."""
-        check_loop(self._loop)
-        self._inner.unsubscribe(topic)
-
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Assign queues as ``mqmesh.PullConsumer.assign`` does."""
         check_loop(self._loop)
@@ -129,29 +166,6 @@ class PullConsumer:
         """Return a topic's queues as ``mqmesh.PullConsumer.queues`` does."""
         check_loop(self._loop)
         return await asyncio.to_thread(self._inner.queues, topic)
-
-    @property
-    def filter_errors(self) -> dict[str, MQMeshError]:
-        """Errors of filters, from ``mqmesh.PullConsumer.filter_errors``."""
-        return self._inner.filter_errors
-
-    @property
-    def client_id(self) -> str:
-        """Id of this member at brokers, from ``mqmesh.PullConsumer.client_id``."""
-        return self._inner.client_id
-
-    def metrics(self) -> Readings:
-        """Return the metrics of ``mqmesh.PullConsumer.metrics``."""
-        return self._inner.metrics()
-
-    @property
-    def counters(self) -> PullCounters:
-        """Counters of the pulls so far, from ``mqmesh.PullConsumer.counters``."""
-        return self._inner.counters
-
-    def assignment(self) -> list[MessageQueue]:
-        """Return the assigned queues, as ``mqmesh.PullConsumer.assignment`` does."""
-        return self._inner.assignment()
 
     # ---- Messages --------------------------------------------------------------------
 
@@ -330,7 +344,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
         return WorkerTasks(service, most, finished, lambda: self.closer)
 
 
-class PushConsumer:
+class PushConsumer(_Consumer):
     """Push consumer with a coroutine function as listener; else as ``mqmesh.PushConsumer``.
 
     Up to ``consume_thread_count`` calls run side by side, as tasks of the asyncio loop that
@@ -343,26 +357,10 @@ class PushConsumer:
 
     @signed_as(BlockingPushConsumer.__init__)
     def __init__(self, group: str, **options: Any) -> None:
-        self._inner = _InnerPushConsumer(group, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inner: _InnerPushConsumer = _InnerPushConsumer(group, **options)
 
-    async def start(self) -> None:
-        """Start as ``mqmesh.PushConsumer.start`` does, in the running event loop until ``close``.
-
-        Raises:
-            InvalidArgument: It runs in another event loop.
-            MQMeshError: As there.
-        """
-        check_loop(self._loop)
-        if self._loop is None:
-            loop = asyncio.get_running_loop()
-            self._inner.attach(loop)
-            self._loop = loop
-        try:
-            await asyncio.to_thread(self._inner.start)
-        except MQMeshError:
-            self._loop = None
-            raise
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner.attach(loop)
 
     async def close(self) -> None:
         """Close as ``mqmesh.PushConsumer.close``; also from a listener, or another event loop."""
@@ -379,10 +377,6 @@ class PushConsumer:
         """Run as ``mqmesh.PushConsumer.run`` does."""
         await run_async(self)
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
     async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
@@ -398,37 +392,9 @@ class PushConsumer:
         check_loop(self._loop)
         self._inner.subscribe_coroutine(topic, expression, listener)
 
-    async def unsubscribe(self, topic: str) -> None:
-        """Unsubscribe as ``mqmesh.PushConsumer.unsubscribe`` does."""
-        check_loop(self._loop)
-        self._inner.unsubscribe(topic)
-
-    @property
-    def filter_errors(self) -> dict[str, MQMeshError]:
-        """Errors of filters, from ``mqmesh.PushConsumer.filter_errors``."""
-        return self._inner.filter_errors
-
-    def assignment(self) -> list[MessageQueue]:
-        """Return the assigned queues, as ``mqmesh.PushConsumer.assignment`` does."""
-        return self._inner.assignment()
-
     def generation(self, queue: MessageQueue) -> int | None:
         """Return a queue's generation as ``mqmesh.PushConsumer.generation`` does."""
         return self._inner.generation(queue)
-
-    @property
-    def client_id(self) -> str:
-        """Id of this member at brokers, from ``mqmesh.PushConsumer.client_id``."""
-        return self._inner.client_id
-
-    def metrics(self) -> Readings:
-        """Return the metrics of ``mqmesh.PushConsumer.metrics``."""
-        return self._inner.metrics()
-
-    @property
-    def counters(self) -> PullCounters:
-        """Counters of the pulls so far, from ``mqmesh.PushConsumer.counters``."""
-        return self._inner.counters
 
     @property
     def failures(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Final, TypeVar, Unpack
 
 from mqmesh.errors import (
     ClientClosed,
@@ -16,12 +16,11 @@ from mqmesh.errors import (
 from mqmesh.message import (
     MessageQueue,
     StoredMessage,
-    check_consumer_group,
     check_number,
     check_topic,
     describe,
 )
-from mqmesh.metrics import MetricBoard, Readings
+from mqmesh.metrics import MetricBoard
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.consumer.assigned import Assigned
@@ -33,18 +32,16 @@ from mqmesh.sdk.consumer.consumer_options import (
 )
 from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer
 from mqmesh.sdk.consumer.fetching.message_selector import (
-    MessageSelector,
     Wanted,
     as_selector,
     check_not_subscribed,
 )
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
-from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
+from mqmesh.sdk.consumer.group_consumer import GroupConsumer
 from mqmesh.sdk.consumer.polled_queues import PolledQueues
-from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.running_info import Introspection
 from mqmesh.sdk.hooks import ConsumeContext, Hooks
-from mqmesh.sdk.producer.producer import Producer, trace_producer
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
@@ -57,7 +54,7 @@ _T = TypeVar("_T")
 _OnDone = Callable[[_T | MQMeshError], None]
 
 
-class PullConsumer:
+class PullConsumer(GroupConsumer[FetchBuffer]):
     """Consumer that gives messages to the application when it polls.
 
     Either ``subscribe`` to topics, whose queues are then shared with the other members of
@@ -114,9 +111,9 @@ class PullConsumer:
         hooks: Sequence[Hooks] = (),
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
-        self.group = check_consumer_group(group)
+        connection = client_options(client, namesrv_addr, credentials)
+        super().__init__(group, connection, strategy, transport)
         self.options = make_options(PullConsumerOptions, options, "consumer option")
-        self._client = client_options(client, namesrv_addr, credentials)
         self._tracing = ClientTracing(
             self.group,
             hooks,
@@ -126,19 +123,15 @@ class PullConsumer:
             hooks_polls=True,
         )
         self._hooks = self._tracing.hooks
-        self._transport = transport
-        self._strategy = allocate_strategy(strategy)
-        self._subscribed: dict[str, MessageSelector] = {}
         self._wanted: list[MessageQueue] = []
         self._mode = ""
         self._on_arrival: Callable[[], None] = _nothing
         self._make_parts()
-        self._state = "new"
         self._tracing.instrument(self)
 
     def _make_parts(self) -> None:
         """Makes all that a start uses up."""
-        self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
+        self._engine = ConsumerEngine(
             self.group,
             self._client,
             self.options,
@@ -200,15 +193,6 @@ class PullConsumer:
                 self.close()
                 raise
 
-    def _renew(self) -> None:
-        """Makes a closed consumer a new one."""
-        if self._state == "closing":
-            raise ClientClosed("the consumer is still being closed; start it again later")
-        if self._state == "closed":
-            self._engine.client.check_replaceable("consumer")
-            self._make_parts()
-            self._state = "new"
-
     def close(self, *, unfinished: bool = False) -> None:
         """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
 
@@ -233,10 +217,6 @@ class PullConsumer:
         else:
             self._engine.client.close()
         self._tracing.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def __exit__(
         self,
@@ -268,15 +248,6 @@ class PullConsumer:
         check_not_subscribed(topic, self._subscribed)
         self._do(lambda: self._engine.subscribe(topic, selector))
         self._subscribed[topic] = selector
-
-    def unsubscribe(self, topic: str) -> None:
-        """Takes no part in a topic any more.
-
-        Raises:
-            ClientClosed: After ``close``.
-        """
-        self._do(lambda: self._engine.unsubscribe(topic))
-        self._subscribed.pop(topic, None)
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Takes these queues and no others, regardless of other members.
@@ -526,29 +497,6 @@ class PullConsumer:
     # ---- How it goes -----------------------------------------------------------------
 
     @property
-    def client_id(self) -> str:
-        """Id of this member at brokers."""
-        return self._engine.client.client_id
-
-    @property
-    def filter_errors(self) -> dict[str, MQMeshError]:
-        """Errors of filters in Python that do not work at present, by topic; their queues wait."""
-        return self._engine.filters.errors(self._engine.assigned.copy())
-
-    @property
-    def counters(self) -> PullCounters:
-        """Counters of the pulls so far."""
-        return self._engine.counters
-
-    def metrics(self) -> Readings:
-        """Metrics: what this consumer has counted and measured until now; from any thread.
-
-        ``consumer.metrics().number("cached_messages", "orders")``; all are in
-        docs/reference/metrics.md.
-        """
-        return Readings(self._metrics.read())
-
-    @property
     def on_arrival(self) -> Callable[[], None]:
         """Called in the client loop whenever a poll may find something; must return at once."""
         return self._on_arrival
@@ -558,9 +506,6 @@ class PullConsumer:
         self._on_arrival = self._queues.on_arrival = hook
 
     # ---- Helpers ---------------------------------------------------------------------
-
-    def _make_trace_producer(self, group: str) -> Producer:
-        return trace_producer(group, self._client)
 
     def _polled_is_done(self, why_not: str | None) -> None:
         if self._hooks is not None:
@@ -585,17 +530,6 @@ class PullConsumer:
         fatal = self._engine.hindrances.fatal
         if fatal is not None:
             raise fatal
-
-    def _check_not_closed(self) -> None:
-        if self._state in ("closing", "closed"):
-            raise ClientClosed("the consumer was closed")
-
-    def _do(self, action: Callable[[], None]) -> None:
-        self._check_not_closed()
-        if self._state == "new":
-            action()
-        else:
-            self._engine.client.post(action)
 
     def _call(self, function: Callable[[_OnDone[_T]], None]) -> _T:
         self._check_running()

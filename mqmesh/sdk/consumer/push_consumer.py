@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Self, Unpack
+from typing import Final, Unpack
 
 from mqmesh.errors import (
     ClientClosed,
@@ -13,11 +13,10 @@ from mqmesh.errors import (
 from mqmesh.message import (
     MessageQueue,
     StoredMessage,
-    check_consumer_group,
     check_topic,
     retry_topic,
 )
-from mqmesh.metrics import MetricBoard, Readings
+from mqmesh.metrics import MetricBoard
 from mqmesh.protocol.client_rpc import HandToRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
@@ -31,14 +30,14 @@ from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerOptions,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import (
-    MessageSelector,
     Wanted,
     as_selector,
     check_not_subscribed,
 )
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan
-from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
+from mqmesh.sdk.consumer.fetching.pull_loop import QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.group_consumer import GroupConsumer
 from mqmesh.sdk.consumer.introspection.questions import OnAnswer
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_result import Listener, hooked, is_coroutine_function
@@ -56,10 +55,9 @@ from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_le
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
-from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.running_info import Introspection
 from mqmesh.sdk.hooks import HookCalls, Hooks
-from mqmesh.sdk.producer.producer import Producer, trace_producer
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
@@ -170,7 +168,7 @@ class PushSink(QueueSink):
         return self._since_ms.get(offset)
 
 
-class PushConsumer:
+class PushConsumer(GroupConsumer[PushSink]):
     """Consumer that calls a listener with the messages of its topics, on several threads.
 
     The members of a group share the queues of a topic. A message is done when the listener
@@ -217,9 +215,9 @@ class PushConsumer:
         hooks: Sequence[Hooks] = (),
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
-        self.group = check_consumer_group(group)
+        connection = client_options(client, namesrv_addr, credentials)
+        super().__init__(group, connection, strategy, transport)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
-        self._client = client_options(client, namesrv_addr, credentials)
         self._tracing = ClientTracing(
             self.group,
             hooks,
@@ -230,16 +228,12 @@ class PushConsumer:
             most_retries=self.options.dead_letters_after(),
         )
         self._hooks = self._tracing.hooks
-        self._transport = transport
-        self._strategy = allocate_strategy(strategy)
-        self._subscribed: dict[str, MessageSelector] = {}
         self._listeners: dict[str, AnyListener] = {}
         self._make_parts()
-        self._state = "new"
 
     def _make_parts(self) -> None:
         """Makes all that a start uses up."""
-        self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
+        self._engine = ConsumerEngine(
             self.group,
             self._client,
             self.options,
@@ -303,15 +297,6 @@ class PushConsumer:
                 self.close()
                 raise
 
-    def _renew(self) -> None:
-        """Makes a closed consumer a new one."""
-        if self._state == "closing":
-            raise ClientClosed("the consumer is still being closed; start it again later")
-        if self._state == "closed":
-            self._engine.client.check_replaceable("consumer")
-            self._make_parts()
-            self._state = "new"
-
     def close(self) -> None:
         """Waits for running listeners for a moment, commits and leaves; idempotent."""
         if self._state in ("closing", "closed"):
@@ -362,10 +347,6 @@ class PushConsumer:
         """
         run(self)
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
     def __exit__(self, *raised: object) -> None:
         self.close()
 
@@ -397,21 +378,7 @@ class PushConsumer:
             )
         self._subscribe(topic, expression, listener)
 
-    def unsubscribe(self, topic: str) -> None:
-        """Takes no part in a topic any more.
-
-        Raises:
-            ClientClosed: After ``close``.
-        """
-        self._do(lambda: self._engine.unsubscribe(topic))
-        self._subscribed.pop(topic, None)
-
     # ---- How it goes -----------------------------------------------------------------
-
-    @property
-    def client_id(self) -> str:
-        """Id of this member at brokers."""
-        return self._engine.client.client_id
 
     def assignment(self) -> list[MessageQueue]:
         """Return the queues of its topics that this member has at present, sorted.
@@ -430,32 +397,11 @@ class PushConsumer:
         return one.loop.generation if one is not None and one.loop is not None else None
 
     @property
-    def filter_errors(self) -> dict[str, MQMeshError]:
-        """Errors of filters in Python that do not work at present, by topic; their queues wait."""
-        return self._engine.filters.errors(self._engine.assigned.copy())
-
-    @property
-    def counters(self) -> PullCounters:
-        """Counters of the pulls so far."""
-        return self._engine.counters
-
-    def metrics(self) -> Readings:
-        """Metrics: what this consumer has counted and measured until now; from any thread.
-
-        ``consumer.metrics().number("cached_messages", "orders")``; all are in
-        docs/reference/metrics.md.
-        """
-        return Readings(self._metrics.read())
-
-    @property
     def failures(self) -> int:
         """Calls of a listener that failed so far."""
         return self._service.failures
 
     # ---- Helpers ---------------------------------------------------------------------
-
-    def _make_trace_producer(self, group: str) -> Producer:
-        return trace_producer(group, self._client)
 
     def _subscribe(self, topic: str, expression: Wanted, listener: AnyListener) -> None:
         check_topic(topic)
@@ -470,14 +416,6 @@ class PushConsumer:
 
         self._do(subscribe)
         self._subscribed[topic] = selector
-
-    def _do(self, action: Callable[[], None]) -> None:
-        if self._state in ("closing", "closed"):
-            raise ClientClosed("the consumer was closed")
-        if self._state == "new":
-            action()
-        else:
-            self._engine.client.post(action)
 
     def _ended(self) -> None:
         self._back.end_all(ClientClosed("the consumer was closed"))
