@@ -5,7 +5,8 @@ what shares a batch may belong to different traces.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -315,61 +316,30 @@ class Otel(Telemetry):
                 setattr(client, name, functools.wraps(method)(wrap(self, method)))
 
 
-def _around_call(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method that returns when a message, or a batch, has its outcome."""
+def _around_send(
+    otel: Otel,
+    method: Callable[..., Any],
+    ended: Callable[[Sending, Any], None],
+    kind: str = "",
+) -> Callable[..., Any]:
+    """Wrap a method whose first argument is the message, or the batch, that it sends.
+
+    Args:
+        otel: Makes the span.
+        method: The client's.
+        ended: Gets the span and the method's result, and ends the one by the other.
+        kind: Of the messages, where they do not say it themselves.
+    """
 
     def call(what: Any, *args: Any, **kwargs: Any) -> Any:
         messages = _messages_of(what)
         if not messages:
             return method(what, *args, **kwargs)  # which says what is wrong
-        sending = otel.begin(messages)
-        try:
+        sending = otel.begin(messages, kind=kind)
+        with _failing(sending):
             result = method(_like(what, sending), *args, **kwargs)
-        except BaseException as error:
-            sending.end((None, error))
-            raise
-        sending.end((result, None))
+        ended(sending, result)
         return result
-
-    return call
-
-
-def _around_future(
-    otel: Otel, method: Callable[..., Any], operation: str = names.SEND, kind: str = ""
-) -> Callable[..., Any]:
-    """Wrap a method that returns a future of the outcome."""
-
-    def call(what: Any, *args: Any, **kwargs: Any) -> Any:
-        messages = _messages_of(what)
-        if not messages:
-            return method(what, *args, **kwargs)
-        sending = otel.begin(messages, operation, kind)
-        try:
-            future = method(_like(what, sending), *args, **kwargs)
-        except BaseException as error:
-            sending.end((None, error))
-            raise
-        future.add_done_callback(lambda done: sending.end(_outcome(done)))
-        return future
-
-    return call
-
-
-def _around_transaction(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method that stores a half message and returns the transaction."""
-
-    def call(message: Any, *args: Any, **kwargs: Any) -> Any:
-        messages = _messages_of(message)
-        if not messages:
-            return method(message, *args, **kwargs)
-        sending = otel.begin(messages, kind=_TRANSACTION)
-        try:
-            transaction = method(sending.messages[0], *args, **kwargs)
-        except BaseException as error:
-            sending.end((None, error))
-            raise
-        sending.end((transaction.send_result, None))
-        return transaction
 
     return call
 
@@ -384,15 +354,34 @@ def _around_reply(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
         properties = kwargs.pop("properties", None)
         sending = otel.begin([Message(topic, b"", properties=properties)], names.REPLY)
         kwargs["properties"] = sending.messages[0].properties
-        try:
+        with _failing(sending):
             future = method(request, body, *args, **kwargs)
-        except BaseException as error:
-            sending.end((None, error))
-            raise
-        future.add_done_callback(lambda done: sending.end(_outcome(done)))
+        _when_done(sending, future)
         return future
 
     return call
+
+
+@contextmanager
+def _failing(sending: Sending) -> Iterator[None]:
+    """End the span with the error that the block raises."""
+    try:
+        yield
+    except BaseException as error:
+        sending.end((None, error))
+        raise
+
+
+def _at_once(sending: Sending, result: Any) -> None:
+    sending.end((result, None))
+
+
+def _when_done(sending: Sending, future: Any) -> None:
+    future.add_done_callback(lambda done: sending.end(_outcome(done)))
+
+
+def _with_half(sending: Sending, transaction: Any) -> None:
+    sending.end((transaction.send_result, None))
 
 
 def _around_poll(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -406,15 +395,17 @@ def _around_poll(otel: Otel, method: Callable[..., Any]) -> Callable[..., Any]:
     return poll
 
 
+_CALL: Final = functools.partial(_around_send, ended=_at_once)
+_FUTURE: Final = functools.partial(_around_send, ended=_when_done)
 _WRAPS: Final[dict[str, Callable[[Otel, Callable[..., Any]], Callable[..., Any]]]] = {
-    "send": _around_call,
-    "send_oneway": _around_call,
-    "send_batch": _around_call,
-    "send_async": _around_future,
-    "send_batch_async": _around_future,
+    "send": _CALL,
+    "send_oneway": _CALL,
+    "send_batch": _CALL,
+    "send_async": _FUTURE,
+    "send_batch_async": _FUTURE,
     "reply_async": _around_reply,
-    "transaction": _around_transaction,
-    "send_message_in_transaction_async": functools.partial(_around_future, kind=_TRANSACTION),
+    "transaction": functools.partial(_around_send, ended=_with_half, kind=_TRANSACTION),
+    "send_message_in_transaction_async": functools.partial(_FUTURE, kind=_TRANSACTION),
     "poll": _around_poll,
 }
 
