@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from harness.batches import join_batch, split_batches
+from harness.batches import decode_sent, join_batch, split_batches
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -107,27 +107,10 @@ def encode(sent: list[Message], **options: Any) -> bytes:
     return encode_batch(sent, **(values | options))
 
 
-def join(payload: bytes, **options: Any) -> bytes:
-    values: dict[str, Any] = {
-        "raw_size": len(payload),
-        "message_count": 1,
-        "queue_id": 3,
-        "producer_id": 5,
-        "first_sequence": 7,
-        "born_timestamp": 11,
-        "attributes": 0,
-    }
-    return join_batch(payload, BatchMeta("t"), **(values | options))
-
-
 def seal(batch: bytearray) -> bytes:
     """Makes the checksum right again, as an attacker would."""
     struct.pack_into("<I", batch, 48, zlib.crc32(batch[52:]))
     return bytes(batch)
-
-
-def decode(batch: bytes) -> list[StoredMessage]:
-    return decode_messages(batch, check_batch(batch))
 
 
 def attempt(batch: bytes) -> list[StoredMessage]:
@@ -273,8 +256,8 @@ def test_changed_batch_under_a_right_checksum_is_decoded_or_refused(
 
 @given(VALUES)
 def test_any_msgpack_value_as_payload_is_decoded_or_refused(value: Any) -> None:
-    survive(join(msgspec.msgpack.encode(value)))
-    survive(join(msgspec.msgpack.encode([value])))
+    survive(join_batch(msgspec.msgpack.encode(value)))
+    survive(join_batch(msgspec.msgpack.encode([value])))
 
 
 @given(st.integers(0, 12), VALUES)
@@ -282,22 +265,24 @@ def test_any_msgpack_value_as_a_field_is_decoded_or_refused(position: int, value
     fields: list[Any] = ["t", b"b", None, [], None, 0, None, 0, 0, 0, None, None, None]
     fields[position] = value
     payload = msgspec.msgpack.encode([fields])
-    survive(join(payload))
+    survive(join_batch(payload))
     # The same where strings are counted before they are made.
     padded = msgspec.msgpack.encode([fields, ["t", bytes(MAX_STRINGS)]])
-    survive(join(padded, message_count=2))
+    survive(join_batch(padded, message_count=2))
 
 
 @given(st.binary(max_size=200), st.integers(1, 3))
 def test_any_bytes_as_payload_are_decoded_or_refused(payload: bytes, count: int) -> None:
-    survive(join(payload, message_count=count))
-    survive(join(bytes([0x90 + count]) + payload, message_count=count))
-    survive(join(payload, raw_size=len(payload) * count, message_count=count, codec=CODEC_ZSTD))
+    survive(join_batch(payload, message_count=count))
+    survive(join_batch(bytes([0x90 + count]) + payload, message_count=count))
+    survive(
+        join_batch(payload, raw_size=len(payload) * count, message_count=count, codec=CODEC_ZSTD)
+    )
 
 
 @given(VALUES | st.lists(VALUES, max_size=4))
 def test_any_msgpack_value_as_meta_is_decoded_or_refused(value: Any) -> None:
-    batch = bytearray(join(b"\x91\x92\xa1t\xc4\x01b"))
+    batch = bytearray(join_batch(b"\x91\x92\xa1t\xc4\x01b"))
     meta = msgspec.msgpack.encode(value)
     batch[HEADER_SIZE : HEADER_SIZE + read_header(batch).meta_size] = meta
     struct.pack_into("<I", batch, 52, len(batch))
@@ -316,7 +301,7 @@ def test_what_passes_the_producers_check_can_be_sent_and_read(field: str, value:
         checked = check_messages([message], max_message_size=1000, allow_system=True)
     except InvalidArgument:
         return
-    [got] = decode(encode(checked))
+    [got] = decode_sent(encode(checked))
     assert got.to_message() == msgspec.structs.replace(message, keys=tuple(message.keys))
 
 
@@ -325,7 +310,7 @@ def test_what_passes_the_producers_check_can_be_sent_and_read(field: str, value:
 
 def bomb(raw: bytes, count: int) -> bytes:
     frame = zstandard.ZstdCompressor(level=1).compress(raw)
-    return join(frame, raw_size=len(raw), message_count=count, codec=CODEC_ZSTD)
+    return join_batch(frame, raw_size=len(raw), message_count=count, codec=CODEC_ZSTD)
 
 
 def array(count: int) -> bytes:
@@ -385,11 +370,11 @@ def test_frame_that_lies_about_its_size_allocates_nothing_of_it() -> None:
     offset = 5 if frame[4] & 0x20 else 6
     assert struct.unpack_from("<I", frame, offset)[0] == 100 << 20
     struct.pack_into("<I", frame, offset, 1000)
-    batch = join(bytes(frame), raw_size=1000, codec=CODEC_ZSTD)
+    batch = join_batch(bytes(frame), raw_size=1000, codec=CODEC_ZSTD)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptBatch):
-            decode(batch)
+            decode_sent(batch)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -410,4 +395,4 @@ def test_meta_of_the_largest_size_is_read_in_bounded_memory() -> None:
     )
     assert read_meta(batch, check_batch(batch)).tag_hashes == hashes
     with pytest.raises(CorruptBatch):
-        decode(batch)
+        decode_sent(batch)

@@ -29,12 +29,11 @@ from mqmesh.errors import (
     UnsupportedCommand,
 )
 from mqmesh.message import Message
-from mqmesh.metrics import OTHER, Readings
+from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import (
     RoleInfo,
     RuntimeInfo,
     RuntimeInfoRequest,
-    UpdateTopicRequest,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import (
@@ -70,8 +69,6 @@ from mqmesh.protocol.pulling import (
 from mqmesh.protocol.route import (
     DeleteTopicRequest,
     GetRouteRequest,
-    Perm,
-    TopicConfig,
     TopicRoute,
 )
 from mqmesh.roles.broker import server as broker_server
@@ -224,15 +221,6 @@ def test_a_local_client_may_come_by_the_unix_socket(site):
     assert site.pull(client=client)[1] == [b"body"]
 
 
-def test_so_many_topics_are_told_apart_as_is_said(make_site):
-    site = make_site(max_label_sets=2)
-    for number in range(5):
-        site.send(site.batch(topic=f"t{number}", bodies=(b"x",) * (number + 1)))
-    (told,) = (one for one in site.metrics() if one.metric.name == "topic_put_messages_total")
-    assert [one.value for one in told.samples][:2] == [1, 2]
-    assert (told.samples[2].labels[0], told.samples[2].value) == (OTHER, 3 + 4 + 5)
-
-
 def test_a_waiting_pull_is_answered_within_50_ms_of_the_message(site):
     site.send(site.batch())
     delays = []
@@ -246,15 +234,6 @@ def test_a_waiting_pull_is_answered_within_50_ms_of_the_message(site):
     assert sorted(delays)[5] < 0.050
 
 
-def test_a_waiting_pull_ends_when_its_time_is_over(site):
-    site.send(site.batch())
-    began, watch = time.monotonic(), Stopwatch()
-    answer, bodies = site.pull(queue_offset=1, suspend_timeout_ms=300)
-    assert (answer.next_queue_offset, bodies) == (1, [])
-    assert time.monotonic() - began >= 0.3
-    assert watch.seconds < 1.5
-
-
 def test_pulls_of_a_lost_client_are_forgotten(site):
     site.send(site.batch())
     other = CommandClient(site.wire.context, site.wire.loop, site.endpoint)
@@ -262,15 +241,6 @@ def test_pulls_of_a_lost_client_are_forgotten(site):
     site.held(1)
     other.close()
     site.held(0)
-
-
-def test_duplicates_are_answered_like_the_first_also_after_a_restart(site):
-    batch = site.batch(bodies=(b"once",), first_sequence=5)
-    (first,) = site.send(batch)
-    assert site.send(batch) == [first]
-    site.restart()
-    assert site.send(batch) == [first]
-    assert site.pull()[1] == [b"once"]
 
 
 def test_refusals_are_told_and_the_connection_goes_on(site):
@@ -289,35 +259,6 @@ def test_refusals_are_told_and_the_connection_goes_on(site):
     with pytest.raises(UnsupportedCommand):
         site.wait(site.begin(9_999, b""))
     assert site.pull()[1] == [b"body", b"body"]
-
-
-def test_a_body_over_the_limit_is_refused(make_site):
-    site = make_site(max_message_size=1_000)
-    (outcome,) = site.send(site.batch(bodies=(b"x" * 2_000_000,)))
-    assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
-    assert "max_message_size" in outcome.remark
-
-
-def test_queue_counts_and_permissions_change_under_load(site):
-    def set_topic(*config):
-        request = UpdateTopicRequest(TopicConfig("t", *config))
-        return site.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, request, TopicConfig)
-
-    def codes():
-        return [one.code for one in site.send(*[site.batch(queue_id=q) for q in range(4)])]
-
-    illegal, forbidden = ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION
-    set_topic(2, 2)
-    assert codes() == [0, 0, illegal, illegal]
-    set_topic(4, 4)
-    assert codes() == [0] * 4
-    set_topic(4, 1)
-    assert codes() == [0] + [illegal] * 3
-    assert site.pull(queue_id=3)[1] == [b"body"]
-    set_topic(4, 4, Perm.READ.value)
-    assert codes() == [forbidden] * 4
-    site.restart()
-    assert codes() == [forbidden] * 4, "as it was set"
 
 
 def test_with_sync_flush_an_answer_means_that_the_disk_has_it(make_site):

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from harness.commands import CommandProcess, run_command
@@ -93,25 +92,6 @@ def test_a_topic_is_created_changed_shown_and_deleted(cli):
     assert (code, len(err)) == (1, 1)
 
 
-def test_a_table_of_topics_has_a_row_a_broker(cli, topic):
-    _, out, _ = cli("topic", "list")
-    rows = [line.split() for line in out if line.startswith(topic)]
-    assert rows == [[topic, name, "2", "2", "rw", "no"] for name in ("broker-a", "broker-b")]
-
-
-@pytest.mark.parametrize("name", ["no blanks", "", "x" * 128, "../../etc", "ümlaut"])
-def test_an_illegal_name_is_exit_code_2(cli, name):
-    code, _, err = cli("topic", "create", name)
-    assert code == 2
-    assert len(err) == 1
-
-
-def test_a_reserved_name_is_refused(cli):
-    code, _, err = cli("topic", "create", "SCHEDULE_TOPIC_XXXX")
-    assert code == 1
-    assert len(err) == 1
-
-
 def test_one_message_is_sent_and_consumed_with_all_its_parts(cli, topic):
     (sent,) = as_json(
         cli,
@@ -163,14 +143,6 @@ def test_nothing_that_a_client_says_moves_a_terminal(cluster, cli, topic, monkey
                 shown = "\n".join((*out, *err))
                 assert not [one for one in "\x1b\x07\x9b\u202e\u2066" if one in shown], command
                 assert not [line for line in (*out, *err) if line.startswith("FORGED")], command
-
-
-def test_a_result_and_a_message_are_lines_for_people(cli, topic):
-    _, out, _ = cli("send", topic, "hello", "--tag", "new")
-    assert out[0].startswith("SEND_OK ")
-    _, out, err = cli("consume", topic, "--from", "first", "--max", "1")
-    assert out[0].endswith("  new  hello")
-    assert err == [f"consuming {topic} from 4 queues; Ctrl-C ends it sooner"]
 
 
 @pytest.fixture
@@ -228,12 +200,6 @@ def test_many_messages_are_sent_and_counted(cli, topic):
     assert out[-1] == "5,000 messages in 4 queues"
 
 
-def test_a_rate_is_kept(cli, topic):
-    began = time.monotonic()
-    cli("send", topic, "x", "--count", "11", "--rate", "20")
-    assert time.monotonic() - began >= 0.5
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -257,20 +223,6 @@ def test_wrong_input_is_one_line(cli, monkeypatch, arguments, code):
     assert (result, out) == (code, [])
     assert len([line for line in err if line.startswith("error: ")]) == 1
     assert "internal" not in err[-1]
-
-
-def test_a_topic_without_write_permission_refuses_messages(cli, topic):
-    cli("topic", "update", topic, "--perm", "r")
-    code, _, err = cli("send", topic, "x", "--timeout", "1")
-    assert code == 1
-    assert err[-1].startswith("error: ")
-
-
-def test_tags_choose_messages(cli, topic):
-    for tag in ("a", "b", "c", "a"):
-        cli("send", topic, tag, "--tag", tag)
-    messages = as_json(cli, "consume", topic, "--from", "first", "--tags", "a || c", "--max", "3")
-    assert sorted(one["body"] for one in messages) == ["a", "a", "c"]
 
 
 def test_looking_on_commits_nothing_and_a_group_goes_on_where_it_was(cli, topic):

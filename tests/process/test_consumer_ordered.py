@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import signal
@@ -15,7 +14,6 @@ from harness.ordered_calls import find_disorder, find_overlaps, find_shared, fin
 from harness.ordered_run import Group, Load, flight_keys, run_churn, run_flights
 from harness.patience import until
 
-from mqmesh import aio
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message, dlq_topic
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
@@ -118,15 +116,6 @@ def test_each_key_is_consumed_in_the_order_it_was_sent(cluster, names):
         assert len(consumer.assignment()) == 4
 
 
-def test_a_message_that_fails_holds_up_its_queue_only(cluster, names):
-    send(cluster, names[0], 400)
-    got = Collector()
-    got.fails = lambda number, times: number == 100 and times < 5
-    with consumer_of(cluster, *names, got) as consumer:
-        got.check(400)
-        assert consumer.failures == 5
-
-
 def test_a_poison_message_becomes_a_dead_letter_and_its_queue_goes_on(cluster, names):
     topic, group = names
     send(cluster, topic, 200)
@@ -215,35 +204,6 @@ def test_a_queue_that_comes_back_and_goes_again_still_waits_for_its_listener(clu
             gate.set()
             until(lambda: len(first.seen) + len(others.seen) >= 400)
     assert sorted(first.seen + others.seen) == list(range(400))
-
-
-def test_all_of_it_in_coroutines(cluster, names):
-    send(cluster, names[0], 1_000)
-    got = Collector()
-    got.fails = lambda number, times: number % 200 == 7 and times == 0
-
-    done = asyncio.Event()
-
-    async def listen(messages):
-        await asyncio.sleep(0)
-        answer = got(messages)
-        if len(got.seen) == 1_000:
-            done.set()
-        return answer
-
-    async def run():
-        async with aio.PushConsumer(
-            names[1],
-            namesrv_addr=cluster.namesrv_addr,
-            consume_orderly=True,
-            consume_from_where="FIRST_OFFSET",
-            suspend_current_queue_time_ms=10,
-        ) as consumer:
-            await consumer.subscribe(names[0], listener=listen)
-            await asyncio.wait_for(done.wait(), PATIENCE_S)
-
-    asyncio.run(run())
-    got.check(1_000)
 
 
 # ---- Members that die, hang, come and go --------------------------------------------------

@@ -143,14 +143,6 @@ def test_a_new_group_gets_what_is_sent_after_start_and_nothing_else(cluster, nam
     assert sorted(got.bodies) == sorted(bodies(20, 100))
 
 
-def test_a_topic_that_comes_later_is_read_from_its_beginning(cluster, names):
-    topic, group = names
-    got = Collector()
-    with consumer_of(cluster, topic, group, got, consume_from_where="LAST_OFFSET"):
-        send(cluster, topic, bodies(50))
-        got.wait_for(bodies(50))
-
-
 def test_a_group_goes_on_where_it_stopped(cluster, names):
     topic, group = names
     send(cluster, topic, bodies(100))
@@ -162,75 +154,6 @@ def test_a_group_goes_on_where_it_stopped(cluster, names):
     with consumer_of(cluster, topic, group, rest):
         rest.wait_for(bodies(100, 100))
     assert sorted(rest.bodies) == sorted(bodies(100, 100))
-
-
-def test_lists_of_messages_are_of_one_queue_and_in_order(cluster, names):
-    topic, group = names
-    send(cluster, topic, bodies(400))
-    seen = []
-    done = threading.Event()
-
-    def listen(messages):
-        seen.append(messages)
-        if sum(map(len, seen)) == 400:
-            done.set()
-        return ConsumeResult.SUCCESS
-
-    with consumer_of(cluster, topic, group, listen, consume_message_batch_max_size=64):
-        assert done.wait(PATIENCE_S)
-    assert max(map(len, seen)) > 1
-    for messages in seen:
-        offsets = [message.queue_offset for message in messages]
-        assert len({message.message_queue for message in messages}) == 1
-        assert offsets == sorted(offsets)
-
-
-def test_tags_select_messages(cluster, names):
-    topic, group = names
-    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
-        for number, tag in enumerate(["A", "B", None, "C"] * 20):
-            producer.send_async(Message(topic, b"%d" % number, tag=tag)).result()
-    got = Collector()
-    consumer = PushConsumer(
-        group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
-    )
-    consumer.subscribe(topic, "A || C", listener=got)
-    wanted = [b"%d" % number for number in range(80) if number % 4 in (0, 3)]
-    with consumer:
-        got.wait_for(wanted)
-    assert Counter(got.bodies) == Counter(wanted)
-
-
-def test_a_hanging_listener_holds_up_nobody(cluster, names):
-    topic, group = names
-    release, got = threading.Event(), Collector()
-
-    def listen(messages):
-        if messages[0].body in (b"3", b"7"):
-            release.wait(PATIENCE_S)
-        return got(messages)
-
-    send(cluster, topic, bodies(300))
-    with consumer_of(cluster, topic, group, listen, consume_thread_count=4):
-        got.wait_for(set(bodies(300)) - {b"3", b"7"})
-        assert not {b"3", b"7"} & set(got.bodies)
-        release.set()
-        got.wait_for(bodies(300))
-
-
-def test_slow_calls_run_side_by_side(cluster, names):
-    topic, group = names
-    together = threading.Barrier(20)
-
-    def listen(_messages):
-        together.wait(PATIENCE_S)
-        return ConsumeResult.SUCCESS
-
-    send(cluster, topic, bodies(40))
-    with consumer_of(cluster, topic, group, listen) as consumer:
-        until(lambda: consumer._workers.thread_count == 20)
-        until(lambda: together.n_waiting == 0)
-    assert not together.broken
 
 
 def test_failed_messages_come_again_and_their_neighbours_do_not_wait(cluster, names):
@@ -259,21 +182,6 @@ def test_failed_messages_come_again_and_their_neighbours_do_not_wait(cluster, na
         assert told.number("listener_failures_total") == 2
         until(lambda: consumer.metrics().number("cached_messages", topic) == 0)
     assert tries[b"5"] == tries[b"6"] == 2
-
-
-def test_a_message_that_was_not_done_comes_again_after_a_restart(cluster, names):
-    topic, group = names
-
-    def fail_one(messages):
-        return ConsumeResult.RECONSUME_LATER if messages[0].body == b"5" else got(messages)
-
-    got = Collector()
-    send(cluster, topic, bodies(50))
-    with consumer_of(cluster, topic, group, fail_one):
-        got.wait_for(set(bodies(50)) - {b"5"})
-    again = Collector()
-    with consumer_of(cluster, topic, group, again):
-        again.wait_for([b"5"])
 
 
 def test_members_share_the_queues_as_they_come_and_go(cluster, names):
@@ -311,19 +219,6 @@ def test_queues_that_change_hands_under_load_lose_nothing(cluster, names):
         got.wait_for(bodies(count))
     repeats = len(got.bodies) - count
     assert repeats < count * 0.05
-
-
-def test_more_members_than_queues_leave_some_idle(cluster, names):
-    topic, group = names
-    send(cluster, topic, bodies(10))
-    members = [consumer_of(cluster, topic, group, Collector()) for _ in range(10)]
-    try:
-        for member in members:
-            member.start()
-        until(lambda: sorted(len(m.assignment()) for m in members) == [0] * 2 + [1] * 8)
-    finally:
-        for member in members:
-            member.close()
 
 
 MEMBER = """

@@ -19,14 +19,10 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.errors import (
     BrokerNotAvailable,
-    ConfigError,
     FilterFailed,
-    FilterUnknown,
-    MessageIllegal,
     MQMeshError,
     NoPermission,
     StaleGeneration,
-    UnsupportedCommand,
 )
 from mqmesh.filtering.python_filter import filter_id
 from mqmesh.message import Message
@@ -173,11 +169,6 @@ def test_it_runs_nobodys_code_before_its_broker_has_taken_it(stage):
         one.upload()
 
 
-def test_without_permission_it_does_not_start(wire):
-    with pytest.raises(ConfigError, match=r"filter_server\.enable = true"):
-        FilterServer(FiltersrvConfig(), wire.transport, partial(WorkerProcess, wire.loop)).start()
-
-
 @pytest.mark.parametrize("packing", [{}, {"compress_over_bytes": 1}])
 def test_a_pull_gets_what_matches_and_the_broker_sees_a_plain_one(stage, packing):
     one = stage()
@@ -204,15 +195,6 @@ def test_what_the_broker_says_otherwise_reaches_the_consumer(stage):
     one.answer = refuse
     with pytest.raises(StaleGeneration, match="another one"):
         one.pull()
-
-
-def test_damage_is_not_passed_over(stage):
-    one = stage()
-    one.upload()
-    one.gives(stored(10)[:-1] + b"\xff", next_offset=10)
-    with pytest.raises(BrokerNotAvailable, match="damaged"):
-        one.pull()
-    assert [pull.verify for pull in one.pulls] == [False, True]
 
 
 def test_behind_damage_that_the_broker_passes_it_goes_on(stage):
@@ -248,30 +230,6 @@ def test_a_batch_that_is_nonsense_inside_is_not_passed_over(stage):
     one.gives(front + batch[BROKER_PART_SIZE:], next_offset=3)
     with pytest.raises(FilterFailed, match="cannot be decoded"):
         one.pull()
-
-
-def test_a_filter_of_another_group_or_none_is_unknown(stage):
-    one = stage()
-    one.upload()
-    with pytest.raises(FilterUnknown):
-        one.pull(group="h")
-    with pytest.raises(FilterUnknown):
-        one.pull(b"def match(m): return True")
-    with pytest.raises(UnsupportedCommand):
-        one.ask(PULL, PullRequest("g", "t", 0, 0))
-    assert one.pulls == []
-
-
-def test_an_upload_that_is_no_filter_is_refused(stage):
-    one = stage()
-    with pytest.raises(MessageIllegal, match="not the one"):
-        one.upload(name=filter_id(b"x"))
-    with pytest.raises(MessageIllegal, match="65537 bytes"):
-        one.upload(b"#" * 65_537)
-    with pytest.raises(MessageIllegal, match="group"):
-        one.upload(group="../x")
-    with pytest.raises(FilterFailed, match="no function match"):
-        one.upload(b"x = 1")
 
 
 def test_without_a_broker_pulls_are_refused_and_may_be_tried_again(stage):

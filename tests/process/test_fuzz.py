@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
-from harness import zmtp
-from harness.fuzz import crowd, fuzz, main, strangers, table
-from harness.fuzz_sender import shake_hands
-from harness.listening import family, listening, private_bytes
+from harness.fuzz import crowd, fuzz, strangers, table
+from harness.listening import family, listening
 
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
@@ -20,7 +13,6 @@ from mqmesh.protocol.queries import AdvanceIndexRequest
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.transport.zmq import sockets
 
 FRAMES = 8_000
 SECURED_FRAMES = 3_000
@@ -82,65 +74,4 @@ def test_an_index_process_follows_no_other_store(wire, short_tmp_path):
             wire.ask(client, RequestCode.ADVANCE_INDEX, AdvanceIndexRequest(2**62, 0, 0))
 
 
-def test_no_frames_are_a_clear_error(capsys):
-    with pytest.raises(SystemExit):
-        main(["--frames", "0"])
-    assert "--frames must be at least 1" in capsys.readouterr().err
-
-
 # ---- What it is made of ---------------------------------------------------------------
-
-
-def test_zeromq_takes_what_is_made_here_and_its_answer_is_read(wire):
-    context = wire.context
-    server = wire.closing(sockets.router(context))
-    server.rcvtimeo = 10_000
-    where = sockets.bind(server, "tcp://127.0.0.1:0")
-    host, _, port = where.removeprefix("tcp://").rpartition(":")
-    bodies = [b"", b"x" * 255, b"y" * 256, b"z" * 100_000]
-    with socket.create_connection((host, int(port)), 10) as connection:
-        reader, ready = shake_hands(connection)
-        assert b"ROUTER" in ready
-        connection.sendall(b"".join(map(zmtp.frame, bodies)))
-        for body in bodies:
-            peer, got = server.recv_multipart()
-            assert got == body
-            server.send_multipart([peer, body])
-        connection.sendall(zmtp.frame(b"a", zmtp.MORE) + zmtp.frame(b"b"))
-        assert server.recv_multipart() == [peer, b"a", b"b"]
-        found = []
-        while len(found) < len(bodies):
-            data = connection.recv(1_000)
-            assert data
-            found += reader.feed(data)
-    assert [body for _, body in found] == bodies
-
-
-def test_where_a_process_listens(short_tmp_path):
-    path = str(short_tmp_path / "a socket")
-    before = listening(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.socket(socket.AF_UNIX) as other:
-        other.bind(path)
-        other.listen()
-        port = one.getsockname()[1]
-        with socket.create_connection(one.getsockname()):
-            found = set(listening(os.getpid())) - set(before)
-    assert found == {f"tcp://127.0.0.1:{port}", f"ipc://{path}"}
-
-
-def test_a_process_has_children_and_memory_until_it_ends():
-    source = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "print(child.pid, flush=True)\n"
-        "child.communicate(input().encode())\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    child = int(process.stdout.readline())
-    assert family(process.pid) == [process.pid, child]
-    assert private_bytes(process.pid) > 1_000_000
-    process.communicate("end\n")
-    assert private_bytes(process.pid) == 0
-    assert family(process.pid) == [process.pid]

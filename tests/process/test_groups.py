@@ -15,7 +15,7 @@ from harness.commands import run_command
 from harness.patience import until
 from harness.stopwatch import Stopwatch
 
-from mqmesh.errors import BrokerError, GroupNotFound, InvalidArgument, OffsetIllegal
+from mqmesh.errors import GroupNotFound
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.protocol.route import TopicConfig
@@ -283,40 +283,6 @@ def _newest(cluster, topic):
         return max(found, key=lambda message: message.store_timestamp)
 
 
-def test_a_new_group_begins_at_the_time_it_is_told(cluster, admin, names):
-    topic, group = names
-    make_topic(admin, topic)
-    send(cluster, topic, 60)
-    border_ms = _newest(cluster, topic).store_timestamp + 1
-    until(lambda: time.time() * 1_000 > border_ms + 5)
-    send(cluster, topic, 40, 60)
-    options = {"consume_from_where": "TIMESTAMP", "consume_timestamp_ms": border_ms}
-    with push(cluster, topic, group, got := Listener(), **options):
-        got.wait_for(lambda bodies: len(bodies) >= 40)
-        until(lambda: admin.progress(group).lag == 0)
-    assert sorted(got.bodies) == sorted(b"%d" % n for n in range(60, 100))
-
-
-def test_one_queue_goes_to_an_offset_and_no_further_than_it_reaches(cluster, admin, names):
-    topic, group = names
-    make_topic(admin, topic)
-    send(cluster, topic, 200)
-    with push(cluster, topic, group, got := Listener()):
-        got.wait_for(lambda bodies: set(bodies) == all_bodies(200))
-    place = {"queue_id": 1, "broker_name": "broker-b"}
-    with pytest.raises(InvalidArgument, match="one queue"):
-        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3)
-    with pytest.raises(OffsetIllegal):
-        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=10_000, **place)
-    moves = admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3, **place)
-    (only,) = moves.queues
-    assert only.reread == only.change.old_offset - 3
-    with PullConsumer(group, namesrv_addr=cluster.namesrv_addr) as consumer:
-        assert len(consumer.queues(topic)) == 2 * QUEUES
-        assert consumer.committed(MessageQueue(topic, "broker-b", 1)) == 3
-        assert admin.progress(group).lag == only.reread
-
-
 def test_a_group_goes_on_where_another_one_is(cluster, admin, names):
     topic, group = names
     make_topic(admin, topic)
@@ -386,37 +352,6 @@ def test_a_member_that_subscribes_differently_is_warned_and_the_admin_sees_it(
             assert command.code == 0
             assert any("subscribes differently" in line for line in command.err)
         until(lambda: admin.progress(group).differing == 0)
-
-
-def test_a_group_is_deleted_with_its_offsets_but_not_while_it_has_members(cluster, admin, names):
-    topic, group = names
-    make_topic(admin, topic)
-    send(cluster, topic, 20)
-    with push(cluster, topic, group, got := Listener()):
-        got.wait_for(lambda bodies: len(bodies) == 20)
-        with pytest.raises(BrokerError, match="1 members"):
-            admin.delete_group(group)
-    until(lambda: admin.progress(group).members == 0)
-    assert admin.delete_group(group, remove_topics=True) == ["broker-a", "broker-b"]
-    with pytest.raises(GroupNotFound):
-        admin.progress(group)
-    assert f"%RETRY%{group}" not in admin.topics()
-    with push(cluster, topic, group, again := Listener()):
-        again.wait_for(lambda bodies: len(bodies) == 20)  # it begins as a new group does
-
-
-def test_settings_hold(cluster, admin, names):
-    topic, group = names
-    make_topic(admin, topic)
-    send(cluster, topic, 5)
-    admin.create_group(GroupConfig(group, consume_enable=False))
-    with pytest.raises(BrokerError, match="exists already"):
-        admin.create_group(GroupConfig(group))
-    with push(cluster, topic, group, got := Listener()) as consumer:
-        until(lambda: consumer.counters.failures >= 2)
-        assert got.bodies == []
-        admin.put_group(GroupConfig(group))
-        got.wait_for(lambda bodies: len(bodies) == 5)
 
 
 def test_settings_and_offsets_survive_a_kill_of_the_broker(short_tmp_path, names):

@@ -12,7 +12,7 @@ from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 import mqmesh.aio
-from mqmesh.errors import ClientNotOnline, NoRoute, RequestTimeout
+from mqmesh.errors import ClientNotOnline, RequestTimeout
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
@@ -95,51 +95,6 @@ def test_a_request_gets_its_reply_and_leaves_no_topic_behind(cluster, topic, pro
     assert producer.pending_requests == 0
     with AdminClient(cluster.namesrv_addr) as admin:
         assert not [name for name in admin.topics() if "REPLY" in name.upper()]
-
-
-def test_many_requests_side_by_side_get_their_own_replies(cluster, topic, producer):
-    told = []
-    with Service(cluster, topic):
-        futures = [
-            producer.request_async(Message(topic, b"n%d" % n), told.append, timeout_ms=20_000)
-            for n in range(300)
-        ]
-        replies = [future.result(PATIENCE_S).body for future in futures]
-    assert replies == [b"N%d" % n for n in range(300)]
-    assert len(told) == 300
-
-
-def test_without_a_reply_the_request_times_out_and_a_late_one_is_dropped(cluster, topic, producer):
-    with Service(cluster, topic) as service:
-        service.may_reply.clear()
-        watch = Stopwatch()
-        with pytest.raises(RequestTimeout):
-            producer.request(Message(topic, b"slow"), 1_000)
-        assert watch.seconds < 3
-        service.may_reply.set()
-        # The request lived for a second, counted from when it is replied to.
-        until(lambda: producer.late_replies == 1)
-        until(lambda: service.told == [False])
-
-
-def test_a_request_that_cannot_be_sent_says_why(cluster, producer):
-    with AdminClient(cluster.namesrv_addr) as admin:
-        assert "%RETRY%x" not in admin.topics()
-    with pytest.raises(NoRoute), Producer("p", namesrv_addr="127.0.0.1:1") as lost:
-        lost.request(Message("nowhere", b"q"), 300)
-    assert lost.pending_requests == 0
-
-
-def test_a_reply_to_somebody_who_left_is_refused(cluster, topic):
-    with Service(cluster, topic) as service:
-        service.may_reply.clear()
-        with Producer("askers", namesrv_addr=cluster.namesrv_addr) as producer:
-            future = producer.request_async(Message(topic, b"q"), timeout_ms=1_000)
-            assert service.arrived.acquire(timeout=PATIENCE_S)
-        assert future.exception(0) is not None
-        service.may_reply.set()
-        until(lambda: service.told)
-        assert isinstance(service.told[0], ClientNotOnline)
 
 
 def test_requests_survive_the_death_of_the_broker(short_tmp_path, topic):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.patience import until
 
-from mqmesh import aio
 from mqmesh.batch.payload import Payload, compress_payload
 from mqmesh.batch.record_batch import batch_parts
 from mqmesh.cli import main
@@ -237,59 +235,6 @@ def test_what_waits_for_its_retry_outlives_consumer_broker_and_schedule(own_clus
         second.until(lambda one: b"3" in one.done)
 
 
-def test_a_coroutine_listener_that_fails_gets_its_message_again(cluster, names):
-    topic, group = names
-    tries: Counter[bytes] = Counter()
-
-    async def consume():
-        done = asyncio.Event()
-
-        async def listen(messages):
-            (message,) = messages
-            tries[message.body] += 1
-            if message.body == b"2" and tries[b"2"] < 3:
-                raise KeyError("no such account")
-            if set(tries) == set(bodies(5)) and tries[b"2"] == 3:
-                done.set()
-            return ConsumeResult.SUCCESS
-
-        consumer = aio.PushConsumer(
-            group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
-        )
-        await consumer.subscribe(topic, listener=listen)
-        await consumer.start()
-        await asyncio.to_thread(send, cluster, topic, bodies(5))
-        await asyncio.wait_for(done.wait(), PATIENCE_S)
-        await consumer.close()
-
-    asyncio.run(consume())
-    assert tries == {b"0": 1, b"1": 1, b"2": 3, b"3": 1, b"4": 1}
-
-
-def test_of_a_call_with_many_messages_only_the_bad_one_fails_again(cluster, names):
-    topic, group = names
-    send(cluster, topic, bodies(20))
-    listener = Listener(lambda message, attempt: message.body == b"4" and attempt < 3)
-    with consumer_of(
-        cluster, topic, group, listener, consume_message_batch_max_size=32, consume_thread_count=1
-    ):
-        listener.until(lambda one: set(one.done) == set(bodies(20)))
-    assert listener.tries[b"4"] == 3
-
-
-def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, names):
-    topic, group = names
-    release = threading.Event()
-    listener = Listener(hangs_at(b"4", release))
-    with consumer_of(cluster, topic, group, listener, consume_timeout_ms=1_000) as consumer:
-        send(cluster, topic, bodies(10))
-        listener.until(lambda one: set(one.done) == set(bodies(10)))
-        retried = [message for _, body, message in listener.seen if body == b"4"][-1]
-        assert retried.property(PROPERTY_LAST_FAILURE).startswith("ConsumeTimeout: ")
-        assert consumer.failures == 0
-        release.set()
-
-
 def test_a_queue_that_was_full_because_of_a_call_that_hangs_is_pulled_on(cluster, names):
     topic, group = names
     release = threading.Event()
@@ -301,31 +246,6 @@ def test_a_queue_that_was_full_because_of_a_call_that_hangs_is_pulled_on(cluster
         listener.until(lambda one: set(one.done) == set(bodies(30)))
         assert not release.is_set()
         release.set()
-
-
-def test_in_order_a_message_is_given_up_after_its_tries_and_what_is_behind_it_waits(cluster, names):
-    topic, group = names
-    listener = Listener(lambda message, _: message.body == b"3")
-    ids = send(cluster, topic, bodies(8), sharding_key="one queue")
-    with consumer_of(
-        cluster,
-        topic,
-        group,
-        listener,
-        consume_orderly=True,
-        max_reconsume_times=2,
-        suspend_current_queue_time_ms=50,
-    ):
-        listener.until(lambda one: len(one.done) == 7)
-        (letter,) = until(lambda: letters_of(cluster, group))
-    assert [body for _, body, _ in listener.seen] == [
-        *(b"0", b"1", b"2"),
-        *(b"3", b"3", b"3"),
-        *(b"4", b"5", b"6", b"7"),
-    ]
-    assert letter.message.message_id == ids[3]
-    assert letter.message.reconsume_times == 3
-    assert letter.reason == "ValueError: bad amount in 3"
 
 
 def test_members_without_the_topic_leave_a_trace(cluster, names):
@@ -392,20 +312,6 @@ def test_messages_that_nobody_can_read_stop_no_queue(cluster, names, capsys, tmp
     code, told = run(capsys, cluster, "resend", group, "--all")
     assert (code, told["refused"]) == (1, 1)
     assert "decoded" in told["problems"][0]["remark"]
-
-
-@pytest.mark.parametrize("option", [{"max_reconsume_times": 2}, {"dead_letter_undecodable": True}])
-def test_nor_in_order_where_messages_may_be_given_up(cluster, names, option):
-    topic, group = names
-    send(cluster, topic, bodies(8))
-    send_undecodable(cluster, topic)
-    send(cluster, topic, [b"behind-%d" % number for number in range(8)])
-    listener = Listener()
-    with consumer_of(cluster, topic, group, listener, consume_orderly=True, **option):
-        listener.until(lambda one: len(one.done) == 16)
-        (letter,) = until(lambda: letters_of(cluster, group))
-    assert letter.count == 3
-    assert sorted(listener.done) == sorted(set(listener.done))
 
 
 def test_a_pull_consumer_is_told_of_what_it_cannot_read_and_may_pass_it_over(cluster, names):

@@ -145,19 +145,6 @@ def test_an_interrupted_block_is_left_to_the_check_back(cluster, start):
     assert listener.checked == [b"perhaps"]
 
 
-def test_many_in_flight_all_end_as_they_should(cluster, start):
-    producer = start("g4")
-    futures = [
-        producer.send_message_in_transaction_async(
-            Message("t4", b"%d" % number), ROLLBACK if number % 3 == 0 else COMMIT
-        )
-        for number in range(3_000)
-    ]
-    assert all(future.result(PATIENCE_S).is_ended for future in futures)
-    found = sorted(int(body) for body, _ in visible(cluster, "t4"))
-    assert found == [number for number in range(3_000) if number % 3]
-
-
 def test_a_listener_that_wants_to_exit_leaves_its_message_to_the_check_back(cluster, start):
     listener = Listener(lambda body: COMMIT)
     producer = start("g13", listener, max_transactions_in_flight=1)
@@ -186,14 +173,6 @@ def test_nobody_is_asked_about_what_waits_for_a_thread(cluster, start):
     assert all(future.result(PATIENCE_S).is_ended for future in futures)
     assert len(visible(cluster, "t14")) == 3
     assert not listener.checked
-
-
-def test_order_within_a_sharding_key_is_kept(cluster, start):
-    producer = start("g5")
-    for number in range(20):
-        message = Message("t5", b"%02d" % number, sharding_key="one")
-        producer.send_message_in_transaction(message, COMMIT)
-    assert [body for body, _ in visible(cluster, "t5")] == [b"%02d" % n for n in range(20)]
 
 
 def test_half_messages_are_in_no_query_and_no_lag_and_nobody_reads_their_topic(cluster, start):
@@ -326,9 +305,3 @@ def test_the_commands_list_show_and_end_half_messages(cluster, start, capsys):
 def test_what_cannot_be_sent_in_a_transaction_is_refused_before_it_begins(start, message):
     with pytest.raises(InvalidArgument):
         start("g11").send_message_in_transaction(message, COMMIT)
-
-
-def test_plain_messages_may_be_sent_too(cluster, start):
-    producer = start("g12")
-    sent = producer.send(Message("t12", b"plain"))
-    assert visible(cluster, "t12") == [(b"plain", sent.message_id)]

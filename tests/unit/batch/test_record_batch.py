@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness.batches import join_batch, split_batches
+from harness.batches import decode_sent, encode_flights, join_batch, split_batches, stored_batch
 
 from mqmesh.batch.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_STRINGS
 from mqmesh.batch.record_batch import (
@@ -20,11 +20,10 @@ from mqmesh.batch.record_batch import (
     encode_batch,
     read_header,
     read_meta,
-    stamp,
 )
 from mqmesh.batch.store_check import bears_check
 from mqmesh.errors import CorruptBatch, LocalProtocolError
-from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
+from mqmesh.message import BatchInfo, Message, tag_hash
 
 CASES = (
     "no-tags",
@@ -35,47 +34,6 @@ CASES = (
     "everything",
     "zstd",
 )
-
-
-def encode(*messages: Message, **options: Any) -> bytes:
-    values: dict[str, Any] = {
-        "topic": "flights",
-        "queue_id": 3,
-        "producer_id": 5,
-        "first_sequence": 7,
-        "born_timestamp": 1_700_000_000_000,
-    }
-    return encode_batch(messages or (Message("flights", b"body"),), **(values | options))
-
-
-def join(payload: bytes, meta: BatchMeta | None = None, **options: Any) -> bytes:
-    """A batch of a payload that no encoder would make."""
-    values: dict[str, Any] = {
-        "raw_size": len(payload),
-        "message_count": 1,
-        "queue_id": 3,
-        "producer_id": 5,
-        "first_sequence": 7,
-        "born_timestamp": 1_700_000_000_000,
-        "attributes": 0,
-    }
-    return join_batch(payload, meta or BatchMeta("flights"), **(values | options))
-
-
-def stored(batch: bytes, **options: int) -> bytes:
-    values = {
-        "commitlog_offset": 1000,
-        "base_queue_offset": 50,
-        "store_timestamp": 1_700_000_000_001,
-        "epoch": 1,
-        "store_id": 2,
-    }
-    part = stamp(read_header(batch), **(values | options))
-    return part + batch[len(part) :]
-
-
-def decode(batch: bytes) -> list[StoredMessage]:
-    return decode_messages(batch, check_batch(batch))
 
 
 def facts(message: Message) -> tuple[Any, ...]:
@@ -148,7 +106,9 @@ def test_golden_tag_hashes_are_those_of_version_1(golden: dict[str, Any]) -> Non
 
 
 def test_first_bytes_of_a_batch_are_these() -> None:
-    batch = encode(Message("t", b"b"), topic="t", queue_id=2, producer_id=3, first_sequence=4)
+    batch = encode_flights(
+        Message("t", b"b"), topic="t", queue_id=2, producer_id=3, first_sequence=4
+    )
     assert batch[:48] == b"MQB1" + bytes(44)
     assert batch[52:HEADER_SIZE] == struct.pack(
         "<IBBHIIIIIQQq", len(batch), 1, 0, 0, 1, 2, 6, 14, 14, 3, 4, 1_700_000_000_000
@@ -163,7 +123,7 @@ def test_first_bytes_of_a_batch_are_these() -> None:
 
 
 def test_messages_get_consecutive_ids_and_offsets() -> None:
-    batch = stored(encode(*(Message("flights", b"%d" % n) for n in range(3))))
+    batch = stored_batch(encode_flights(*(Message("flights", b"%d" % n) for n in range(3))))
     messages = decode_messages(
         batch, check_stored(batch), broker_name="a", store_host="127.0.0.1:10911"
     )
@@ -179,7 +139,7 @@ def test_messages_get_consecutive_ids_and_offsets() -> None:
 
 
 def test_batch_is_read_at_a_position_and_from_any_buffer() -> None:
-    batch = encode()
+    batch = encode_flights()
     padded = b"\xff" * 13 + batch + b"\xff" * 5
     for buffer in (padded, bytearray(padded), memoryview(padded)):
         header = check_batch(buffer, 13)
@@ -193,7 +153,7 @@ def test_only_messages_with_some_bytes_are_decoded(compress: int | None) -> None
         Message("flights", b"x" * 50, keys=(f"key-{number % 4}",), properties={"n": str(number)})
         for number in range(40)
     ]
-    batch = encode(*messages, compress_over_bytes=compress)
+    batch = encode_flights(*messages, compress_over_bytes=compress)
     header = read_header(batch)
     everything = decode_messages(batch, header, broker_name="b")
     some = decode_messages(batch, header, broker_name="b", containing=b"key-3")
@@ -203,7 +163,7 @@ def test_only_messages_with_some_bytes_are_decoded(compress: int | None) -> None
 
 
 def test_header_tells_where_the_next_batch_begins() -> None:
-    batch = stored(encode(Message("flights", b"a"), Message("flights", b"b")))
+    batch = stored_batch(encode_flights(Message("flights", b"a"), Message("flights", b"b")))
     header = check_stored(batch)
     assert header.next_queue_offset == 52
     assert header.end_offset == 1000 + len(batch)
@@ -211,14 +171,14 @@ def test_header_tells_where_the_next_batch_begins() -> None:
 
 def test_largest_count_of_messages_makes_the_round_trip() -> None:
     messages = [Message("flights", b"x")] * MAX_MESSAGES
-    decoded = decode(encode(*messages))
+    decoded = decode_sent(encode_flights(*messages))
     assert len(decoded) == MAX_MESSAGES
     assert decoded[-1].ordinal == MAX_MESSAGES - 1
 
 
 def test_tag_hashes_are_kept_as_few_times_as_needed() -> None:
     def hashes(*tags: str | None) -> bytes:
-        batch = encode(*(Message("flights", b"b", tag) for tag in tags))
+        batch = encode_flights(*(Message("flights", b"b", tag) for tag in tags))
         header = check_batch(batch)
         assert bool(header.attributes & Attributes.HAS_TAGS) == any(tags)
         return read_meta(batch, header).tag_hashes
@@ -229,44 +189,47 @@ def test_tag_hashes_are_kept_as_few_times_as_needed() -> None:
 
 
 def test_attributes_tell_of_keys() -> None:
-    assert not read_header(encode()).attributes & Attributes.HAS_KEYS
-    keyed = encode(Message("flights", b"a"), Message("flights", b"a", keys=["k"]))
+    assert not read_header(encode_flights()).attributes & Attributes.HAS_KEYS
+    keyed = encode_flights(Message("flights", b"a"), Message("flights", b"a", keys=["k"]))
     assert read_header(keyed).attributes == Attributes.HAS_KEYS
 
 
 def test_given_attributes_are_kept() -> None:
-    batch = encode(attributes=Attributes.REDELIVERED)
+    batch = encode_flights(attributes=Attributes.REDELIVERED)
     assert read_header(batch).attributes == Attributes.REDELIVERED
 
 
 def test_large_bodies_are_compressed_small_ones_are_not() -> None:
     large = Message("flights", b"x" * 5000)
-    assert read_header(encode(large)).codec == CODEC_NONE
-    assert read_header(encode(large, compress_over_bytes=6000)).codec == CODEC_NONE
-    batch = encode(large, compress_over_bytes=4096)
+    assert read_header(encode_flights(large)).codec == CODEC_NONE
+    assert read_header(encode_flights(large, compress_over_bytes=6000)).codec == CODEC_NONE
+    batch = encode_flights(large, compress_over_bytes=4096)
     header = check_batch(batch)
     assert header.codec == CODEC_ZSTD
     assert header.payload_size < 100 < 5000 < header.raw_size
-    assert decode(batch)[0].body == large.body
+    assert decode_sent(batch)[0].body == large.body
 
 
 def test_compression_that_does_not_help_is_not_used() -> None:
     noise = b"".join(zlib.crc32(b"%d" % n).to_bytes(4, "big") for n in range(2000))
-    assert read_header(encode(Message("flights", noise), compress_over_bytes=0)).codec == CODEC_NONE
+    assert (
+        read_header(encode_flights(Message("flights", noise), compress_over_bytes=0)).codec
+        == CODEC_NONE
+    )
 
 
 def test_stored_batch_moves_to_another_topic_without_decoding() -> None:
-    old = encode(Message("flights", b"x" * 5000, "UA"), compress_over_bytes=0)
+    old = encode_flights(Message("flights", b"x" * 5000, "UA"), compress_over_bytes=0)
     header = check_batch(old)
     meta = read_meta(old, header)
     payload = old[HEADER_SIZE + header.meta_size :]
-    new = join(
+    new = join_batch(
         payload,
         BatchMeta("%RETRY%g", meta.tag_hashes, meta.born_host),
         raw_size=header.raw_size,
         codec=header.codec,
     )
-    [message] = decode(new)
+    [message] = decode_sent(new)
     assert message.info.topic == "%RETRY%g"
     assert (message.topic, message.tag) == ("flights", "UA")
 
@@ -277,7 +240,7 @@ def test_extra_fields_of_a_message_neither_harm_nor_spoof() -> None:
     }
     fields: list[Any] = ["flights", b"b", None, [], None, 0, None, 0, 0, 999]
     for extra in ([], [None], [info], [info, "more", [{"and": "more"}]]):
-        [message] = decode(join(msgspec.msgpack.encode([[*fields, *extra]])))
+        [message] = decode_sent(join_batch(msgspec.msgpack.encode([[*fields, *extra]])))
         assert message.queue_offset == 0
         assert message.info.topic == "flights"
         assert message.info.producer_id == 5
@@ -290,26 +253,26 @@ def test_batch_without_or_with_too_many_messages_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="1 to 65536 messages, not 0"):
         encode_batch([], topic="t", queue_id=0, producer_id=0, first_sequence=0, born_timestamp=0)
     with pytest.raises(LocalProtocolError, match="not 65537"):
-        encode(*[Message("flights", b"x")] * (MAX_MESSAGES + 1))
+        encode_flights(*[Message("flights", b"x")] * (MAX_MESSAGES + 1))
 
 
 def test_batch_over_the_size_limit_is_refused_even_if_it_compresses() -> None:
     half = Message("flights", bytes(MAX_BATCH_BYTES // 2))
     with pytest.raises(LocalProtocolError, match="is over 16777216"):
-        encode(half, half)
+        encode_flights(half, half)
     with pytest.raises(LocalProtocolError, match="is over 16777216"):
-        encode(half, half, compress_over_bytes=0)
+        encode_flights(half, half, compress_over_bytes=0)
     with pytest.raises(LocalProtocolError, match="a batch of"):
-        encode(Message("flights", bytes(MAX_BATCH_BYTES - HEADER_SIZE)))
+        encode_flights(Message("flights", bytes(MAX_BATCH_BYTES - HEADER_SIZE)))
 
 
 def test_batch_of_too_many_strings_is_refused() -> None:
     message = Message("flights", b"b", keys=["kk"] * 64)
     with pytest.raises(LocalProtocolError, match="1048640 keys and properties"):
-        encode(*[message] * (MAX_STRINGS // 64 + 1))
+        encode_flights(*[message] * (MAX_STRINGS // 64 + 1))
     properties = {f"{n:04}": "" for n in range(MAX_STRINGS // 4)}
     with pytest.raises(LocalProtocolError, match="1048578 keys and properties"):
-        encode(
+        encode_flights(
             *[Message("flights", b"b", properties=properties)] * 2,
             Message("flights", b"b", properties={"a": ""}),
         )
@@ -319,7 +282,7 @@ def test_batch_of_too_many_strings_is_refused() -> None:
 
 
 def test_batches_are_split_where_they_join() -> None:
-    batches = [encode(Message("flights", b"x" * size)) for size in (1, 200, 3)]
+    batches = [encode_flights(Message("flights", b"x" * size)) for size in (1, 200, 3)]
     found = split_batches(b"".join(batches), most=3)
     assert [position for position, _ in found] == [
         0,
@@ -330,7 +293,7 @@ def test_batches_are_split_where_they_join() -> None:
 
 
 def test_split_refuses_none_too_many_and_rubbish_between() -> None:
-    batch = encode()
+    batch = encode_flights()
     with pytest.raises(CorruptBatch, match="without a batch"):
         split_batches(b"", most=3)
     with pytest.raises(CorruptBatch, match="more than 2"):

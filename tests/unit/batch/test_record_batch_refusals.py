@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from harness.batches import join_batch
+from harness.batches import decode_sent, encode_flights, join_batch, stored_batch
 
 from mqmesh.batch.payload import CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
 from mqmesh.batch.record_batch import (
@@ -15,42 +15,14 @@ from mqmesh.batch.record_batch import (
     HEADER_SIZE,
     MAX_BATCH_BYTES,
     MAX_META_BYTES,
-    BatchMeta,
     check_batch,
     check_stored,
     decode_messages,
-    encode_batch,
     read_header,
     read_meta,
-    stamp,
 )
 from mqmesh.errors import CorruptBatch
-from mqmesh.message import Message, StoredMessage
-
-
-def encode(*messages: Message, **options: Any) -> bytes:
-    values: dict[str, Any] = {
-        "topic": "flights",
-        "queue_id": 3,
-        "producer_id": 5,
-        "first_sequence": 7,
-        "born_timestamp": 1_700_000_000_000,
-    }
-    return encode_batch(messages or (Message("flights", b"body"),), **(values | options))
-
-
-def join(payload: bytes, meta: BatchMeta | None = None, **options: Any) -> bytes:
-    """A batch of a payload that no encoder would make."""
-    values: dict[str, Any] = {
-        "raw_size": len(payload),
-        "message_count": 1,
-        "queue_id": 3,
-        "producer_id": 5,
-        "first_sequence": 7,
-        "born_timestamp": 1_700_000_000_000,
-        "attributes": 0,
-    }
-    return join_batch(payload, meta or BatchMeta("flights"), **(values | options))
+from mqmesh.message import Message
 
 
 def forge(batch: bytes, position: int, format_: str, *values: int | bytes) -> bytes:
@@ -65,27 +37,13 @@ def seal(batch: bytearray) -> bytes:
     return bytes(batch)
 
 
-def stored(batch: bytes, **options: int) -> bytes:
-    values = {
-        "commitlog_offset": 1000,
-        "base_queue_offset": 50,
-        "store_timestamp": 1_700_000_000_001,
-        "epoch": 1,
-        "store_id": 2,
-    }
-    part = stamp(read_header(batch), **(values | options))
-    return part + batch[len(part) :]
-
-
-def decode(batch: bytes) -> list[StoredMessage]:
-    return decode_messages(batch, check_batch(batch))
-
-
 # --- what may not be read
 
 
 def test_batch_cut_off_anywhere_is_refused() -> None:
-    batch = stored(encode(Message("flights", b"a", "t"), Message("flights", b"b", "t")))
+    batch = stored_batch(
+        encode_flights(Message("flights", b"a", "t"), Message("flights", b"b", "t"))
+    )
     for size in range(len(batch)):
         with pytest.raises(CorruptBatch):
             check_batch(batch[:size])
@@ -96,14 +54,14 @@ def test_batch_cut_off_anywhere_is_refused() -> None:
 
 
 def test_position_behind_the_end_is_refused() -> None:
-    batch = encode()
+    batch = encode_flights()
     for position in (len(batch), len(batch) + 1, 1 << 40):
         with pytest.raises(CorruptBatch, match="too few"):
             read_header(batch, position)
 
 
 def test_flip_of_any_bit_is_found() -> None:
-    batch = stored(encode(Message("flights", b"a", "t", ["k"], {"p": "v"})))
+    batch = stored_batch(encode_flights(Message("flights", b"a", "t", ["k"], {"p": "v"})))
     for bit in range(8 * len(batch)):
         flipped = bytearray(batch)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -115,13 +73,15 @@ def test_flip_of_any_bit_is_found() -> None:
 
 
 def test_flip_of_any_bit_under_a_right_checksum_is_decoded_or_refused() -> None:
-    batch = encode(Message("flights", b"a", "t", ["k"], {"p": "v"}), Message("flights", b"b"))
+    batch = encode_flights(
+        Message("flights", b"a", "t", ["k"], {"p": "v"}), Message("flights", b"b")
+    )
     refused = 0
     for bit in range(8 * 52, 8 * len(batch)):
         flipped = bytearray(batch)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            messages = decode(seal(flipped))
+            messages = decode_sent(seal(flipped))
         except CorruptBatch:
             refused += 1
         else:
@@ -162,20 +122,22 @@ def test_hostile_header_field_is_refused(
     position: int, format_: str, value: int | bytes, match: str
 ) -> None:
     with pytest.raises(CorruptBatch, match=match):
-        check_batch(forge(encode(*[Message("flights", b"b")] * 2), position, format_, value))
+        check_batch(
+            forge(encode_flights(*[Message("flights", b"b")] * 2), position, format_, value)
+        )
 
 
 def test_sizes_that_shift_bytes_between_meta_and_payload_are_refused() -> None:
-    batch = encode()
+    batch = encode_flights()
     header = read_header(batch)
     for shift in (-header.meta_size, -1, 1, header.payload_size):
         sizes = (header.meta_size + shift, header.payload_size - shift, header.raw_size - shift)
         with pytest.raises(CorruptBatch):
-            decode(forge(batch, 68, "III", *sizes))
+            decode_sent(forge(batch, 68, "III", *sizes))
 
 
 def test_meta_over_its_limit_is_refused() -> None:
-    batch = encode()
+    batch = encode_flights()
     header = read_header(batch)
     more = MAX_META_BYTES + 1 - header.meta_size
     end = HEADER_SIZE + header.meta_size
@@ -210,7 +172,7 @@ def test_meta_over_its_limit_is_refused() -> None:
     ],
 )
 def test_hostile_meta_is_refused(meta: Any) -> None:
-    batch = bytearray(join(b"\x91\x92\xa1t\xc4\x01b"))
+    batch = bytearray(join_batch(b"\x91\x92\xa1t\xc4\x01b"))
     old = read_header(batch).meta_size
     encoded = msgspec.msgpack.encode(meta)
     batch[HEADER_SIZE : HEADER_SIZE + old] = encoded
@@ -281,7 +243,7 @@ def message_with(position: int, value: Any) -> bytes:
 )
 def test_hostile_message_field_is_refused(position: int, value: Any) -> None:
     with pytest.raises(CorruptBatch):
-        decode(join(message_with(position, value)))
+        decode_sent(join_batch(message_with(position, value)))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +255,7 @@ def test_text_that_is_not_utf8_is_refused(text: bytes, position: int) -> None:
     value: Any = {3: [marker], 4: {marker: marker}}.get(position, marker)
     payload = message_with(position, value).replace(marker.encode(), text)
     with pytest.raises(CorruptBatch):
-        decode(join(payload))
+        decode_sent(join_batch(payload))
 
 
 @pytest.mark.parametrize(
@@ -326,18 +288,18 @@ def test_text_that_is_not_utf8_is_refused(text: bytes, position: int) -> None:
 )
 def test_payload_that_is_not_one_message_is_refused(payload: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        decode(join(payload))
+        decode_sent(join_batch(payload))
 
 
 def test_header_that_lies_about_the_count_is_refused() -> None:
-    batch = encode(*[Message("flights", b"b")] * 20)
+    batch = encode_flights(*[Message("flights", b"b")] * 20)
     for count in (1, 19, 21, 76):
         with pytest.raises(CorruptBatch, match=f"payload of 20 messages in a batch of {count}"):
-            decode(forge(batch, 60, "I", count))
+            decode_sent(forge(batch, 60, "I", count))
 
 
 def test_more_messages_than_bytes_for_them_are_refused_without_decoding() -> None:
-    batch = encode(*[Message("flights", b"b")] * 20)
+    batch = encode_flights(*[Message("flights", b"b")] * 20)
     most = read_header(batch).raw_size // 5
     check_batch(forge(batch, 60, "I", most))
     with pytest.raises(CorruptBatch, match="impossible"):
@@ -358,13 +320,13 @@ def test_more_messages_than_bytes_for_them_are_refused_without_decoding() -> Non
 def test_deep_nesting_is_refused(before: bytes, opening: bytes) -> None:
     payload = before + opening * 100_000 + b"\xc0"
     with pytest.raises(CorruptBatch):
-        decode(join(payload))
+        decode_sent(join_batch(payload))
     with pytest.raises(CorruptBatch):
-        decode(join(payload + bytes(MAX_STRINGS)))
+        decode_sent(join_batch(payload + bytes(MAX_STRINGS)))
 
 
 def compressed(frame: bytes, raw_size: int, **options: Any) -> bytes:
-    return join(frame, raw_size=raw_size, codec=CODEC_ZSTD, **options)
+    return join_batch(frame, raw_size=raw_size, codec=CODEC_ZSTD, **options)
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +337,7 @@ def payload() -> bytes:
 def test_frame_without_a_declared_size_is_refused(payload: bytes) -> None:
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(payload)
     with pytest.raises(CorruptBatch, match="does not declare"):
-        decode(compressed(frame, len(payload)))
+        decode_sent(compressed(frame, len(payload)))
 
 
 @pytest.mark.parametrize("lie", [-10_000, -1, 1, MAX_RAW_BYTES - 20_000])
@@ -384,7 +346,7 @@ def test_frame_that_declares_another_size_than_the_header_is_refused(
 ) -> None:
     frame = zstandard.ZstdCompressor().compress(payload)
     with pytest.raises(CorruptBatch, match="does not declare"):
-        decode(compressed(frame, len(payload) + lie))
+        decode_sent(compressed(frame, len(payload) + lie))
 
 
 @pytest.mark.parametrize("lie", [-9_000, -1, 1, 20_000])
@@ -393,7 +355,7 @@ def test_frame_that_declares_another_size_than_it_has_is_refused(payload: bytes,
     assert struct.unpack_from("<H", frame, 5)[0] + 256 == len(payload)
     struct.pack_into("<H", frame, 5, len(payload) + lie - 256)
     with pytest.raises(CorruptBatch, match="inflate"):
-        decode(compressed(bytes(frame), len(payload) + lie))
+        decode_sent(compressed(bytes(frame), len(payload) + lie))
 
 
 def test_second_frame_or_rubbish_behind_the_frame_is_refused(payload: bytes) -> None:
@@ -401,30 +363,30 @@ def test_second_frame_or_rubbish_behind_the_frame_is_refused(payload: bytes) -> 
     skippable = b"\x50\x2a\x4d\x18\x01\x00\x00\x00x"
     for behind in (frame, b"\0", skippable):
         with pytest.raises(CorruptBatch, match="inflate"):
-            decode(compressed(frame + behind, len(payload)))
+            decode_sent(compressed(frame + behind, len(payload)))
     with pytest.raises(CorruptBatch):
-        decode(compressed(skippable + frame, len(payload)))
+        decode_sent(compressed(skippable + frame, len(payload)))
     with pytest.raises(CorruptBatch):
-        decode(compressed(skippable, 0))
+        decode_sent(compressed(skippable, 0))
 
 
 def test_frame_cut_off_anywhere_or_changed_is_refused(payload: bytes) -> None:
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(payload)
     for size in range(len(frame)):
         with pytest.raises(CorruptBatch):
-            decode(compressed(frame[:size], len(payload)))
+            decode_sent(compressed(frame[:size], len(payload)))
     for position in range(len(frame)):
         changed = bytearray(frame)
         changed[position] ^= 0x55
         with pytest.raises(CorruptBatch):
-            decode(compressed(bytes(changed), len(payload)))
+            decode_sent(compressed(bytes(changed), len(payload)))
 
 
 def test_frame_with_a_huge_window_is_refused(payload: bytes) -> None:
     # Frame header by hand: no single segment, 8 bytes of content size, a window of 2 GiB.
     frame = b"\x28\xb5\x2f\xfd\xc0\xa8" + struct.pack("<Q", len(payload)) + b"\x01\x00\x00"
     with pytest.raises(CorruptBatch, match="inflate"):
-        decode(compressed(frame, len(payload)))
+        decode_sent(compressed(frame, len(payload)))
 
 
 def test_frame_that_needs_a_dictionary_is_refused(payload: bytes) -> None:
@@ -432,10 +394,13 @@ def test_frame_that_needs_a_dictionary_is_refused(payload: bytes) -> None:
     assert plain[4] == 0x60
     frame = plain[:4] + b"\x61\x07" + plain[5:]  # says: dictionary number 7
     with pytest.raises(CorruptBatch, match="inflate"):
-        decode(compressed(frame, len(payload)))
+        decode_sent(compressed(frame, len(payload)))
 
 
 def test_header_checksum_is_not_valid_for_another_batch() -> None:
-    one, two = stored(encode()), stored(encode(Message("flights", b"BODY")))
+    one, two = (
+        stored_batch(encode_flights()),
+        stored_batch(encode_flights(Message("flights", b"BODY"))),
+    )
     with pytest.raises(CorruptBatch, match="header checksum"):
         check_stored(one[:BROKER_PART_SIZE] + two[BROKER_PART_SIZE:])

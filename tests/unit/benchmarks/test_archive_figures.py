@@ -30,59 +30,6 @@ def figures(load):
     return load("figures")
 
 
-def test_the_sizes_are_those_of_the_goals_at_scale_one(figures):
-    size = figures.sizes(1.0)
-    assert (size.orders, size.compared) == (10_000_000, 1_000_000)
-    assert (size.store_bytes, size.segment_bytes) == (10 * GIB, GIB)
-    assert size.disk_bytes > 1.5 * size.store_bytes
-
-
-@pytest.mark.parametrize("scale", [1e-6, 0.004, 0.1, 0.7, 3.0])
-def test_every_scale_has_whole_batches_and_segments_that_a_broker_takes(figures, scale):
-    size = figures.sizes(scale)
-    assert size.orders % figures.BATCH == size.compared % figures.BATCH == 0
-    assert 0 < size.compared < size.orders
-    assert 16 * MIB <= size.segment_bytes <= GIB
-
-
-def test_a_quick_run_is_small(figures):
-    size = figures.sizes(figures.QUICK)
-    assert size.orders <= 50_000
-    assert size.store_bytes <= 64 * MIB
-    assert size.snapshots == size.looks == 1
-
-
-def test_a_disk_that_is_too_small_is_told_before_anything_is_done(figures):
-    size = figures.sizes(1.0)
-    assert figures.want_of_room(size, size.disk_bytes) == ""
-    assert figures.want_of_room(size, size.disk_bytes - 1).startswith("this needs about 28.3 GiB")
-
-
-def test_a_percentile_is_one_of_the_values(figures):
-    assert figures.percentile([3.0], 99) == 3.0
-    assert figures.percentile([3.0, 1.0, 2.0], 50) == 2.0
-    assert figures.percentile(list(range(1, 101)), 99) == 99
-    assert figures.percentile(list(range(1, 102)), 99) == 100
-
-
-def test_the_table_is_markdown_with_a_row_a_figure(figures):
-    rows = [
-        figures.Figure("F1", "a", "1 s", "≤ 3 s", True),
-        figures.Figure("F7", "b", "x", "y", False),
-    ]
-    assert figures.table(rows).splitlines() == [
-        "| | what | value | goal | met |",
-        "|---|---|---|---|---|",
-        "| F1 | a | 1 s | ≤ 3 s | yes |",
-        "| F7 | b | x | y | no |",
-    ]
-
-
-def test_a_line_that_is_not_whole_yet_is_no_hold(figures):
-    holds = figures.read_holds("1.5 7.0 3.0\n2.5 4.0 6.0\n3.5 1")
-    assert [(one.at_s, one.own_ms) for one in holds] == [(1.5, 4.0), (2.5, 0.0)]
-
-
 def under_load(figures, **changes):
     """A snapshot from second 10 to 11 that meets all goals."""
     values = {
@@ -181,19 +128,6 @@ def test_a_module_that_does_not_load_is_named(figures):
     row = figures.core_figure(300, ["mqmesh.x: no pyarrow"])
     assert not row.met
     assert row.value == "299 of 300; mqmesh.x: no pyarrow"
-
-
-def test_orders_are_json_of_200_bytes_with_a_tag_a_key_and_two_properties(load):
-    orders = load("orders")
-    batch = orders.Orders().batch("t", 123_456_000)
-    assert {len(one.body) for one in batch} == {orders.BODY_BYTES}
-    names = [json.loads(one.body)["order"] for one in batch]
-    assert len(set(names)) == len(batch)
-    assert names != sorted(names)
-    assert [one.keys for one in batch] == [(f"order-{name}",) for name in names]
-    assert batch[1].keys == (orders.key_of(123_456_001),)
-    assert {len(one.properties) for one in batch} == {2}
-    assert batch == orders.Orders().batch("t", 123_456_000)
 
 
 def test_the_hash_of_a_dump_knows_places_and_bodies_and_no_order(load):

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
+from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt
 from harness.workload import (
     Line,
-    Plan,
-    Recorder,
     judge,
-    make_body,
     read_attempts,
-    read_deliveries,
-    split_body,
 )
 
 from mqmesh.errors import EndpointUnreachable, NoRoute, QueueFull, RequestTimeout, SystemBusy
-
-
-def test_bodies_say_who_sent_them():
-    chance = random.Random(1)
-    bodies = [make_body("sync-1", number, chance) for number in range(200)]
-    assert [split_body(body) for body in bodies] == [("sync-1", number) for number in range(200)]
-    assert len(set(bodies)) == 200
-
-
-@pytest.mark.parametrize("body", [b"", b"x", b"a|b|c", b"a|1", b"\xff|-1|"])
-def test_foreign_bodies_are_nobodys(body):
-    assert split_body(body) == ("", -1)
 
 
 def test_an_attempt_is_unknown_until_its_outcome_is_written():
@@ -48,14 +29,6 @@ def test_an_attempt_is_unknown_until_its_outcome_is_written():
     ]
 
 
-def test_deliveries_are_read():
-    line = Line("got", 4, hashes=["h"], producer="p", queue="b/0", queue_offset=9)
-    line.message_ids, line.time_ms = ["A4"], 12.5
-    assert list(read_deliveries("c", [Line("queues", queues=["b/0"]), line])) == [
-        Delivery("p", 4, "h", "b/0", 9, "A4", 12.5, "c")
-    ]
-
-
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -68,15 +41,3 @@ def test_deliveries_are_read():
 )
 def test_errors_tell_what_may_have_become_of_a_message(error, outcome):
     assert judge(error) == outcome
-
-
-def test_lines_are_appended_whole(tmp_path):
-    path = tmp_path / "lines"
-    Recorder(path).write(Line("send", 1, hashes=["a"]))
-    Recorder(path).write(Line("acked", 1), Line("send", 2))
-    assert path.read_bytes().count(b"\n") == 3
-
-
-def test_a_plan_has_no_unknown_keys():
-    with pytest.raises(TypeError):
-        Plan(name="p", kind="sync", namesrv_addr="a:1", topic="t", file="f", speed=1)

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from harness.pulled import FakeBatch
 from harness.simulated_network import SimulatedNetwork
 
 from mqmesh.errors import ClientClosed, InvalidArgument
@@ -41,12 +42,6 @@ class FakeService(ConcurrentService):
 
     def revoke(self, work):
         work.revoked = True
-
-
-class FakeBatch:
-    def __init__(self, first, count):
-        self.first, self.end = first, first + count
-        self.count, self.offsets = count, None
 
 
 class Case:

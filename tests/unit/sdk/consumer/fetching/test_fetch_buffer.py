@@ -5,28 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.pulled import FakeBatch
 
 from mqmesh.errors import CorruptBatch, UndecodableMessages
-from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer, PollOrder
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
-from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.units import QueueOffset
-
-
-class FakeBatch(PulledBatch):
-    """A batch whose decoding the test decides."""
-
-    def __init__(self, first, count, unwanted=(), error=None):
-        self.first, self.end = first, first + count
-        self.count, self.offsets = count, None
-        self.unwanted, self.error = unwanted, error
-
-    def decode(self, fencing_token=0):
-        if self.error is not None:
-            raise self.error
-        wanted = [at for at in range(self.first, self.end) if at not in self.unwanted]
-        return [StoredMessage("t", b"x", queue_offset=QueueOffset(at)) for at in wanted]
 
 
 class Case:

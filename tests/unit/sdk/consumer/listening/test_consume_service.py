@@ -6,35 +6,18 @@ import threading
 import time
 
 import pytest
+from harness.pulled import FakeBatch
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import CorruptBatch
-from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
-from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads
 from mqmesh.testing.clock import ManualClock
-from mqmesh.units import QueueOffset
 
 PATIENCE_S = 10.0
-
-
-class FakeBatch(PulledBatch):
-    """A batch whose decoding the test decides."""
-
-    def __init__(self, first, count, unwanted=(), error=None):
-        self.first, self.end = first, first + count
-        self.count, self.offsets = count, None
-        self.unwanted, self.error = unwanted, error
-
-    def decode(self, fencing_token=0):
-        if self.error is not None:
-            raise self.error
-        wanted = [at for at in range(self.first, self.end) if at not in self.unwanted]
-        return [StoredMessage("t", b"x", queue_offset=QueueOffset(at)) for at in wanted]
 
 
 class Case:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from harness.pulled import INFO, pulled
 
 from mqmesh.errors import CorruptBatch, Reject, RequestTimeout
-from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
+from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.retries import MAX_REASON_CHARACTERS, TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
@@ -19,23 +20,8 @@ from mqmesh.sdk.consumer.listening.group_retry import (
     reason_of,
 )
 from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
-from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+from mqmesh.units import QueueOffset
 
-INFO = BatchInfo(
-    "t",
-    2,
-    "broker-a",
-    QueueOffset(0),
-    CommitLogOffset(0),
-    100,
-    TimestampMs(0),
-    TimestampMs(0),
-    "h:1",
-    "h:2",
-    1,
-    1,
-    0,
-)
 QUEUE = MessageQueue("t", "broker-a", 2)
 
 
@@ -63,9 +49,7 @@ class Case:
         return True
 
     def fail(self, *offsets, cause=ConsumeResult.RECONSUME_LATER):
-        messages = [
-            StoredMessage("t", b"x", queue_offset=QueueOffset(o), batch=INFO) for o in offsets
-        ]
+        messages = [pulled(o) for o in offsets]
         portion = Portion(self.work, messages, self.span)
         self.retry.on_failed(portion, messages, cause)
         return portion, messages
@@ -206,7 +190,7 @@ def test_an_exception_without_words_has_a_reason_too():
     [([1], [[1]]), ([1, 2, 3], [[1, 2, 3]]), ([1, 3, 4, 9], [[1], [3, 4], [9]])],
 )
 def test_messages_are_divided_where_some_are_missing(offsets, groups):
-    messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(o), batch=INFO) for o in offsets]
+    messages = [pulled(o) for o in offsets]
     assert [[m.queue_offset for m in some] for some in consecutive(messages)] == groups
 
 

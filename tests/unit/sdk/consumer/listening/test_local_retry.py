@@ -5,30 +5,14 @@ from __future__ import annotations
 import logging
 
 import pytest
+from harness.pulled import pulled
 
 from mqmesh.errors import CorruptBatch, Reject
-from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
+from mqmesh.message import MessageQueue
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 from mqmesh.sdk.consumer.listening.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
-from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
-
-INFO = BatchInfo(
-    "t",
-    0,
-    "broker-a",
-    QueueOffset(0),
-    CommitLogOffset(0),
-    100,
-    TimestampMs(0),
-    TimestampMs(0),
-    "h:1",
-    "h:2",
-    1,
-    1,
-    0,
-)
 
 
 class Case:
@@ -41,9 +25,7 @@ class Case:
         )
         self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda *_: None)
         self.span = StateSpan(0, bytearray([PARKED] * 4), 0)
-        self.messages = [
-            StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO) for at in (1, 2)
-        ]
+        self.messages = [pulled(at) for at in (1, 2)]
 
     def fail(self, attempt=0, cause=ConsumeResult.RECONSUME_LATER):
         portion = Portion(self.work, self.messages, self.span, attempt)

@@ -6,56 +6,20 @@ import asyncio
 import threading
 import time
 
-import msgspec
 import pytest
+from harness.pulled import FakeBatch
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import CorruptBatch, Reject
-from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.sdk.aio import worker_tasks
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
-from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.consumer.listening.orderly_service import CALLS_PER_TURN, OrderlyService
 from mqmesh.sdk.consumer.listening.worker_threads import WorkerThreads
-from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 PATIENCE_S = 10.0
-INFO = BatchInfo(
-    "t",
-    0,
-    "broker-a",
-    QueueOffset(0),
-    CommitLogOffset(0),
-    100,
-    TimestampMs(0),
-    TimestampMs(0),
-    "h:1",
-    "h:2",
-    1,
-    1,
-    0,
-)
-
-
-class FakeBatch(PulledBatch):
-    """A batch whose decoding the test decides."""
-
-    def __init__(self, first, count, error=None):
-        self.first, self.end = first, first + count
-        self.count, self.offsets = count, None
-        self.error = error
-
-    def decode(self, fencing_token=0):
-        if self.error is not None:
-            raise self.error
-        info = msgspec.structs.replace(INFO, fencing_token=fencing_token)
-        return [
-            StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=info)
-            for at in range(self.first, self.end)
-        ]
 
 
 class NamedQueue(OrderlyQueue):
@@ -144,7 +108,7 @@ class Case:
         return work
 
     def submit(self, work, first, count, error=None):
-        self.service.submit(work, [FakeBatch(first, count, error)], self.spans[work.name])
+        self.service.submit(work, [FakeBatch(first, count, error=error)], self.spans[work.name])
 
     def until(self, condition):
         # Not all that is waited for tells, so it looks again and again.
@@ -351,7 +315,7 @@ def test_behind_a_damaged_batch_nothing_is_called(case):
 
 def test_what_stands_before_a_damaged_batch_is_called_also_when_they_came_together(case):
     work = case.queue()
-    batches = [FakeBatch(0, 3, None), FakeBatch(3, 2, CorruptBatch("damaged")), FakeBatch(5, 2)]
+    batches = [FakeBatch(0, 3), FakeBatch(3, 2, error=CorruptBatch("damaged")), FakeBatch(5, 2)]
     case.service.submit(work, batches, case.spans[work.name])
     case.until(lambda: len(case.offsets()) == 3)
     case.until(lambda: case.service.is_idle(work))
