@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import psutil
@@ -10,14 +9,10 @@ import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.stopwatch import Stopwatch
 
-from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import (
     RoleInfo,
-    RuntimeInfo,
-    RuntimeInfoRequest,
-    UpdateTopicRequest,
 )
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
@@ -29,7 +24,6 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.protocol.route import TopicConfig
 from mqmesh.testing.processes import RoleProcess
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -64,18 +58,6 @@ class Client:
         command = self.ask(RequestCode.SEND_MESSAGE, encode_send(3_000, 1, PRODUCER_KEY), batch)
         return decode_outcomes(command.header, command.body)[0]
 
-    def bodies(self, queue_id):
-        command = self.ask(
-            RequestCode.PULL_MESSAGE, PullRequest("g", "t", queue_id, 0, max_bytes=16 * 1024 * 1024)
-        )
-        data, position, found = bytes(command.body), 0, []
-        while position < len(data):
-            header = check_stored(data, position)
-            messages = decode_messages(data, header, position=position)
-            found += [int(message.body) for message in messages]
-            position += header.total_size
-        return found
-
     def commit(self, queue_id, queue_offset):
         entry = QueueOffsetEntry("t", queue_id, queue_offset)
         self.ask(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "c", [entry]))
@@ -84,11 +66,6 @@ class Client:
         request = QueryConsumerOffsetRequest("g", [QueueOffsetEntry("t", queue_id)])
         found = self.ask(RequestCode.QUERY_CONSUMER_OFFSET, request, kind=ConsumerOffsets)
         return found.queues[0].queue_offset
-
-    def put_batches(self):
-        request = RuntimeInfoRequest()
-        info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, kind=RuntimeInfo)
-        return Readings(info.metrics)["store_put_batches"]
 
 
 @pytest.fixture
@@ -114,36 +91,6 @@ def make(short_tmp_path):
         if process.running:
             process.kill()
     context.destroy(linger=0)
-
-
-def test_what_was_acknowledged_outlives_a_kill(make):
-    numbers = itertools.count()
-    acknowledged = []
-    for _ in range(3):
-        process, client = make()
-        for number in itertools.islice(numbers, 200):
-            assert client.send(number).code == 0
-            acknowledged.append(number)
-        process.kill()
-    _, client = make()
-    for queue_id in range(4):
-        assert client.bodies(queue_id) == [n for n in acknowledged if n % 4 == queue_id]
-
-
-def test_offsets_are_written_while_the_broker_runs(make):
-    process, client = make(flush_consumer_offset_interval_ms="100")
-    client.send(0)
-    client.commit(0, 0)  # makes the group, which is written in its turn
-    config = TopicConfig("other")
-    client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(UpdateTopicRequest(config)))
-    written = client.put_batches()
-    client.commit(0, 1)
-    deadline = time.monotonic() + 10
-    while client.put_batches() == written:
-        assert time.monotonic() < deadline
-    process.kill()
-    _, client = make()
-    assert client.committed(0) == 1
 
 
 def test_a_stop_is_clean_and_quick_and_keeps_the_last_commit(make):

@@ -416,27 +416,6 @@ def test_a_commit_while_iterating_covers_the_message_at_hand(cluster, topic):
     assert committed == message.queue_offset + 1
 
 
-def test_coroutine_listeners_run_side_by_side(cluster, topic):
-    async def main():
-        found, everyone, done = [], asyncio.Barrier(20), asyncio.Event()
-
-        async def listen(messages):
-            await everyone.wait()
-            found.extend(messages)
-            if len(found) == 100:
-                done.set()
-            return ConsumeResult.SUCCESS
-
-        consumer = aio_consumer_of(cluster, topic, aio_consumer.PushConsumer)
-        await consumer.subscribe(topic, listener=listen)
-        async with consumer:
-            async with asyncio.timeout(PATIENCE_S):
-                await done.wait()
-        return numbers_of(found)
-
-    assert asyncio.run(main()) == list(range(100))
-
-
 def test_a_plain_function_is_no_coroutine_listener(cluster, topic):
     async def main():
         consumer = aio_consumer_of(cluster, topic, aio_consumer.PushConsumer)

@@ -9,9 +9,7 @@ import pydantic
 import pytest
 from faststream import BaseMiddleware, Context, FastStream
 from faststream.exceptions import RejectMessage
-from harness.open_telemetry import telling
 from harness.patience import PATIENCE_S, until
-from opentelemetry import trace
 
 from mqmesh import DeadLetterClient, Hooks, MessageSelector, StoredMessage
 from mqmesh.errors import InvalidArgument, RequestTimeout
@@ -69,28 +67,6 @@ def test_an_application_bills_orders_and_ends_in_order(mqmesh_cluster):
     assert asyncio.run(broker.ping()) is False
 
 
-def test_handlers_run_in_spans_that_are_linked_to_those_of_sends(mqmesh_cluster):
-    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
-    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr, tracing={"telemetry": "otel"})
-    app = FastStream(broker, logger=None)
-    inner: list[int] = []
-
-    @broker.subscriber(topic, group=group)
-    async def bill(order: Order) -> None:
-        inner.append(trace.get_current_span().get_span_context().span_id)
-        app.exit()
-
-    @app.after_startup
-    async def send() -> None:
-        await broker.publish(Order(id=1), topic)
-
-    with telling() as told:
-        run(app)
-        (sent,), (processed,) = told.spans(f"send {topic}"), told.spans(f"process {topic}")
-    assert inner == [processed.context.span_id]
-    assert [one.context.span_id for one in processed.links] == [sent.context.span_id]
-
-
 def test_what_fails_is_sent_back_and_what_no_retry_mends_is_a_dead_letter(mqmesh_cluster):
     topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
     again: list[bytes] = []
@@ -131,29 +107,6 @@ def test_what_fails_is_sent_back_and_what_no_retry_mends_is_a_dead_letter(mqmesh
         "the handler rejected the message",
     ]
     assert again == [b"later"]
-
-
-def test_a_queue_in_order_waits_for_what_failed(mqmesh_cluster):
-    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
-    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr)
-    app = FastStream(broker, logger=None)
-    got: list[int] = []
-
-    @broker.subscriber(topic, group=group, consume_orderly=True, suspend_current_queue_time_ms=10)
-    async def handle(number: int) -> None:
-        got.append(number)
-        if got == [0, 1]:
-            raise ValueError(number)
-        if number == 2:
-            app.exit()
-
-    @app.after_startup
-    async def send() -> None:
-        for number in range(3):
-            await broker.publish(number, topic, sharding_key="one")
-
-    run(app)
-    assert got == [0, 1, 1, 2]
 
 
 def test_requests_are_answered_and_hooks_are_called(mqmesh_cluster):

@@ -12,11 +12,9 @@ from faststream import FastStream
 from harness.open_telemetry import telling
 from harness.patience import PATIENCE_S
 from opentelemetry import trace
-from prometheus_client import CollectorRegistry
 
 from mqmesh.faststream import MQMeshBroker
 from mqmesh.faststream.opentelemetry import MQMeshTelemetryMiddleware
-from mqmesh.faststream.prometheus import MQMeshPrometheusMiddleware
 
 FASTSTREAM = "opentelemetry.instrumentation.faststream"
 
@@ -31,60 +29,6 @@ def run(app):
             await app.run()
 
     asyncio.run(program())
-
-
-def test_middlewares_count_lists_and_know_whose_trace_they_belong_to(mqmesh_cluster):
-    topic, bills = mqmesh_cluster.topic(queues=1), mqmesh_cluster.topic(queues=1)
-    group = mqmesh_cluster.group()
-    registry = CollectorRegistry()
-    with telling() as told:
-        broker = MQMeshBroker(
-            mqmesh_cluster.namesrv_addr,
-            middlewares=[
-                MQMeshPrometheusMiddleware(registry=registry),
-                MQMeshTelemetryMiddleware(),
-            ],
-        )
-        app = FastStream(broker, logger=None)
-
-        @broker.subscriber(topic, group=group, batch=True)
-        @broker.publisher(bills)
-        async def bill(orders: list[Order]) -> Order:
-            return Order(id=sum(order.id for order in orders))
-
-        @broker.subscriber(bills, group=mqmesh_cluster.group())
-        async def post(order: Order) -> None:
-            assert order.id == 5
-            app.exit()
-
-        @app.after_startup
-        async def send() -> None:
-            await broker.publish_batch(Order(id=2), Order(id=3), topic=topic)
-
-        run(app)
-        spans = {
-            f"{one.name.replace(topic, 'orders').replace(bills, 'bills')} {one.kind.name}": one
-            for one in told.spans(scope=FASTSTREAM)
-        }
-        assert told.spans() == []
-    origins = {
-        "orders create CONSUMER": "orders create PRODUCER",
-        "bills create CONSUMER": "orders create CONSUMER",
-    }
-    for name, origin in origins.items():
-        (link,) = spans[name].links
-        assert link.context.span_id == spans[origin].context.span_id
-        assert spans[name].context.trace_id != spans[origin].context.trace_id
-
-    def value(name, **labels):
-        common = {"app_name": "faststream", "broker": "mqmesh"}
-        return registry.get_sample_value(f"faststream_{name}", {**common, **labels})
-
-    assert value("received_messages_total", handler=topic) == 2
-    assert value("received_messages_total", handler=bills) == 1
-    for destination, count in {topic: 2, bills: 1}.items():
-        labels = {"destination": destination, "status": "success"}
-        assert value("published_messages_total", **labels) == count
 
 
 @pytest.mark.parametrize("batch", [False, True])

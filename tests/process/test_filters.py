@@ -156,40 +156,6 @@ def poll_all(consumer, count):
     return found
 
 
-def test_coroutines_get_them(cluster, choice):
-    name, selector, expected = choice
-
-    async def push():
-        got, done = Counter(), asyncio.Event()
-
-        async def listen(messages):
-            got.update(message.body for message in messages)
-            if got.total() >= expected.total():
-                done.set()
-            return ConsumeResult.SUCCESS
-
-        consumer = aio.PushConsumer(
-            f"aio-push-{name}", **options(cluster), consume_message_batch_max_size=32
-        )
-        await consumer.subscribe(TOPIC, selector, listener=listen)
-        async with consumer, asyncio.timeout(PATIENCE_S):
-            await done.wait()
-        return got
-
-    async def pull():
-        got = Counter()
-        async with aio.PullConsumer(f"aio-pull-{name}", **options(cluster)) as consumer:
-            await consumer.subscribe(TOPIC, selector)
-            while got.total() < expected.total():
-                some = await consumer.poll(10_000, 4_096)
-                assert some
-                got.update(message.body for message in some)
-        return got
-
-    assert asyncio.run(push()) == expected
-    assert asyncio.run(pull()) == expected
-
-
 def pull_everything(wire, cluster, selector):
     """Pulls all queues to their ends, as consumers do.
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import signal
 
-import msgspec
 import pytest
 from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import (
-    BrokerError,
-    MessageIllegal,
     NoPermission,
     StoreLocked,
     TopicNotFound,
-    UnsupportedCommand,
 )
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.route import (
     BrokerAddress,
@@ -29,7 +25,6 @@ from mqmesh.protocol.route import (
     GetRouteRequest,
     KvRequest,
     KvResponse,
-    Perm,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
     RouteHint,
@@ -39,7 +34,6 @@ from mqmesh.protocol.route import (
     TopicRoute,
     UnregisterBrokerRequest,
     WipeWritePermRequest,
-    WipeWritePermResponse,
 )
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import HINT_INTERVAL_MS, NameServer
@@ -252,58 +246,6 @@ def test_a_broker_that_was_killed_returns_with_a_new_life(site, peer_process):
         assert site.wire.until(returned) < 0.5
         broker.close()
         site.wire.until(lambda: not site.has_route())
-
-
-def test_a_registration_with_an_address_that_is_none_is_refused_and_stops_nobody(site):
-    site.register()
-    rogue = ["C", "rogue", 0, ["127.0.0.1:66x", "", ""], [1, 1], [["t", 4, 4, 6, False]], 6, 12345]
-    with pytest.raises(MessageIllegal, match=r"'127\.0\.0\.1:66x' is not host:port"):
-        site.ask(RequestCode.REGISTER_BROKER, msgspec.msgpack.encode(rogue))
-    assert [queue.broker_name for queue in site.route().queues] == ["broker-a"]
-
-
-def test_a_second_live_broker_of_the_same_name_is_refused(site):
-    first, second = (site.wire.client(site.endpoint) for _ in range(2))
-    site.register(first, instance=1)
-    with pytest.raises(NoPermission, match="another live process"):
-        site.register(second, instance=2)
-    site.register(first, instance=1)
-
-
-def test_silence_is_noticed_though_the_connection_stands(wire):
-    site = Site(wire, broker_expire_ms=1_000, scan_interval_ms=50)
-    site.register()
-    assert site.has_route()
-    assert wire.until(lambda: not site.has_route()) > 0.8
-    site.server.stop()
-
-
-def test_a_drained_broker_is_not_writable(site):
-    site.register()
-    answer = site.ask(
-        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        WipeWritePermRequest("broker-a"),
-        WipeWritePermResponse,
-    )
-    assert answer.topic_count == 1
-    assert site.route().queues[0].perm == Perm.READ
-    assert site.register().wiped_write_perm
-
-
-def test_key_value_configuration(site):
-    site.ask(RequestCode.PUT_KV_CONFIG, KvRequest("ns", "k", "v"))
-    assert site.ask(RequestCode.GET_KV_CONFIG, KvRequest("ns", "k"), KvResponse).pairs == {"k": "v"}
-    assert site.ask(RequestCode.LIST_KV_CONFIG, KvRequest("ns"), KvResponse).pairs == {"k": "v"}
-    site.ask(RequestCode.DELETE_KV_CONFIG, KvRequest("ns", "k"))
-    with pytest.raises(BrokerError) as caught:
-        site.ask(RequestCode.GET_KV_CONFIG, KvRequest("ns", "k"))
-    assert caught.value.code == ResponseCode.QUERY_NOT_FOUND
-
-
-@pytest.mark.parametrize("code", [code for code in RequestCode if 100 <= code < 220])
-def test_garbage_as_header_is_refused(site, code):
-    with pytest.raises((MessageIllegal, UnsupportedCommand)):
-        site.ask(code, b"\xc1garbage")
 
 
 def test_what_must_outlive_a_restart_does(wire, tmp_path):

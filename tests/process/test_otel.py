@@ -6,25 +6,18 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 from harness.open_telemetry import IntrospectionService, telling
 from harness.patience import until
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind
 
 from mqmesh import aio
-from mqmesh.errors import Reject
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk import otel_names as names
-from mqmesh.sdk.app.app import App
-from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
@@ -88,23 +81,6 @@ def test_a_message_that_fails_once_is_processed_twice(cluster, told):
     assert first.context.trace_id != sent.context.trace_id, "linked, no child"
 
 
-def test_a_poll_is_a_receive(cluster, told):
-    address = cluster.namesrv_addr
-    with Producer("shop", namesrv_addr=address, telemetry="otel") as producer:
-        producer.send_batch([Message("polled", b"%d" % n) for n in range(3)])
-    with PullConsumer(
-        "puller", namesrv_addr=address, consume_from_where=FIRST, telemetry="otel"
-    ) as puller:
-        puller.subscribe("polled")
-        while not puller.poll(1_000):
-            assert told.spans("receive polled") == [], "nothing was received"
-    (sent,), (received,) = told.spans("send polled"), told.spans("receive polled")
-    assert received.kind is SpanKind.CLIENT
-    assert linked(received) == ids([sent]) * 3
-    assert received.attributes[names.BATCH_COUNT] == 3
-    assert told.spans("process polled") == []
-
-
 def test_coroutines_are_traced_where_they_run(cluster, told):
     address = cluster.namesrv_addr
     tracer = trace.get_tracer("test")
@@ -141,78 +117,3 @@ def test_coroutines_are_traced_where_they_run(cluster, told):
     assert sent.parent.span_id == caller
     assert (ids([processed]), processed.parent) == ([inner], None)
     assert linked(processed) == linked(one_span(told, "receive coroutines")) == ids([sent])
-
-
-class Bank(TransactionListener):
-    def __init__(self) -> None:
-        self.spans: list[int] = []
-
-    def execute_local_transaction(self, message: StoredMessage, arg: object):
-        return LocalTransactionState.COMMIT
-
-    def check_local_transaction(self, message: StoredMessage):
-        return LocalTransactionState.UNKNOWN
-
-
-def test_transactions_are_traced_to_their_end(cluster, told):
-    with TransactionProducer(
-        "bank", Bank(), namesrv_addr=cluster.namesrv_addr, telemetry="otel"
-    ) as producer:
-        producer.send_message_in_transaction(Message("transfers", b"x"))
-        later = producer.send_message_in_transaction_async(Message("transfers", b"x"))
-        later.result(PATIENCE_S)
-        with producer.transaction(Message("transfers", b"x")) as by_hand:
-            by_hand.rollback()
-    sent = told.spans("send transfers")
-    assert [one.attributes[names.MESSAGE_TYPE] for one in sent] == ["transaction"] * 3
-    ends = [*told.spans("commit transfers"), *told.spans("rollback transfers")]
-    assert [linked(one) for one in ends] == [[one] for one in ids(sent)]
-    assert [one.attributes[names.MESSAGE_ID] for one in ends] == [
-        one.attributes[names.MESSAGE_ID] for one in sent
-    ]
-
-
-def test_a_request_and_its_reply_are_linked(cluster, told):
-    address = cluster.namesrv_addr
-    with (
-        Producer("asks", namesrv_addr=address, telemetry="otel") as asks,
-        Producer("answers", namesrv_addr=address, telemetry="otel") as answers,
-    ):
-
-        def listen(messages: list[StoredMessage]) -> None:
-            assert answers.reply(messages[0], b"yes", properties={"mine": "1"})
-
-        consumer = PushConsumer(
-            "desk", namesrv_addr=address, consume_from_where=FIRST, telemetry="otel"
-        )
-        consumer.subscribe("questions", listener=listen)
-        with consumer:
-            reply = asks.request(Message("questions", b"?"), timeout_ms=PATIENCE_S * 1_000)
-    sent, processed = one_span(told, "send questions"), one_span(told, "process questions")
-    replied = one_span(told, "reply questions")
-    assert linked(processed) == ids([sent])
-    assert replied.parent.span_id == processed.context.span_id
-    assert reply.property("mine") == "1"
-    assert f"{replied.context.span_id:016x}" in reply.property(names.TRACEPARENT)
-
-
-class Order(msgspec.Struct):
-    number: int
-
-
-def test_typed_handlers_are_traced(cluster, told):
-    app = App("shop", namesrv_addr=cluster.namesrv_addr, telemetry="otel", otel_parent="message")
-    orders = app.publisher("typed", Order)
-    handled = threading.Event()
-
-    @app.subscriber("typed", group="typed", consume_from_where=FIRST)
-    def bill(order: Order) -> None:
-        handled.set()
-        raise Reject("never")
-
-    with app:
-        orders.send(Order(7))
-        assert handled.wait(PATIENCE_S)
-    sent, processed = one_span(told, "send typed"), one_span(told, "process typed")
-    assert processed.parent.span_id == sent.context.span_id
-    assert [one.name for one in processed.events] == ["exception", names.EVENT_DEAD]

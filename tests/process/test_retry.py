@@ -235,6 +235,17 @@ def test_what_waits_for_its_retry_outlives_consumer_broker_and_schedule(own_clus
         second.until(lambda one: b"3" in one.done)
 
 
+def test_of_a_call_with_many_messages_only_the_bad_one_fails_again(cluster, names):
+    topic, group = names
+    send(cluster, topic, bodies(20))
+    listener = Listener(lambda message, attempt: message.body == b"4" and attempt < 3)
+    with consumer_of(
+        cluster, topic, group, listener, consume_message_batch_max_size=32, consume_thread_count=1
+    ):
+        listener.until(lambda one: set(one.done) == set(bodies(20)))
+    assert listener.tries[b"4"] == 3
+
+
 def test_a_queue_that_was_full_because_of_a_call_that_hangs_is_pulled_on(cluster, names):
     topic, group = names
     release = threading.Event()

@@ -68,7 +68,7 @@ def test_the_log_says_what_and_why(caplog, cause, level, words):
     (record,) = caplog.records
     assert record.levelno == level
     assert words in record.getMessage()
-    assert "t:broker-a:0, offset 1" in record.getMessage()
+    assert "t:broker-a:2, offset 1" in record.getMessage()
     assert "and 1 more" in record.getMessage()
     assert (record.exc_info is not None) == isinstance(cause, ValueError)
 
