@@ -8,13 +8,7 @@ import msgspec
 
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import (
-    BatchToPut,
-    FlushDiskType,
-    MessageStore,
-    PutResult,
-    StoreConfig,
-)
+from mqmesh.storage.interface import BatchToPut, FlushDiskType, MessageStore, PutResult, StoreConfig
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import StoreContract
 from mqmesh.units import TimestampMs

@@ -5,13 +5,7 @@ import zlib
 
 import msgspec
 import pytest
-from harness.store_files import (
-    SEGMENT_BYTES,
-    StoreFiles,
-    deliverable,
-    put_bodies,
-    settle,
-)
+from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.roles.broker.reading.meta_cache import MetaCache

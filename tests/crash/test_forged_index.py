@@ -19,13 +19,7 @@ from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
-from mqmesh.storage.index.part import (
-    HEAD_KEY,
-    SortedRun,
-    WaitingKeys,
-    decode_head,
-    encode_head,
-)
+from mqmesh.storage.index.part import HEAD_KEY, SortedRun, WaitingKeys, decode_head, encode_head
 from mqmesh.storage.index.texts import KeyText, text_key
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv, has_sound_pages
 from mqmesh.storage.tools.snapshot import seal_manifest

@@ -14,11 +14,7 @@ from harness.log_copies import end_of, log_of, replicate, state_of
 from harness.store_files import PATIENCE_SECONDS, StoreFiles, deliverable, put_bodies
 
 from mqmesh.errors import RemoteProtocolError, StoreLocked
-from mqmesh.storage.commitlog.log_copy import (
-    begin_copy,
-    decode_log_start,
-    encode_log_start,
-)
+from mqmesh.storage.commitlog.log_copy import begin_copy, decode_log_start, encode_log_start
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import LogStart
 from mqmesh.testing.clock import ManualClock

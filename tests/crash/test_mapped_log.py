@@ -4,13 +4,7 @@ import os
 
 import msgspec
 import pytest
-from harness.store_files import (
-    SEGMENT_BYTES,
-    StoreFiles,
-    deliverable,
-    put_bodies,
-    settle,
-)
+from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.errors import CorruptRecord, StoreClosed
 from mqmesh.storage.commitlog.store import CommitLogStore

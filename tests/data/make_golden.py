@@ -27,10 +27,7 @@ from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.host import ProcessMark
 from mqmesh.message import Message
 from mqmesh.protocol.replication import HeldCommit
-from mqmesh.roles.broker.features.groups.held_commits import (
-    HeldCommits,
-    HeldDocument,
-)
+from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
     GroupRecord,
@@ -43,12 +40,7 @@ from mqmesh.roles.broker.state_records import (
     in_bodies,
 )
 from mqmesh.roles.started_as import StartedAs
-from mqmesh.storage.lmdb.coordinator_file import (
-    KeptChange,
-    KeptRecord,
-    KeptSession,
-    encode_pairs,
-)
+from mqmesh.storage.lmdb.coordinator_file import KeptChange, KeptRecord, KeptSession, encode_pairs
 
 COORDINATOR_FILE = Path(__file__).resolve().parent / "coordinator-v1.json"
 COORDINATOR = KeptChange(

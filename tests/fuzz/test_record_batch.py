@@ -25,12 +25,7 @@ from mqmesh.batch.record_batch import (
     stamp,
 )
 from mqmesh.errors import CorruptBatch, InvalidArgument
-from mqmesh.message import (
-    MAX_MESSAGE_BYTES_DEFAULT,
-    RESERVED_PROPERTIES,
-    Message,
-    StoredMessage,
-)
+from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, RESERVED_PROPERTIES, Message, StoredMessage
 from mqmesh.message_checks import check_messages
 from mqmesh.units import MAX_TIMESTAMP_MS
 

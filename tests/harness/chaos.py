@@ -19,12 +19,7 @@ from typing import Final
 
 import msgspec
 
-from harness.chaos_scene import (
-    BROKER,
-    OFFSETS_SAVED_MS,
-    Scene,
-    UpCluster,
-)
+from harness.chaos_scene import BROKER, OFFSETS_SAVED_MS, Scene, UpCluster
 from harness.checker import Report
 from harness.delay_scene import run_delay_rounds
 from harness.history import Outage

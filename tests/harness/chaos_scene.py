@@ -15,21 +15,9 @@ from typing import Final, Protocol, Self
 from harness.checker import Commit, Delivery, History, Report, check
 from harness.commands import CommandProcess, free_ports, up_arguments
 from harness.history import Outage, Resources
-from harness.observations import (
-    came_back,
-    look_up,
-    recovery_degradations,
-    resources_of,
-)
+from harness.observations import came_back, look_up, recovery_degradations, resources_of
 from harness.secured import CLIENT, keys_in
-from harness.workload import (
-    Plan,
-    Worker,
-    describe,
-    now_ms,
-    read_attempts,
-    read_deliveries,
-)
+from harness.workload import Plan, Worker, describe, now_ms, read_attempts, read_deliveries
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest

@@ -3,15 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from harness.history import (
-    ACKED,
-    COMMITTED,
-    ROLLED_BACK,
-    UNKNOWN,
-    Delivery,
-    History,
-    MessageKey,
-)
+from harness.history import ACKED, COMMITTED, ROLLED_BACK, UNKNOWN, Delivery, History, MessageKey
 
 
 def half_messages(history: History) -> Iterable[str]:

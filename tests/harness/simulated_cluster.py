@@ -8,12 +8,7 @@ import msgspec
 
 from harness.batches import split_batches
 from harness.simulated_network import Answer, SimulatedNetwork, SimulatedServer
-from mqmesh.batch.record_batch import (
-    BatchHeader,
-    check_stored,
-    decode_messages,
-    read_meta,
-)
+from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages, read_meta
 from mqmesh.errors import BrokerNotAvailable, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
 from mqmesh.producer_key import producer_id_of

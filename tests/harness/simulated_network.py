@@ -14,12 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mqmesh.errors import (
-    ClientClosed,
-    EndpointUnreachable,
-    MQMeshError,
-    RequestTimeout,
-)
+from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, RequestTimeout
 from mqmesh.protocol.codes import response_error
 from mqmesh.protocol.command import Command, Reply
 from mqmesh.testing.clock import ManualClock

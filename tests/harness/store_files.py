@@ -10,12 +10,7 @@ from mqmesh.clock import Clock
 from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.disk_space import SpaceOf, system_space
-from mqmesh.storage.interface import (
-    GetStatus,
-    MessageStore,
-    RecoveryProgress,
-    StoreConfig,
-)
+from mqmesh.storage.interface import GetStatus, MessageStore, RecoveryProgress, StoreConfig
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, batches_in, make_batch
 from mqmesh.units import KIB

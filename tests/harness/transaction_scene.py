@@ -13,13 +13,7 @@ from typing import Final
 from harness.chaos_scene import BROKER, ChaosFailure, wait_until
 from harness.checker import Report, Verdict
 from harness.secured import keys_in
-from harness.transaction_worker import (
-    DONE,
-    STEPS,
-    Books,
-    TransactionWorker,
-    WorkerPlan,
-)
+from harness.transaction_worker import DONE, STEPS, Books, TransactionWorker, WorkerPlan
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient

@@ -30,11 +30,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message
 from mqmesh.metrics import Readings
-from mqmesh.protocol.admin import (
-    RoleInfo,
-    RuntimeInfo,
-    RuntimeInfoRequest,
-)
+from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
@@ -66,11 +62,7 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.protocol.route import (
-    DeleteTopicRequest,
-    GetRouteRequest,
-    TopicRoute,
-)
+from mqmesh.protocol.route import DeleteTopicRequest, GetRouteRequest, TopicRoute
 from mqmesh.roles.broker import server as broker_server
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.server import BrokerServer

@@ -16,15 +16,7 @@ import pytest
 from harness.commands import run_command
 from harness.stopwatch import Stopwatch
 
-from mqmesh import (
-    ConsumeResult,
-    Message,
-    Producer,
-    PullConsumer,
-    PushConsumer,
-    PythonFilter,
-    aio,
-)
+from mqmesh import ConsumeResult, Message, Producer, PullConsumer, PushConsumer, PythonFilter, aio
 from mqmesh.errors import FilterFailed, NoPermission
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.testing.processes import ProcessCluster, RoleProcess

@@ -12,12 +12,7 @@ import pytest
 from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 from mqmesh.coordination.backends import open_coordinator
-from mqmesh.coordination.interface import (
-    AckReplicas,
-    GroupState,
-    MemberIncarnation,
-    Presence,
-)
+from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, Presence
 from mqmesh.errors import MQMeshError
 from mqmesh.log_identity import MAX_EPOCH, EpochStart
 from mqmesh.metrics import Readings

@@ -8,11 +8,7 @@ import signal
 import pytest
 from harness.stopwatch import Stopwatch
 
-from mqmesh.errors import (
-    NoPermission,
-    StoreLocked,
-    TopicNotFound,
-)
+from mqmesh.errors import NoPermission, StoreLocked, TopicNotFound
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header

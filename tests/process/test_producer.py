@@ -13,11 +13,7 @@ from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import decode_messages, read_header
-from mqmesh.errors import (
-    MQMeshError,
-    NoRoute,
-    TransportError,
-)
+from mqmesh.errors import MQMeshError, NoRoute, TransportError
 from mqmesh.message import Message, MessageQueue, StoredMessage
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header

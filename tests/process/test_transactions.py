@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.cli.main import main
-from mqmesh.errors import (
-    ClientClosed,
-    InvalidArgument,
-    MQMeshError,
-    TransactionConflict,
-)
+from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, TransactionConflict
 from mqmesh.message import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,

@@ -10,13 +10,7 @@ import socket
 from urllib.request import urlopen
 
 import pytest
-from harness.commands import (
-    CommandProcess,
-    free_ports,
-    run_command,
-    up_arguments,
-    wait_until_gone,
-)
+from harness.commands import CommandProcess, free_ports, run_command, up_arguments, wait_until_gone
 from harness.stopwatch import Stopwatch
 
 from mqmesh.roles.supervisor.run_file import read_record, supervisor_pid

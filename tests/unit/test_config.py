@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.config import (
-    _load_toml,
-    dump_toml,
-    key_names,
-    load_config,
-    parse_config,
-    read_toml,
-)
+from mqmesh.config import _load_toml, dump_toml, key_names, load_config, parse_config, read_toml
 from mqmesh.errors import ConfigError
 
 

@@ -26,10 +26,7 @@ from mqmesh.message import (
     retry_topic,
     tag_hash,
 )
-from mqmesh.message_checks import (
-    check_messages,
-    is_plain,
-)
+from mqmesh.message_checks import check_messages, is_plain
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 LIMIT = 1000

@@ -30,13 +30,7 @@ from harness.history import (
     Look,
     MessageKey,
 )
-from mqmesh.errors import (
-    ClientClosed,
-    EndpointUnreachable,
-    MQMeshError,
-    NotMaster,
-    RequestTimeout,
-)
+from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, NotMaster, RequestTimeout
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer.send_result import SendFuture

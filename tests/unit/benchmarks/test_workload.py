@@ -4,14 +4,7 @@ import pytest
 
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
-from rows.workload import (
-    Report,
-    SequenceCheck,
-    age_us,
-    make_bodies,
-    percentile,
-    stamp_body,
-)
+from rows.workload import Report, SequenceCheck, age_us, make_bodies, percentile, stamp_body
 
 
 def batch_of(first_sequence: int, count: int, base_queue_offset: int = 0) -> list[StoredMessage]:

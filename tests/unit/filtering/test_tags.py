@@ -6,10 +6,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.filtering.tags import expression_hashes, parse_tags
-from mqmesh.message import (
-    Message,
-    tag_hash,
-)
+from mqmesh.message import Message, tag_hash
 from mqmesh.message_checks import check_messages
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import ConfigError, CorruptRecord
-from mqmesh.roles.started_as import (
-    NAME,
-    StartedAs,
-    begin_in,
-    read_started_as,
-    remember_start,
-)
+from mqmesh.roles.started_as import NAME, StartedAs, begin_in, read_started_as, remember_start
 from mqmesh.security.config import SecurityConfig
 from mqmesh.storage.files.atomic_file import load_document, save_document
 

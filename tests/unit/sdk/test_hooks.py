@@ -12,11 +12,7 @@ from mqmesh.errors import InvalidArgument, MessageIllegal
 from mqmesh.message import BatchInfo, Message, MessageQueue, StoredMessage
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.consumer.listening.consume_result import (
-    ConsumeResult,
-    hooked,
-    hooked_coroutine,
-)
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult, hooked, hooked_coroutine
 from mqmesh.sdk.hooks import MAX_HOOKS, ConsumeContext, Hooks, SendContext, make_hook_calls
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 

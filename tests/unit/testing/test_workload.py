@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt
-from harness.workload import (
-    Line,
-    judge,
-    read_attempts,
-)
+from harness.workload import Line, judge, read_attempts
 
 from mqmesh.errors import EndpointUnreachable, NoRoute, QueueFull, RequestTimeout, SystemBusy
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.protocol.route import DataVersion, RegisterBrokerResponse
-from mqmesh.roles.broker.registration import (
-    RETRY_MS,
-    Registration,
-    RegistrationPlan,
-)
+from mqmesh.roles.broker.registration import RETRY_MS, Registration, RegistrationPlan
 
 V1, V2, V3 = DataVersion(1, 1), DataVersion(1, 2), DataVersion(1, 3)
 FINE, MORE = RegisterBrokerResponse(), RegisterBrokerResponse(need_topics=True)

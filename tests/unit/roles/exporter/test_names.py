@@ -6,14 +6,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqmesh.metrics import (
-    Distribution,
-    Metric,
-    MetricKind,
-    MetricReading,
-    MetricSample,
-    Readings,
-)
+from mqmesh.metrics import Distribution, Metric, MetricKind, MetricReading, MetricSample, Readings
 from mqmesh.protocol.groups import ConsumerConnection, GroupFailures, GroupTopics, TopicProgress
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.roles.exporter.families import Families

@@ -20,12 +20,7 @@ from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.run_files import processes_beside
-from mqmesh.roles.exporter.server import (
-    LATELY_MS,
-    MOST_CONNECTIONS,
-    ExporterServer,
-    NamesrvHealth,
-)
+from mqmesh.roles.exporter.server import LATELY_MS, MOST_CONNECTIONS, ExporterServer, NamesrvHealth
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 from mqmesh.testing.clock import ManualClock
 

@@ -6,17 +6,8 @@ import errno
 
 import pytest
 
-from mqmesh.errors import (
-    BrokerNotAvailable,
-    FilterFailed,
-    NoPermission,
-    SystemBusy,
-)
-from mqmesh.roles.filtersrv.filter_runner import (
-    BACKOFF_MS,
-    RAISED_RETRY_MS,
-    FilterState,
-)
+from mqmesh.errors import BrokerNotAvailable, FilterFailed, NoPermission, SystemBusy
+from mqmesh.roles.filtersrv.filter_runner import BACKOFF_MS, RAISED_RETRY_MS, FilterState
 from mqmesh.sandbox.frames import Status
 
 BATCH = b"b" * 100

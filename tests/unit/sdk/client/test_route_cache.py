@@ -5,13 +5,7 @@ import pytest
 
 from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.route import (
-    BrokerAddress,
-    BrokerData,
-    Perm,
-    QueueData,
-    TopicRoute,
-)
+from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, QueueData, TopicRoute
 from mqmesh.sdk.client.route_cache import RouteCache, why_not_writable
 
 READ, WRITE, BOTH = Perm.READ.value, Perm.WRITE.value, Perm.READ_WRITE.value

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.batch.payload import MAX_MESSAGES
-from mqmesh.errors import (
-    EndpointUnreachable,
-    InvalidArgument,
-    QueueFull,
-)
+from mqmesh.errors import EndpointUnreachable, InvalidArgument, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 

@@ -7,11 +7,7 @@ import threading
 import pytest
 from harness.simulated_cluster import Fault, FaultKind
 
-from mqmesh.errors import (
-    InvalidArgument,
-    MessageIllegal,
-    NoRoute,
-)
+from mqmesh.errors import InvalidArgument, MessageIllegal, NoRoute
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import Perm

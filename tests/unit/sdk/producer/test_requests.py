@@ -22,12 +22,7 @@ from mqmesh.errors import (
 from mqmesh.message import BatchInfo, Message, MessageQueue, StoredMessage
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
-from mqmesh.protocol.replies import (
-    AcknowledgeReply,
-    PushReply,
-    SendReplyRequest,
-    SendReplyResponse,
-)
+from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
 from mqmesh.sdk.client.outbox import WATCH_MS
 from mqmesh.sdk.producer.replies import ReplySender, is_request, make_reply, time_to_live_ms
 from mqmesh.sdk.producer.requests import REMEMBERED_REPLIES, Requests

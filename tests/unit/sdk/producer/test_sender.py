@@ -14,10 +14,7 @@ from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolEr
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
-from mqmesh.sdk.producer.batch_codec import (
-    BatchCodec,
-    read_outcomes,
-)
+from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lanes import PendingBatch
 
 

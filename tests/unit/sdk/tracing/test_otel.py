@@ -21,11 +21,7 @@ from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.transactions import Decision
 from mqmesh.sdk import otel_names as names
 from mqmesh.sdk.consumer.consumer_options import PushConsumerOptions
-from mqmesh.sdk.consumer.listening.consume_result import (
-    ConsumeResult,
-    hooked,
-    hooked_coroutine,
-)
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult, hooked, hooked_coroutine
 from mqmesh.sdk.hooks import TransactionContext, make_hook_calls
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendResult

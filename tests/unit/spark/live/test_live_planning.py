@@ -11,14 +11,7 @@ from mqmesh.errors import EndpointUnreachable, OffsetIllegal, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.queue_reader import QueueEdges, Stretch
 from mqmesh.spark.live.options import Place, from_json, read_options, to_json
-from mqmesh.spark.live.planning import (
-    capped,
-    latest_places,
-    on_loss,
-    queues_of,
-    split,
-    stretch_of,
-)
+from mqmesh.spark.live.planning import capped, latest_places, on_loss, queues_of, split, stretch_of
 
 A, B, C = (MessageQueue("orders", broker, 0) for broker in ("a", "b", "c"))
 

@@ -11,12 +11,7 @@ from mqmesh.errors import CorruptRecord, DiskFull
 from mqmesh.storage.index import merge as message_index_merge
 from mqmesh.storage.index.blocks import BLOCK_ENTRIES
 from mqmesh.storage.index.entries import key_entries
-from mqmesh.storage.index.merge import (
-    MERGED_AT_ONCE,
-    merge_runs,
-    runs_to_merge,
-    stretches,
-)
+from mqmesh.storage.index.merge import MERGED_AT_ONCE, merge_runs, runs_to_merge, stretches
 from mqmesh.storage.index.part import IDS, KEYS, IndexPart, SortedRun
 from mqmesh.storage.index.seal import seal_part
 from mqmesh.storage.index.texts import TextMaker

@@ -10,12 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from mqmesh.errors import StorageError
-from mqmesh.storage.log.epochs import (
-    MOST_EPOCHS,
-    RETRY_MS,
-    EpochStart,
-    EpochTable,
-)
+from mqmesh.storage.log.epochs import MOST_EPOCHS, RETRY_MS, EpochStart, EpochTable
 
 
 class Later:

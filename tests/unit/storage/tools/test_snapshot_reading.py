@@ -12,13 +12,7 @@ from mqmesh.batch.record_batch import decode_messages
 from mqmesh.message import Message
 from mqmesh.storage.tools.snapshot import seal_manifest
 from mqmesh.storage.tools.snapshot_making import restore_snapshot
-from mqmesh.storage.tools.snapshot_reading import (
-    Batch,
-    Damage,
-    LogRange,
-    Snapshot,
-    verify_snapshot,
-)
+from mqmesh.storage.tools.snapshot_reading import Batch, Damage, LogRange, Snapshot, verify_snapshot
 from mqmesh.testing.store_contract import NOW
 
 COUNT = 300

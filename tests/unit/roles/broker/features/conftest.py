@@ -10,10 +10,7 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import check_stored, decode_messages, read_header
-from mqmesh.message import (
-    Message,
-    format_message_id,
-)
+from mqmesh.message import Message, format_message_id
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import HeartbeatRequest

@@ -27,11 +27,7 @@ from mqmesh.protocol.commands import (
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.request import Request
-from mqmesh.protocol.transactions import (
-    Decision,
-    EndHalfMessageRequest,
-    ViewHalfMessageRequest,
-)
+from mqmesh.protocol.transactions import Decision, EndHalfMessageRequest, ViewHalfMessageRequest
 from mqmesh.roles.dispatch import Dispatch
 
 FOUND_OUT = {

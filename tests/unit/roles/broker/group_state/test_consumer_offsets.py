@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
 from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
-from mqmesh.roles.broker.group_state.committed_offsets import (
-    CommittedOffsets,
-    SentBackStarts,
-)
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets, SentBackStarts
 
 
 def replay(table, copy):

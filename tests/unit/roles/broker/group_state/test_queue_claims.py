@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import StaleGeneration
-from mqmesh.roles.broker.group_state.queue_ownership import (
-    NOBODY,
-    Ownership,
-    QueueOwnership,
-)
+from mqmesh.roles.broker.group_state.queue_ownership import NOBODY, Ownership, QueueOwnership
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.protocol.membership import ConsumerData, Subscription
-from mqmesh.roles.broker.group_state.subscription_check import (
-    SubscriptionCheck,
-)
+from mqmesh.roles.broker.group_state.subscription_check import SubscriptionCheck
 
 
 def data(*subscriptions, model="CLUSTERING"):

@@ -12,12 +12,7 @@ import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.sorted_pairs import SortedPairs
 
-from mqmesh.batch.delayed_batch import (
-    ANY_TIME_QUEUE,
-    RECORD_QUEUE,
-    DelayedMeta,
-    pack_due_times,
-)
+from mqmesh.batch.delayed_batch import ANY_TIME_QUEUE, RECORD_QUEUE, DelayedMeta, pack_due_times
 from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header

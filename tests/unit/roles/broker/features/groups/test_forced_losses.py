@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from mqmesh.roles.broker.features.groups.forced_losses import (
-    Loss,
-    losses,
-    sentences,
-)
+from mqmesh.roles.broker.features.groups.forced_losses import Loss, losses, sentences
 from mqmesh.storage.interface import QueueMove
 
 MOVES = [

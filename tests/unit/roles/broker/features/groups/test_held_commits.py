@@ -9,11 +9,7 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.groups import ResetOffsetRequest, ResetWhere
 from mqmesh.protocol.replication import HeldCommit
-from mqmesh.roles.broker.features.groups.held_commits import (
-    HeldCommits,
-    HeldDocument,
-    decode_held,
-)
+from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument, decode_held
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 
 GOLDEN = HeldDocument(7, [HeldCommit("g", "t", 0, -1, 70, 2), HeldCommit("h", "t", 4, 5, 6)])

@@ -8,12 +8,7 @@ from mqmesh.errors import ClientNotOnline, MessageIllegal, RemoteProtocolError, 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import HeartbeatRequest
-from mqmesh.protocol.replies import (
-    AcknowledgeReply,
-    PushReply,
-    SendReplyRequest,
-    SendReplyResponse,
-)
+from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
 from mqmesh.roles.broker.features.request_reply.open_requests import ACKNOWLEDGE_TIMEOUT_MS
 
 

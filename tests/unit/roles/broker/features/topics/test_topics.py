@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import (
-    InvalidArgument,
-    MessageIllegal,
-    NoPermission,
-    SystemBusy,
-    TopicNotFound,
-)
+from mqmesh.errors import InvalidArgument, MessageIllegal, NoPermission, SystemBusy, TopicNotFound
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.features.topics import state as topics

@@ -8,12 +8,7 @@ import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.record_batch import Attributes, decode_messages, read_header
-from mqmesh.errors import (
-    BrokerError,
-    CorruptRecord,
-    DiskFull,
-    NoPermission,
-)
+from mqmesh.errors import BrokerError, CorruptRecord, DiskFull, NoPermission
 from mqmesh.message import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,

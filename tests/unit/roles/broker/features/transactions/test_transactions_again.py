@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import (
-    BrokerNotAvailable,
-)
-from mqmesh.message import (
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
-)
-from mqmesh.protocol.transactions import (
-    Decision,
-    EndOutcome,
-)
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.transaction_table import (
     Transactions as TransactionTable,
 )
