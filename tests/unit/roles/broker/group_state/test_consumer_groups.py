@@ -131,15 +131,6 @@ def test_silence_ends_a_membership_though_the_connection_stands():
     assert members(groups) == ["d"]
 
 
-def test_a_lost_client_may_also_say_that_it_leaves():
-    groups = make()
-    beat(groups, "c", "g")
-    groups.on_disconnect(b"c", now_ms=0)
-    assert groups.on_unregister("c")
-    groups.tick(5_000)
-    assert groups.client_count == 0
-
-
 def test_the_number_of_clients_is_limited():
     groups = make(most_clients=1)
     beat(groups, "c", "g")

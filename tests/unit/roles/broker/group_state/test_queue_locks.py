@@ -30,14 +30,6 @@ def test_a_queue_is_locked_by_one_member():
     assert locks.holder("g", Q, 0) == "a"
 
 
-def test_groups_and_queues_do_not_disturb_each_other():
-    locks = make()
-    tokens = {ask(locks, "a"), ask(locks, "b", group="h"), ask(locks, "c", queue=("t", 1))}
-    assert len(tokens) == 3
-    assert LOCK_HELD_BY_OTHER not in tokens
-    assert len(locks) == 3
-
-
 def test_a_renewed_lock_keeps_its_token():
     locks = make()
     token = ask(locks, "a")
@@ -182,15 +174,6 @@ def test_old_locks_are_forgotten():
     locks.tick(LEASE_MS * 3)
     assert len(locks) == 0
     assert not locks._of_peer
-
-
-def test_a_deleted_topic_has_no_locks():
-    locks = make()
-    ask(locks, "a")
-    ask(locks, "a", queue=("other", 0))
-    locks.remove_topic("t")
-    assert len(locks) == 1
-    assert locks.holder("g", Q, 0) is None
 
 
 class Machine(RuleBasedStateMachine):

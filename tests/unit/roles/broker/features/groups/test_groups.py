@@ -328,12 +328,6 @@ def test_a_group_goes_where_it_is_sent(filled, where, fields, wanted):
     assert filled.saved[-1] == "offsets"
 
 
-def test_a_time_between_two_messages_leads_to_the_later_one(filled):
-    now_ms = filled.clock.wall_ms()
-    changes = reset(filled, "TIMESTAMP", timestamp_ms=now_ms - 2_500)
-    assert changes.queues[0].new_offset == 8
-
-
 @pytest.mark.parametrize(
     ("where", "fields", "error"),
     [

@@ -51,17 +51,6 @@ def test_a_group_gets_settings_when_it_is_used(table):
     assert table.names() == ["g", "new"]
 
 
-def test_without_auto_creation_an_unknown_group_is_refused_with_advice():
-    table = GroupTable(auto_create=False)
-    for use in (lambda: table.note_used("g"), lambda: table.check_pull("g", clustering)):
-        with pytest.raises(GroupNotFound, match="mqmesh group create"):
-            use()
-    table.check_pull("mqmesh-query", clustering)  # our own tools look at single messages
-    table.update(GroupConfig("g"), must_be_new=True)
-    table.check_pull("g", clustering)
-    table.note_used("g")
-
-
 def test_permissions_are_checked_with_each_pull(table):
     table.update(GroupConfig("g", consume_enable=False))
     with pytest.raises(NoPermission, match="consume_enable"):
@@ -88,12 +77,6 @@ def test_existing_and_missing_groups(table):
         table.update(GroupConfig("g"), must_be_new=True)
     with pytest.raises(GroupNotFound):
         table.update(GroupConfig("h"), must_exist=True)
-
-
-def test_how_often_a_message_comes_again_is_the_consumers_choice_unless_the_group_says(table):
-    assert table.retry_limit("g", 7) == table.retry_limit("unknown", 7) == 7
-    table.update(GroupConfig("g", retry_max_times=0))
-    assert table.retry_limit("g", 7) == 0
 
 
 def test_there_is_an_end_of_groups():

@@ -169,13 +169,6 @@ def test_a_member_that_leaves_with_a_listener_running_keeps_its_lock(filled, a, 
 # ---- Claims and generations -----------------------------------------------------------
 
 
-def test_a_member_that_was_given_a_queue_commits_it(filled, a):
-    assert a.claim(0) == [-1]
-    a.commit(0, 4)
-    assert offset(filled) == 4
-    assert len(a.pull()) == 10
-
-
 def test_a_replaced_member_neither_commits_nor_pulls(filled, a, b):
     a.claim(0)
     a.lose()
@@ -224,12 +217,6 @@ def test_a_member_that_was_removed_goes_on_with_what_nobody_else_was_given(fille
     assert offset(filled) == 3
     a.generation = stale  # pulls carry the generation of the claim
     assert len(a.pull()) == 10
-
-
-def test_a_heartbeat_tells_the_same_generation_while_nothing_changes(a, b):
-    first = a.beat()
-    assert a.beat() == first
-    assert first.joined < b.beat().joined == first.generation
 
 
 def test_one_queue_has_one_member_in_one_generation(a, b):

@@ -36,11 +36,6 @@ def members(stage, group="g"):
     )
 
 
-def test_a_heartbeat_is_answered_with_the_life_of_the_broker(stage):
-    assert beat(stage, "c1", producer_groups=["p"]).broker_instance_id == 77
-    assert stage.features.state.groups.producers("p") == [stage.peer(b"c1")]
-
-
 def test_members_are_told_of_one_another(stage):
     beat(stage, "c2", consumer())
     beat(stage, "c1", consumer())
@@ -75,11 +70,6 @@ def test_leaving_is_seen_at_once_and_may_be_said_twice(stage):
     assert members(stage).client_ids == ["c2"]
     assert members(stage).generation > before
     assert [peer for peer, _, _ in stage.notices] == [b"c2"]
-
-
-def test_a_group_without_members_is_not_the_same_as_an_empty_list(stage):
-    with pytest.raises(GroupNotFound):
-        members(stage)
 
 
 @pytest.mark.parametrize(

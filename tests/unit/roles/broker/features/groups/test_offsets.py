@@ -42,22 +42,6 @@ def query(stage, *queues, group="g"):
     return [one.queue_offset for one in found.queues]
 
 
-def test_a_group_that_never_committed_stands_nowhere(filled):
-    assert query(filled, ("t", 0), ("unknown", 9)) == [-1, -1]
-
-
-def test_what_was_committed_is_told_in_the_order_asked(filled):
-    commit(filled, ("t", 0, 3), ("t", 1, 0))
-    assert query(filled, ("t", 1), ("t", 0), ("t", 2)) == [0, 3, -1]
-    assert query(filled, ("t", 0), group="other") == [-1]
-
-
-def test_a_group_may_go_back(filled):
-    commit(filled, ("t", 0, 5))
-    commit(filled, ("t", 0, 1))
-    assert query(filled, ("t", 0)) == [1]
-
-
 @pytest.mark.parametrize("offset", [6, -1, 2**62])
 def test_an_offset_outside_of_the_queue_is_refused_and_nothing_jumps(filled, offset):
     commit(filled, ("t", 0, 2))

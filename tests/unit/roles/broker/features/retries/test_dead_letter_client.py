@@ -12,7 +12,6 @@ from mqmesh.message import PROPERTY_LAST_FAILURE, Message
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
-from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.admin.dead_letters import (
     LETTERS_PER_REQUEST,
@@ -112,11 +111,6 @@ def test_they_come_broker_by_broker_oldest_first(client, stages):
     assert client.groups() == {"g": 4}
 
 
-def test_a_group_without_dead_letters_has_none(client):
-    assert list(client.scan("g")) == []
-    assert client.groups() == {}
-
-
 def test_a_filter_chooses(client, stages):
     bury(stages["a"], b"1", tag="T", keys=["k"])
     bury(stages["a"], b"2", reason="Timeout: too late", sequence=5)
@@ -138,23 +132,6 @@ def test_a_filter_chooses(client, stages):
     assert found(from_ms=stored_ms + 1, topic="t") == []
     with pytest.raises(InvalidArgument):
         found(topic="no topic")
-
-
-def test_each_is_resent_once(client, stages):
-    for at in range(3):
-        bury(stages["a"], b"%d" % at, sequence=at)
-        bury(stages["b"], b"%d" % at, sequence=10 + at)
-
-    def resend(**options):
-        letters = client.scan("g")
-        return [ResendStatus(one.status) for _, one in client.resend("g", letters, **options)]
-
-    assert resend(dry_run=True) == [ResendStatus.RESENT] * 6
-    assert resend() == [ResendStatus.RESENT] * 6
-    assert resend() == [ResendStatus.ALREADY_RESENT] * 6
-    assert resend(force=True) == [ResendStatus.RESENT] * 6
-    assert all(letter.resent_ms for letter in client.scan("g", DeadLetterFilter(resent=True)))
-    assert stages["a"].store.queue_bounds("%RETRY%g", 0) == (0, 6)
 
 
 def test_many_are_resent_in_portions(client, stages):

@@ -119,14 +119,6 @@ def test_what_a_stranger_wrote_into_a_message_sends_it_nowhere_else(make_stage):
     assert bodies == [b"body"]
 
 
-def test_or_to_the_topic_it_was_sent_to_at_first(stage):
-    stage.send(stage.batch("t"))
-    bury(stage, sharding_key="key")
-    assert resend(stage, 0, target=ResendTarget.TOPIC) == [RESENT]
-    found = [m for queue in range(4) for m in messages_in(stage, "t", queue)]
-    assert [message.body for message in found] == [b"body", b"0"]
-
-
 def test_nothing_is_resent_twice_by_accident(stage):
     bury(stage, 3)
     assert resend(stage, 0, 1) == [RESENT, RESENT]
@@ -138,23 +130,6 @@ def test_nothing_is_resent_twice_by_accident(stage):
 def test_not_even_within_one_request(stage):
     bury(stage)
     assert resend(stage, 0, 0) == [RESENT, ALREADY]
-
-
-def test_but_when_it_is_forced(stage):
-    bury(stage)
-    resend(stage, 0)
-    assert resend(stage, 0, force=True) == [RESENT]
-    assert len(messages_in(stage, RETRY)) == 2
-
-
-def test_the_answer_tells_when_it_was_resent(stage):
-    bury(stage)
-    resend(stage, 0)
-    when = stage.clock.wall_ms()
-    stage.clock.advance(5_000)
-    request = ResendRequest("g", [0])
-    answer = stage.ask(RequestCode.RESEND_DEAD_LETTERS, request, ResendResponse)
-    assert answer.results[0].resent_ms == when
 
 
 def test_marks_outlive_the_broker(stage, make_stage):

@@ -116,24 +116,12 @@ def test_a_failed_message_waits_a_level_and_carries_its_reason(stage):
     assert message.info.born_timestamp == original.info.born_timestamp
 
 
-def test_the_retry_topic_is_there_before_the_message_is_due(stage):
-    stage.send(stage.batch())
-    send_back(stage, entry())
-    assert stage.features.state.topics.require(RETRY).queue_count == 1
-
-
 @pytest.mark.parametrize(("times", "queue_id"), [(1, 3), (2, 4), (5, 7), (15, 17)])
 def test_each_further_retry_waits_a_level_longer(stage, times, queue_id):
     write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: str(times)})])
     send_back(stage, entry(RETRY))
     (message,) = messages_in(stage, SCHEDULE_TOPIC, queue_id)
     assert message.reconsume_times == times + 1
-
-
-def test_a_level_of_the_consumers_own_counts(stage):
-    stage.send(stage.batch())
-    send_back(stage, entry(delay_level=7))
-    assert len(messages_in(stage, SCHEDULE_TOPIC, 6)) == 1
 
 
 @pytest.mark.parametrize(("times", "most", "is_dead"), [(15, 16, 0), (16, 16, 1), (0, 0, 1)])
@@ -320,14 +308,6 @@ def test_a_message_that_nobody_can_decode_is_buried_once(stage):
     restart(stage)
     assert send_back(stage, entry(count=2)) == first
     assert stage.store.queue_bounds(DLQ, 0) == (0, 2)
-
-
-def test_each_further_delivery_may_fail_again(stage):
-    write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "1"})])
-    write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "2"})])
-    send_back(stage, entry(RETRY), entry(RETRY, queue_offset=1))
-    assert len(messages_in(stage, SCHEDULE_TOPIC, 3)) == 1
-    assert len(messages_in(stage, SCHEDULE_TOPIC, 4)) == 1
 
 
 def test_what_is_being_written_is_not_written_again_nor_said_to_be_there(stage):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.errors import RemoteProtocolError, SequenceConflict, SystemBusy
+from mqmesh.errors import RemoteProtocolError, SequenceConflict
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
 from mqmesh.roles.broker.features.transactions import check_timetable
 from mqmesh.roles.broker.features.transactions.check_timetable import (
@@ -220,14 +220,6 @@ def test_only_what_nobody_has_decided_is_asked_about():
     assert desk.checks(100 * S) == []
 
 
-def test_a_message_may_say_when_it_is_asked_about_first():
-    desk = Desk()
-    desk.add(0, 3, immunities=[None, 1 * S, 60 * S])
-    found = [(when, one.ordinals) for when, one in desk.checks(70 * S)]
-    assert found[:2] == [(1 * S, [1]), (6 * S, [0])]
-    assert (60 * S, [2]) in found
-
-
 def test_another_member_is_asked_each_time():
     desk = Desk()
     desk.members["g"] = [b"one", b"two", b"three"]
@@ -280,26 +272,6 @@ def test_one_message_that_never_ends_is_parked_and_the_others_end():
 
 
 # ---- Limits ------------------------------------------------------------------------------------
-
-
-def test_no_more_wait_than_allowed_and_the_refusal_says_what_to_change():
-    desk = Desk(pending_max=3)
-    desk.add(0, 2)
-    with pytest.raises(SystemBusy, match="transaction_pending_max"):
-        desk.table.admit(7, 100, 2, 0)
-    desk.table.admit(7, 100, 1, 0)
-    with pytest.raises(SystemBusy):
-        desk.table.admit(7, 200, 1, 0)
-
-
-def test_a_half_batch_that_was_stored_before_is_recognised():
-    desk = Desk()
-    batch = desk.add(5, 2)
-    batch.producer_crc = 99
-    assert desk.table.admit(7, 5, 2, 99) is batch
-    desk.decide(5, 0, 2, COMMIT)
-    desk.write()
-    assert desk.table.admit(7, 5, 2, 99) is batch, "also after its end"
 
 
 @pytest.mark.parametrize(("count", "producer_crc"), [(2, 98), (1, 99)])

@@ -56,13 +56,6 @@ def test_half_messages_are_seen_by_nobody_until_they_are_committed(scene):
     assert header.attributes & Attributes.TRANSACTION_ROLLBACK == Attributes.TRANSACTION_COMMIT
 
 
-def test_what_is_rolled_back_is_never_seen(scene):
-    base = scene.half(b"one", b"two", b"three")
-    outcomes = scene.end((base, 0, 0, 1, Decision.ROLLBACK), (base, 0, 1, 2, Decision.COMMIT))
-    assert outcomes == [EndOutcome.ENDED, EndOutcome.ENDED]
-    assert scene.bodies() == [b"two", b"three"]
-
-
 def test_another_group_decides_nothing(scene):
     base = scene.half(b"one")
     body = encode_ends([End(base, PRODUCER, 0, 0, 1, int(Decision.COMMIT), PRODUCER_KEY)])
@@ -106,6 +99,13 @@ def test_other_half_messages_under_known_ids_are_refused(scene):
         assert scene.send_half(body, sequence=0).code == ResponseCode.SEQUENCE_CONFLICT
     assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
     assert scene.bodies() == [b"mine"]
+
+
+def test_a_repeated_half_batch_is_stored_once_also_long_after(scene):
+    first = scene.half(b"one", sequence=0)
+    for number in range(1, 400):
+        scene.half(b"x", sequence=number)
+    assert scene.half(b"one", sequence=0) == first
 
 
 def test_how_long_the_oldest_waits_is_told_unless_it_is_parked(scene):
@@ -224,6 +224,16 @@ def test_halves_that_may_not_be_are_refused(scene, change, code):
     assert scene.desk.table.pending_count == 0
 
 
+def test_too_many_halves_are_refused_and_taken_again_when_some_have_ended(make_scene):
+    scene = make_scene(transaction_pending_max=2)
+    base = scene.half(b"one", b"two")
+    refused = scene.send_half(b"three")
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "transaction_pending_max" in refused.remark
+    scene.end((base, 0, 0, 2, Decision.ROLLBACK))
+    scene.half(b"three")
+
+
 @pytest.mark.parametrize("topic", [TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC])
 def test_nobody_may_read_the_half_topics(scene, topic):
     base = scene.half(b"one")
@@ -248,6 +258,18 @@ def test_a_member_of_the_group_is_asked_and_its_answer_counts(scene):
     assert scene.end((base, 0, 1, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
     scene.tick(60_000)
     assert scene.asked() == []
+
+
+def test_a_message_says_when_it_is_asked_about_first(scene):
+    scene.join()
+    scene.half(b"slow", seconds=60)
+    scene.half(b"fast", seconds=1)
+    scene.tick(1_000)
+    assert [bodies for _, bodies in scene.asked()] == [[b"fast"]]
+    scene.tick(10_000)
+    assert scene.asked() == []
+    scene.tick(49_000)
+    assert [b"slow"] in [bodies for _, bodies in scene.asked()]
 
 
 def test_what_was_asked_about_in_vain_is_parked_visibly_and_may_be_committed_later(make_scene):

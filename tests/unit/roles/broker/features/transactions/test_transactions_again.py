@@ -197,25 +197,9 @@ def test_with_a_slow_disk_they_are_written_again_once(make_scene):
     assert scene.bodies() == [b"a"]
 
 
-def test_nothing_is_written_again_where_nothing_was_cut_off(scene):
-    for number in range(5):
-        base = scene.half(b"%d" % number)
-        scene.end((base, number, 0, 1, Decision.COMMIT))
-    scene.stage.send(scene.stage.batch("t", bodies=(b"plain",)))
-    scene.restart()
-    assert not scene.desk.torn
-
-
 def test_a_torn_commit_for_a_deleted_topic_is_left(scene):
     base = scene.half(b"a")
     torn_write(scene, keep=1, ends=[(base, 0, 0, 1, Decision.COMMIT)])
     scene.stage.features.state.topics.delete("t", 1)
     scene.restart()
     assert not scene.desk.torn
-
-
-def test_what_is_in_the_store_is_never_changed(scene):
-    base = scene.half(b"a", b"b")
-    before = bytes(scene.stage.store.get(TRANS_HALF_TOPIC, 0, 0, max_bytes=1 << 20).data[0])
-    scene.end((base, 0, 0, 2, Decision.COMMIT))
-    assert bytes(scene.stage.store.get(TRANS_HALF_TOPIC, 0, 0, max_bytes=1 << 20).data[0]) == before
