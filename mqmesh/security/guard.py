@@ -1,12 +1,12 @@
 """The guard of a server: admits connections and requests by the access list in force."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.errors import NoPermission, TopicNotFound
-from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.message import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from mqmesh.metrics import Measured, counter
 from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, Right
@@ -171,14 +171,25 @@ class Guard:
 
         A request that names nothing is about everything.
         """
-        groups = spec.group_names(header) if spec.groups else []
-        topics = spec.topic_names(header) if spec.topics else []
-        user, permissions = self._permissions.user(name), self._permissions
-        if user is None or user.role in _INTERNAL or not (groups if spec.groups else topics):
+        user = self._permissions.user(name)
+        if user is None or user.role in _INTERNAL:
             return False
-        return all(permissions.group(name, Action.SUB, one).allowed for one in groups) and all(
-            permissions.topic(name, Action.SUB, one).allowed for one in topics
-        )
+        if not (spec.group_names(header) if spec.groups else spec.topic_names(header)):
+            return False
+        return all(verdict.allowed for _, _, verdict in self._readings(name, spec, header))
+
+    def _readings(
+        self, name: str, spec: CommandSpec, header: Any
+    ) -> Iterator[tuple[str, str, Judgement]]:
+        """Yield each group and topic that a request names, and whether a user may read it."""
+        for group in spec.group_names(header) if spec.groups else ():
+            yield "group", group, self._permissions.group(name, Action.SUB, group)
+        for topic in spec.topic_names(header) if spec.topics else ():
+            verdict = self._permissions.topic(name, Action.SUB, topic)
+            if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                yield "group", topic.split("%", 2)[2], verdict
+            else:
+                yield "topic", topic, verdict
 
     def _has_role(self, name: str, right: Right) -> bool:
         user = self._permissions.user(name)
@@ -189,6 +200,8 @@ class Guard:
         if user is None:
             raise NoPermission(f"user {name!r} is not in the access list, or not enabled")
         if not self._has_role(name, right):
+            for kind, what, verdict in self._readings(name, spec, header) if right in _OWN else ():
+                _require(verdict, name, Action.SUB.value, kind, what)
             raise NoPermission(
                 f"user {name!r} may not {spec.code.name}: it needs the right {right.value}, and "
                 f"the user's role is {user.role.value}"

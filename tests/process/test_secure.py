@@ -377,6 +377,8 @@ def test_members_look_after_their_group_with_the_keys_of_a_context(
     ):
         code, answers = told(*command)
         assert code == 1, (command, answers)
+    _, (refusal,) = told("dlq", "list", "other")
+    assert "may not SUB group 'other' (no rule" in refusal["error"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -159,6 +160,20 @@ def test_a_refusal_says_who_may_not_do_what_and_why(gate):
         NoPermission, match=r"'shop' may not DELETE_TOPIC_IN_BROKER: .* admin, .* none"
     ):
         gate.check(who(gate, SHOP), COMMANDS[RequestCode.DELETE_TOPIC_IN_BROKER], Naming("orders"))
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "refused"),
+    [
+        ("GET_TOPIC_STATS_INFO", Naming(topic="%DLQ%other"), "SUB group 'other' (no rule"),
+        ("GET_TOPIC_STATS_INFO", Naming(topic="orders-1"), "SUB topic 'orders-1' (no rule"),
+        ("GET_CONSUME_STATS", Naming(group="other"), "SUB group 'other' (no rule"),
+        ("GET_ALL_SUBSCRIPTIONGROUP_CONFIG", Naming(), "GET_ALL_SUBSCRIPTIONGROUP_CONFIG: "),
+    ],
+)
+def test_a_refusal_names_the_group_or_topic_of_others(gate, code, header, refused):
+    with pytest.raises(NoPermission, match=re.escape(f"user 'shop' may not {refused}")):
+        gate.check(who(gate, SHOP), COMMANDS[RequestCode[code]], header)
 
 
 def test_a_topic_without_any_right_is_not_there(gate):
