@@ -28,7 +28,7 @@ def _keep_descriptors() -> None:
     """Opens ``/dev/null`` in place of closed standard streams.
 
     Else the first file or socket would get the descriptor, and with it what is printed. Python's
-    ``sys.stdout`` remains None, so that `standard_output` can refuse; the other two are replaced.
+    ``sys.stdout`` remains None until ``refuse_closed_output``; the other two are replaced.
     """
     for descriptor in range(3):
         try:

@@ -20,7 +20,7 @@ from mqmesh.version import VERSION
 from .lazy_group import LazyGroup
 from .names import check_texts
 from .notes import Options, print_error
-from .streams import drop_output, escape_what_no_encoding_holds
+from .streams import drop_output, escape_what_no_encoding_holds, refuse_closed_output
 
 INTERRUPTED: Final = 130
 
@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     options = Options()
+    refuse_closed_output()
     escape_what_no_encoding_holds()
 
     def tell(text: str) -> None:
@@ -152,8 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             obj=options,
         )
         # What is left in the buffer may meet a closed pipe, too.
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         if _wants_json(options, arguments):
             tell("interrupted")
@@ -188,8 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _forget_what_is_left() -> None:
     """Flushes standard output, or drops it on a full disk: the interpreter would end with 120."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         drop_output()
 

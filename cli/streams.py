@@ -24,14 +24,32 @@ def escape_what_no_encoding_holds() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class ClosedOutput(io.StringIO):
+    """Standard output that is closed: what click writes to it is an error, not lost unseen."""
+
+    def write(self, text: str) -> int:
+        """Refuses a text.
+
+        Raises:
+            OSError: Always.
+        """
+        raise OSError(errno.EBADF, "standard output is closed, so the answer is lost")
+
+
+def refuse_closed_output() -> None:
+    """Makes a closed standard output one that refuses texts."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput()
+
+
 def standard_output() -> TextIO:
     """Returns standard output.
 
     Raises:
         OSError: Standard output is closed.
     """
-    if sys.stdout is None:
-        raise OSError(errno.EBADF, "standard output is closed, so the answer is lost")
+    if isinstance(sys.stdout, ClosedOutput):
+        sys.stdout.write("")
     return sys.stdout
 
 
