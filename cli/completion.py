@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from .options import json_option
-from .render import print_if_json, print_text
+from .render import print_answer, print_text
 
 
 @click.command()
@@ -22,5 +22,5 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     source = kind(context.find_root().command, {}, "mqmesh", "_MQMESH_COMPLETE").source()
-    if not print_if_json({"shell": shell, "source": source}):
+    if print_answer({"shell": shell, "source": source}):
         print_text(source)

@@ -1,6 +1,7 @@
 """Errors, warnings and notes of commands, on standard error."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -46,6 +47,12 @@ def print_error(text: str, *, as_json: bool | None = None) -> None:
 def print_warning(text: str) -> None:
     """Prints a warning: the answer may lack something."""
     _print("warning", text)
+
+
+def warn_of_silent(namesrvs: Sequence[str], advice: str = "; repeat it later") -> None:
+    """Warns of name servers that did not answer, if there are some."""
+    if namesrvs:
+        print_warning(f"no answer from name server {', '.join(namesrvs)}{advice}")
 
 
 def print_note(text: str) -> None:

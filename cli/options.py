@@ -55,6 +55,11 @@ def namesrv_option(function: _F) -> _F:
     return command  # type: ignore[return-value]  # click's decorators lose the type
 
 
+def cluster_options(function: _F) -> _F:
+    """Adds ``--namesrv`` and ``--json``: options of a command that asks a cluster."""
+    return namesrv_option(json_option(function))
+
+
 broker_option: Final = click.option(
     "--broker", metavar="NAME", default="", help="Only on this broker group. [default: on all]"
 )

@@ -19,7 +19,7 @@ from mqmesh.logs import one_line
 from mqmesh.roles.supervisor.log_lines import LogLine
 
 from .notes import answers_json, print_note
-from .streams import json_text, standard_output
+from .streams import ClosedOutput, json_text, standard_output
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")
 LEVEL_STYLES: Final = {
@@ -56,21 +56,6 @@ def print_json(value: Any, *, flush: bool = True) -> None:
     out.write(json_text(value, out) + "\n")
     if flush:
         out.flush()
-
-
-def print_if_json(value: Any) -> bool:
-    """Prints a value as JSON if the command answers in JSON; returns whether it does."""
-    if answers_json():
-        print_json(value)
-        return True
-    return False
-
-
-def print_answer(value: Any, *lines: str) -> None:
-    """Prints the result of a command: as JSON, or as lines for people."""
-    if not print_if_json(value):
-        for line in lines:
-            say(line)
 
 
 def say(text: str = "") -> None:
@@ -177,19 +162,51 @@ class Column(msgspec.Struct, frozen=True):
         return self.shown(record[self.name] if is_dict else getattr(record, self.name))
 
 
+class Table(msgspec.Struct, frozen=True):
+    """Records as people see them, one a line.
+
+    Attributes:
+        columns: What is shown of each.
+        records: In the order of the lines.
+    """
+
+    columns: Sequence[Column]
+    records: Sequence[Any]
+
+    def print(self) -> None:
+        """Prints the table."""
+        ranked = sorted(self.columns, key=lambda one: -one.rank)
+        print_table(
+            [one.heading for one in self.columns],
+            [[one.of(record) for one in self.columns] for record in self.records],
+            optional=[one.heading for one in ranked if one.rank],
+        )
+
+
+def print_answer(value: Any, *parts: str | Table) -> bool:
+    """Prints the result of a command.
+
+    Args:
+        value: Whole result, for ``--json``.
+        parts: Lines and tables for people.
+
+    Returns:
+        True if people read it, who may be given more; False if it was printed as JSON.
+    """
+    if answers_json():
+        print_json(value)
+        return False
+    for part in parts:
+        if isinstance(part, Table):
+            part.print()
+        else:
+            say(part)
+    return True
+
+
 def print_records(columns: Sequence[Column], records: Sequence[Any]) -> None:
     """Prints records: as a list of JSON objects, or as a table."""
-    if not print_if_json(records):
-        print_columns(columns, records)
-
-
-def print_columns(columns: Sequence[Column], records: Iterable[Any]) -> None:
-    """Prints records as a table."""
-    print_table(
-        [one.heading for one in columns],
-        [[one.of(record) for one in columns] for record in records],
-        optional=[one.heading for one in sorted(columns, key=lambda one: -one.rank) if one.rank],
-    )
+    print_answer(records, Table(columns, records))
 
 
 def print_table(
@@ -351,7 +368,7 @@ class LogStream:
 
     def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
-        self._lines = None if sys.stdout is None else StyledLines()
+        self._lines = None if isinstance(sys.stdout, ClosedOutput) else StyledLines()
         self._colours: dict[str, str] = {}
 
     def say(self, line: LogLine) -> None:

@@ -29,12 +29,11 @@ from mqmesh.security.keys import MAX_SERVER_KEYS, save_credentials
 from mqmesh.security.permissions import Permissions
 
 from ..notes import print_note
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..options import cluster_options, confirm, json_option, yes_option
 from ..processes.secure import new_credentials
 from ..render import (
     Column,
     print_answer,
-    print_if_json,
     print_records,
     print_text,
     say,
@@ -115,8 +114,7 @@ def key() -> None:
 @click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
 @click.option("--expires", type=DAY, help="First day, by UTC, on which nobody is it any more.")
-@namesrv_option
-@json_option
+@cluster_options
 def add(
     name: str,
     output: Path,
@@ -169,8 +167,7 @@ def add(
 
 
 @user.command("list")
-@namesrv_option
-@json_option
+@cluster_options
 def list_users(namesrv: str) -> None:
     """List all users.
 
@@ -184,8 +181,7 @@ def list_users(namesrv: str) -> None:
 
 @user.command()
 @NAME
-@namesrv_option
-@json_option
+@cluster_options
 def show(name: str, namesrv: str) -> None:
     """Show a user as the access list has it.
 
@@ -199,8 +195,7 @@ def show(name: str, namesrv: str) -> None:
 
 @user.command()
 @NAME
-@namesrv_option
-@json_option
+@cluster_options
 def disable(name: str, namesrv: str) -> int:
     """Let nobody be this user; its connections end.
 
@@ -213,8 +208,7 @@ def disable(name: str, namesrv: str) -> int:
 
 @user.command()
 @NAME
-@namesrv_option
-@json_option
+@cluster_options
 def enable(name: str, namesrv: str) -> int:
     """Let whoever has its key be this user again.
 
@@ -229,8 +223,7 @@ def enable(name: str, namesrv: str) -> int:
 @NAME
 @click.argument("day", type=DAY, required=False)
 @click.option("--never", is_flag=True, help="It does not expire any more.")
-@namesrv_option
-@json_option
+@cluster_options
 def expire(name: str, day: datetime.datetime | None, never: bool, namesrv: str) -> int:
     """Let nobody be this user from DAY on, by UTC; its connections end then.
 
@@ -249,8 +242,7 @@ def expire(name: str, day: datetime.datetime | None, never: bool, namesrv: str) 
 @user.command()
 @NAME
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def delete(name: str, yes: bool, namesrv: str) -> int:
     """Take a user from the access list; its connections end.
 
@@ -275,8 +267,7 @@ def delete(name: str, yes: bool, namesrv: str) -> int:
 @click.option("--read-bytes", type=RATE, help="Bytes a second, from each broker.")
 @click.option("--connections", type=click.IntRange(1, 1_000_000), help="To each server.")
 @click.option("--none", "is_none", is_flag=True, help="Take the quota away.")
-@namesrv_option
-@json_option
+@cluster_options
 def quota(
     name: str,
     send_messages: int | None,
@@ -304,8 +295,7 @@ def quota(
 @user.command("rotate-key")
 @NAME
 @OUTPUT
-@namesrv_option
-@json_option
+@cluster_options
 def rotate_key(name: str, output: Path, namesrv: str) -> int:
     """Give a user another key. The former is good until `mqmesh user remove-key`.
 
@@ -327,8 +317,7 @@ def rotate_key(name: str, output: Path, namesrv: str) -> int:
 @NAME
 @click.argument("public_key")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def remove_key(name: str, public_key: str, yes: bool, namesrv: str) -> int:
     """Take a key from a user; connections with it end.
 
@@ -353,8 +342,7 @@ def remove_key(name: str, public_key: str, yes: bool, namesrv: str) -> int:
 
 
 @acl.command("show")
-@namesrv_option
-@json_option
+@cluster_options
 def show_list(namesrv: str) -> None:
     """Show the access list, to be edited and applied.
 
@@ -368,8 +356,7 @@ def show_list(namesrv: str) -> None:
 @acl.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Only check it.")
-@namesrv_option
-@json_option
+@cluster_options
 def apply(file: Path, dry_run: bool, namesrv: str) -> int:
     """Put an edited access list in force, at all name servers and brokers.
 
@@ -399,8 +386,7 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
 @click.argument("action", type=click.Choice([one.value for one in Action], case_sensitive=False))
 @click.argument("topic", default="")
 @click.option("--group", default="", help="As this group; for SUB and FILTER.")
-@namesrv_option
-@json_option
+@cluster_options
 def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
     """Tell what a user may do, and by which rule; exit code 1 if it may not.
 
@@ -430,8 +416,7 @@ def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
 
 
 @acl.command("status")
-@namesrv_option
-@json_option
+@cluster_options
 def list_status(namesrv: str) -> int:
     """Show which version is in force where; exit code 1 if they differ.
 
@@ -521,7 +506,7 @@ def _put(namesrv: str, new: AccessList, said: str) -> int:
 
 def _print_change(said: str, version: int, failed: Sequence[AccessListState]) -> None:
     behind = [{"where": one.where, "problem": one.problem} for one in failed]
-    if print_if_json({"done": said, "version": version, "failed": behind}):
+    if not print_answer({"done": said, "version": version, "failed": behind}):
         return
     say(said)
     for one in failed:
@@ -529,7 +514,7 @@ def _print_change(said: str, version: int, failed: Sequence[AccessListState]) ->
 
 
 def _print_list(found: AccessList) -> None:
-    if not print_if_json(found):
+    if print_answer(found):
         print_text(write_access_list(found))
 
 

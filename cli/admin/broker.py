@@ -21,14 +21,13 @@ from mqmesh.sdk.admin.views.clusters import (
     queue_entries_view,
 )
 
-from ..notes import print_error, print_note, print_warning
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..notes import print_error, print_note, warn_of_silent
+from ..options import cluster_options, confirm, yes_option
 from ..render import (
     Column,
+    Table,
     duration,
     print_answer,
-    print_columns,
-    print_if_json,
     print_records,
     print_table,
     say,
@@ -62,8 +61,7 @@ _CLEANED: Final = (
 
 @click.command()
 @click.argument("name")
-@namesrv_option
-@json_option
+@cluster_options
 def show(name: str, namesrv: str) -> int:
     """Show the broker NAME: where it is, how it is, and its metrics.
 
@@ -85,7 +83,7 @@ def show(name: str, namesrv: str) -> int:
         for broker_id, address in sorted(group.addresses.items())
     ]
     view = BrokerView(broker_name=name, members=members, metrics=metric_views(metrics))
-    if not print_if_json(view):
+    if print_answer(view):
         for one in members:
             say(
                 f"broker {name} of {one.cluster}, id {one.broker_id}, at {one.endpoint}: "
@@ -99,8 +97,7 @@ def show(name: str, namesrv: str) -> int:
 @click.command()
 @click.argument("name")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def drain(name: str, yes: bool, namesrv: str) -> None:
     """Let producers leave the broker NAME: no route offers its queues for writing any more.
 
@@ -123,8 +120,7 @@ def drain(name: str, yes: bool, namesrv: str) -> None:
 
 @click.command()
 @click.argument("name")
-@namesrv_option
-@json_option
+@cluster_options
 def undrain(name: str, namesrv: str) -> None:
     """Let producers come back to the broker NAME.
 
@@ -141,8 +137,7 @@ def undrain(name: str, namesrv: str) -> None:
 @click.argument("name")
 @click.option("--producers", is_flag=True, help="Only those that send.")
 @click.option("--consumers", is_flag=True, help="Only those that consume.")
-@namesrv_option
-@json_option
+@cluster_options
 def clients(name: str, producers: bool, consumers: bool, namesrv: str) -> None:
     """List who is registered at the broker NAME: what it is, and for which groups.
 
@@ -172,8 +167,7 @@ def clients(name: str, producers: bool, consumers: bool, namesrv: str) -> None:
     show_default=True,
     help="Most entries.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def queue(name: str, topic: str, queue_id: int, start: int, count: int, namesrv: str) -> None:
     """Show entries of a queue as the broker NAME has stored them; damaged ones say so.
 
@@ -184,20 +178,16 @@ def queue(name: str, topic: str, queue_id: int, start: int, count: int, namesrv:
     with BrokerAdmin(namesrv) as admin:
         found = admin.queue_entries(name, topic, queue_id, start=start, count=count)
     view = queue_entries_view(name, topic, queue_id, found)
-    if print_if_json(view):
-        return
-    print_columns(_ENTRIES, view.entries)
+    line = f"the queue has {found.min_queue_offset} to {found.max_queue_offset}"
     if found.min_queue_offset == found.max_queue_offset:
-        say(f"the queue is empty; its next message gets offset {found.max_queue_offset}")
-    else:
-        say(f"the queue has {found.min_queue_offset} to {found.max_queue_offset}")
+        line = f"the queue is empty; its next message gets offset {found.max_queue_offset}"
+    print_answer(view, Table(_ENTRIES, view.entries), line)
 
 
 @click.command()
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
-@namesrv_option
-@json_option
+@cluster_options
 def clean(name: str, dry_run: bool, namesrv: str) -> None:
     """Have the broker NAME remove old log segments now, whatever the hour is.
 
@@ -209,14 +199,11 @@ def clean(name: str, dry_run: bool, namesrv: str) -> None:
     """
     with BrokerAdmin(namesrv) as admin:
         done = clean_view(name, admin.clean(name, dry_run=dry_run), dry_run=dry_run)
-    if print_if_json(done):
-        return
     size = sum(one.size for one in done.segments)
     word = "would go" if dry_run else "went"
-    say(f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}")
-    if done.topics:
-        print_columns(_CLEANED, done.topics)
-    if done.more_topics:
+    line = f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}"
+    table = [Table(_CLEANED, done.topics)] if done.topics else []
+    if print_answer(done, line, *table) and done.more_topics:
         print_note(f"and {done.more_topics} topics that lose fewer messages")
 
 
@@ -225,10 +212,7 @@ def _print_draining(name: str, done: Draining, what: str) -> None:
         draining_view(name, done),
         f"broker {name} {what}: routes of {done.topic_count} topics changed",
     )
-    if done.silent_namesrvs:
-        print_warning(
-            f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
-        )
+    warn_of_silent(done.silent_namesrvs)
 
 
 def metric_rows(readings: Iterable[MetricReading]) -> list[tuple[str, str, str, str]]:

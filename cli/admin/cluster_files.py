@@ -14,8 +14,8 @@ from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, write_setup
 
 from ..notes import answers_json, print_error, print_note
-from ..options import json_option, namesrv_option
-from ..render import Column, print_answer, print_columns, print_text
+from ..options import cluster_options
+from ..render import Column, Table, print_answer, print_text
 
 STDOUT: Final = "-"
 _STEPS: Final = (
@@ -30,8 +30,7 @@ _STEPS: Final = (
 @click.command("export")
 @click.argument("file")
 @click.option("--configs", is_flag=True, help="Also the settings of brokers that are no default.")
-@namesrv_option
-@json_option
+@cluster_options
 def export_cluster(file: str, configs: bool, namesrv: str) -> None:
     """Write topics, groups, key/value configuration and drained brokers into FILE; - prints them.
 
@@ -68,8 +67,7 @@ def export_cluster(file: str, configs: bool, namesrv: str) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--prune", is_flag=True, help="Delete what FILE does not have.")
 @click.option("--force", is_flag=True, help="Do also what loses messages, in spite of conflicts.")
-@namesrv_option
-@json_option
+@cluster_options
 def import_cluster(
     file: Path, dry_run: bool, yes: bool, prune: bool, force: bool, namesrv: str
 ) -> int:
@@ -114,7 +112,7 @@ def import_cluster(
 def _print_plan(steps: Iterable[ImportStep], counts: Counter[ImportAction]) -> None:
     planned = [one for one in steps if one.action is not ImportAction.LEAVE]
     if planned:
-        print_columns(_STEPS, planned)
+        Table(_STEPS, planned).print()
     print_note(
         ", ".join(
             f"{counts[one]} to {one}"

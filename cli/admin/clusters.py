@@ -23,12 +23,12 @@ from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.units import MIB
 
 from ..lazy_group import LazyGroup
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import (
     Column,
+    Table,
     duration,
-    print_columns,
-    print_if_json,
+    print_answer,
     rate,
     state_text,
     text_or_dash,
@@ -111,8 +111,7 @@ def cluster() -> None:
 @cluster.command("list")
 @click.option("--more", is_flag=True, help="Also rates, totals, disk and oldest message.")
 @_check
-@namesrv_option
-@json_option
+@cluster_options
 def list_cluster(more: bool, check: bool, namesrv: str) -> int:
     """List name servers and brokers, asking each how it is; one that does not answer is down.
 
@@ -140,11 +139,11 @@ def list_cluster(more: bool, check: bool, namesrv: str) -> int:
                 brokers, infos[len(namesrvs) :], loads, strict=True
             )
         ]
-    if not print_if_json(views):
+    if print_answer(views):
         if more:
-            print_columns(_LOADS, [one for one in views if one.role == "broker"])
+            Table(_LOADS, [one for one in views if one.role == "broker"]).print()
         else:
-            print_columns(_MEMBERS, views)
+            Table(_MEMBERS, views).print()
     return ExitCode.FAILED if check and not all(infos) else ExitCode.OK
 
 
@@ -159,8 +158,7 @@ def _load(namesrv: str, endpoint: str) -> Readings | None:
 
 @cluster.command("report")
 @_check
-@namesrv_option
-@json_option
+@cluster_options
 def report(check: bool, namesrv: str) -> int:
     """Tell per broker what it did in 24 hours, what it holds, and who its clients are.
 
@@ -174,8 +172,7 @@ def report(check: bool, namesrv: str) -> int:
         names = sorted(masters_of(admin.cluster().brokers))
     with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
         views = list(pool.map(partial(_report_on, namesrv), names))
-    if not print_if_json({"brokers": views}):
-        print_columns(_REPORT, views)
+    print_answer({"brokers": views}, Table(_REPORT, views))
     is_whole = all(one.version is not UNSET for one in views)
     return ExitCode.FAILED if check and not is_whole else ExitCode.OK
 

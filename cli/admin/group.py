@@ -28,17 +28,15 @@ from mqmesh.sdk.admin.views.groups import (
 )
 
 from ..notes import print_error, print_warning
-from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
+from ..options import broker_option, cluster_options, confirm, yes_option
 from ..render import (
     Column,
+    Table,
     counted,
     duration,
     print_answer,
-    print_columns,
-    print_if_json,
     print_records,
     rate,
-    say,
     timestamp,
 )
 from .group_offsets import clone_offset, reset_offset, skip
@@ -126,8 +124,7 @@ group.add_command(running)
     "--lag-over", type=click.IntRange(min=0), help="Only groups with more messages to do than this."
 )
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def list_groups(lag_over: int | None, broker: str, namesrv: str) -> None:
     """List all groups, with and without members.
 
@@ -150,8 +147,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str) -> None:
 
 @group.command("show")
 @click.argument("name")
-@namesrv_option
-@json_option
+@cluster_options
 def show_group(name: str, namesrv: str) -> None:
     """Show a group: what was set on each broker, and how it stands.
 
@@ -201,8 +197,7 @@ def _settings(function: _F) -> _F:
 @click.argument("name")
 @_settings
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
-@namesrv_option
-@json_option
+@cluster_options
 def create(
     name: str,
     consume: bool | None,
@@ -234,8 +229,7 @@ def create(
 @group.command()
 @click.argument("name")
 @_settings
-@namesrv_option
-@json_option
+@cluster_options
 def update(
     name: str,
     consume: bool | None,
@@ -269,8 +263,7 @@ def update(
 @click.argument("name")
 @click.option("--with-topics", is_flag=True, help="Its retry and dead letter topics, too.")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def delete(name: str, with_topics: bool, yes: bool, namesrv: str) -> None:
     """Delete a group without members: its settings and offsets, on every broker.
 
@@ -299,8 +292,7 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str) -> None:
 @group.command()
 @click.argument("name")
 @click.option("-t", "--topic", default="", help="Only this topic.")
-@namesrv_option
-@json_option
+@cluster_options
 def progress(name: str, topic: str, namesrv: str) -> None:
     """Show how far a group is: lag in messages and in time, queue by queue.
 
@@ -318,33 +310,30 @@ def progress(name: str, topic: str, namesrv: str) -> None:
     """
     with GroupAdmin(namesrv) as admin:
         found = progress_view(admin.progress(name, topic))
-    if print_if_json(found):
-        return
-    print_columns(_PROGRESS, found.queues)
     lag = "lag unknown"
     if found.lag is not None:
         waiting = f", the oldest waiting for {duration(found.lag_ms or 0)}" if found.lag else ""
         lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
-    say(
-        f"{lag}; "
-        f"{rate(found.consume_tps)} messages/s; {rate(found.failed_per_s)} failures/s; "
+    is_for_people = print_answer(
+        found,
+        Table(_PROGRESS, found.queues),
+        f"{lag}; {rate(found.consume_tps)} messages/s; {rate(found.failed_per_s)} failures/s; "
         f"{found.retrying:,} failed and come again; "
-        f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}"
+        f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}",
     )
-    if found.differing:
+    if is_for_people and found.differing:
         print_warning(
             f"{found.differing} of {found.members} members subscribe differently from the group; "
             "messages are missed; `mqmesh group connections` tells more"
         )
-    if found.message_model == MessageModel.BROADCASTING:
+    if is_for_people and found.message_model == MessageModel.BROADCASTING:
         print_warning("members of a broadcasting group keep their offsets by themselves")
 
 
 @group.command()
 @click.argument("name")
 @click.option("--producers", is_flag=True, help="Of the producer group of that name.")
-@namesrv_option
-@json_option
+@cluster_options
 def connections(name: str, producers: bool, namesrv: str) -> int:
     """Show the members of a group, and who subscribes differently from the others.
 
@@ -362,7 +351,7 @@ def connections(name: str, producers: bool, namesrv: str) -> int:
         found = consumers_view(name, admin.connections(name))
         if not found.members:
             admin.groups(name)  # a group that is not there at all is an error
-    if not print_if_json(found):
+    if print_answer(found):
         _print_consumers(found)
     return ExitCode.OK
 
@@ -373,7 +362,7 @@ def _print_consumers(found: ConsumersView) -> None:
         Column("message_model", "MODEL", str.lower, rank=3),
         Column("subscriptions", "SUBSCRIPTIONS", lambda all_: _subscriptions(found.group, all_)),
     )
-    print_columns(columns, found.members)
+    Table(columns, found.members).print()
     for one in found.members:
         if one.difference:
             print_warning(
@@ -387,8 +376,7 @@ def _print_producers(admin: GroupAdmin, name: str) -> int:
         # Nothing is kept of a producer group but its members.
         print_error(f"no producer of a group {name!r} is connected")
         return ExitCode.FAILED
-    if not print_if_json(found):
-        print_columns(_PRODUCERS, found.members)
+    print_answer(found, Table(_PRODUCERS, found.members))
     return ExitCode.OK
 
 

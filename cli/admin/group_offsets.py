@@ -13,8 +13,8 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMoves
 from mqmesh.sdk.admin.views.groups import OffsetMovesView, offset_moves_view
 
 from ..notes import answers_json
-from ..options import json_option, namesrv_option
-from ..render import Column, print_columns, print_if_json, say
+from ..options import cluster_options
+from ..render import Column, Table, print_answer, say
 from ..times import TIME_HELP, parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -52,8 +52,7 @@ def _moving_options(function: _F) -> _F:
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="Only this queue.")
 @click.option("-b", "--broker", default="", help="Only this broker group.")
 @_moving_options
-@namesrv_option
-@json_option
+@cluster_options
 def reset_offset(
     name: str,
     topic: str,
@@ -110,8 +109,7 @@ def reset_offset(
 @click.argument("target")
 @click.option("-t", "--topic", default="", help="Only this topic. [default: all of SOURCE]")
 @_moving_options
-@namesrv_option
-@json_option
+@cluster_options
 def clone_offset(
     source: str, target: str, topic: str, dry_run: bool, yes: bool, namesrv: str
 ) -> None:
@@ -137,8 +135,7 @@ def clone_offset(
 @click.argument("name")
 @click.option("-t", "--topic", default="", help="Only this topic. [default: all of the group]")
 @_moving_options
-@namesrv_option
-@json_option
+@cluster_options
 def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str) -> None:
     """Skip the backlog: let a group go on behind the last message.
 
@@ -169,12 +166,12 @@ def _carry_out(name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool,
         _print_moves(offset_moves_view(name, move(True)))
         click.confirm("Do it?", abort=True)
     done = offset_moves_view(name, move(dry_run))
-    if not print_if_json(done):
+    if print_answer(done):
         _print_moves(done)
 
 
 def _print_moves(moves: OffsetMovesView) -> None:
-    print_columns(_MOVES, moves.queues)
+    Table(_MOVES, moves.queues).print()
     counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
     if moves.dry_run:
         text = f"would read {counts.format('skip')} members would be told; nothing was changed"

@@ -22,9 +22,9 @@ from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
 from ..notes import answers_json, print_error
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..progress_bar import progress_bar
-from ..render import print_answer, print_if_json, print_table, say
+from ..render import print_answer, print_table, say
 from .ha_status import is_well, print_settings, print_status
 
 WATCH_S: Final = 1.0
@@ -55,8 +55,7 @@ def ha() -> None:
 @ha.command()
 @click.argument("broker", default="")
 @click.option("-w", "--watch", is_flag=True, help="Look again each second, until Ctrl-C.")
-@namesrv_option
-@json_option
+@cluster_options
 def status(broker: str, watch: bool, namesrv: str) -> int:
     """Show the replicas of all broker groups, or of BROKER.
 
@@ -93,8 +92,7 @@ def _look(admin: HaAdmin, broker: str) -> None:
 @click.argument("broker_id", type=click.IntRange(1, 64))
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@namesrv_option
-@json_option
+@cluster_options
 def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str) -> int:
     """Make the follower BROKER_ID the master of BROKER, whose master is gone.
 
@@ -126,8 +124,7 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str) ->
     help="Replica that is to lead. [default: the one with most of the log]",
 )
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
-@namesrv_option
-@json_option
+@cluster_options
 def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str) -> int:
     """Have the master of BROKER hand the lead over to another replica that is in sync.
 
@@ -153,8 +150,7 @@ def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str) -> int:
 @click.option("--unclean", is_flag=True, required=True, help="What it lacks is lost: you know.")
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@namesrv_option
-@json_option
+@cluster_options
 def elect(
     broker: str,
     broker_id: int,
@@ -193,8 +189,7 @@ def elect(
     default="",
     help="Who belongs to it. [default: 1 to ha.total_replicas]",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def init(broker: str, replicas: str, namesrv: str) -> int:
     """Make the record of BROKER anew that its coordinator has lost.
 
@@ -222,8 +217,7 @@ def init(broker: str, replicas: str, namesrv: str) -> int:
 @click.argument("broker")
 @click.argument("broker_id", type=click.IntRange(1, 64))
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
-@namesrv_option
-@json_option
+@cluster_options
 def add(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
     """Have replica BROKER_ID belong to BROKER, whose replicas elect their master.
 
@@ -243,8 +237,7 @@ def add(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
 @click.argument("broker")
 @click.argument("broker_id", type=click.IntRange(1, 64))
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
-@namesrv_option
-@json_option
+@cluster_options
 def remove(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
     """Have replica BROKER_ID belong to BROKER no more: it is not waited for, and gets nothing.
 
@@ -263,8 +256,7 @@ def remove(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
 @ha.command()
 @click.argument("broker")
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
-@namesrv_option
-@json_option
+@cluster_options
 def pause(broker: str, epoch: int, namesrv: str) -> int:
     """Have nobody elected in BROKER when its master is missed, until `mqmesh ha resume`.
 
@@ -281,8 +273,7 @@ def pause(broker: str, epoch: int, namesrv: str) -> int:
 @ha.command()
 @click.argument("broker")
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
-@namesrv_option
-@json_option
+@cluster_options
 def resume(broker: str, epoch: int, namesrv: str) -> int:
     """Have another replica of BROKER elected again when its master is missed.
 
@@ -298,8 +289,7 @@ def resume(broker: str, epoch: int, namesrv: str) -> int:
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Have it everywhere.")
 @click.option("--unset", multiple=True, metavar="KEY", help="Each replica's own counts again.")
 @click.option("--version", default=0, help="Fail unless the settings have this version.")
-@namesrv_option
-@json_option
+@cluster_options
 def settings(
     broker: str,
     sets: tuple[str, ...],
@@ -335,8 +325,7 @@ def settings(
 @ha.command()
 @click.argument("broker")
 @click.option("--last", default=20, help="So many epochs, the newest ones.", show_default=True)
-@namesrv_option
-@json_option
+@cluster_options
 def epochs(broker: str, last: int, namesrv: str) -> int:
     """Show which epoch begins where in the log of each replica of BROKER, and where logs part.
 
@@ -349,7 +338,7 @@ def epochs(broker: str, last: int, namesrv: str) -> int:
     """
     with HaAdmin(namesrv) as admin:
         logs = log_views(admin.epochs(broker))
-    if not print_if_json(logs):
+    if print_answer(logs):
         _print_epochs(logs, last)
     return ExitCode.FAILED if parted_logs(logs) else ExitCode.OK
 
@@ -376,8 +365,7 @@ def _print_epochs(logs: list[LogView], last: int) -> None:
     help="MiB that each replica reads a second, at most.",
     show_default=True,
 )
-@namesrv_option
-@json_option
+@cluster_options
 def verify(broker: str, rate: int, namesrv: str) -> int:
     """Compare the logs of all replicas of BROKER, as far as they must be the same.
 

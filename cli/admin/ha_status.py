@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
 from mqmesh.sdk.admin.views.replicas import ClusterSettingsView, replica_view
 
-from ..render import print_if_json, print_table, say, timestamp
+from ..render import print_answer, print_table, say, timestamp
 
 _HEADS: Final = (
     *("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "LAG MS", "LEASE MS"),
@@ -16,7 +16,7 @@ _HEADS: Final = (
 
 def print_status(reports: Sequence[ReplicaReport]) -> None:
     """Prints how replicas are."""
-    if print_if_json([replica_view(one) for one in reports]):
+    if not print_answer([replica_view(one) for one in reports]):
         return
     print_table(
         _HEADS,
@@ -35,7 +35,7 @@ def is_well(report: ReplicaReport) -> bool:
 
 def print_settings(found: ClusterSettingsView, reports: Sequence[ReplicaReport]) -> None:
     """Prints the settings of a cluster, and what is in force at its replicas."""
-    if print_if_json(found):
+    if not print_answer(found):
         return
     names = dict.fromkeys(
         [*found.settings, *(name for one in found.replicas for name in one.settings)]

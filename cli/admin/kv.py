@@ -5,9 +5,9 @@ import click
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
 
-from ..notes import print_error, print_warning
-from ..options import confirm, json_option, namesrv_option, yes_option
-from ..render import print_answer, print_as_is, print_if_json, print_table
+from ..notes import print_error, warn_of_silent
+from ..options import cluster_options, confirm, yes_option
+from ..render import print_answer, print_as_is, print_table
 
 
 @click.group()
@@ -28,8 +28,7 @@ def kv() -> None:
 @click.argument("namespace")
 @click.argument("key")
 @click.argument("value")
-@namesrv_option
-@json_option
+@cluster_options
 def put(namespace: str, key: str, value: str, namesrv: str) -> None:
     """Set KEY of NAMESPACE to VALUE, at every name server.
 
@@ -45,8 +44,7 @@ def put(namespace: str, key: str, value: str, namesrv: str) -> None:
 @kv.command()
 @click.argument("namespace")
 @click.argument("key")
-@namesrv_option
-@json_option
+@cluster_options
 def get(namespace: str, key: str, namesrv: str) -> None:
     """Print the value of KEY of NAMESPACE.
 
@@ -56,7 +54,7 @@ def get(namespace: str, key: str, namesrv: str) -> None:
     """
     with NamesrvAdmin(namesrv) as admin:
         value = admin.get_kv(namespace, key)
-    if not print_if_json({"namespace": namespace, "key": key, "value": value}):
+    if print_answer({"namespace": namespace, "key": key, "value": value}):
         print_as_is(value.encode())
 
 
@@ -64,8 +62,7 @@ def get(namespace: str, key: str, namesrv: str) -> None:
 @click.argument("namespace")
 @click.argument("key")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def delete(namespace: str, key: str, yes: bool, namesrv: str) -> int:
     """Remove KEY of NAMESPACE from every name server. Exit code 1 if none of them has it.
 
@@ -89,8 +86,7 @@ def delete(namespace: str, key: str, yes: bool, namesrv: str) -> int:
 
 @kv.command("list")
 @click.argument("namespace", default="")
-@namesrv_option
-@json_option
+@cluster_options
 def list_kv(namespace: str, namesrv: str) -> None:
     """List all keys, or those of NAMESPACE.
 
@@ -102,7 +98,7 @@ def list_kv(namespace: str, namesrv: str) -> None:
     with NamesrvAdmin(namesrv) as admin:
         names = [namespace] if namespace else admin.kv_namespaces()
         found = {name: admin.list_kv(name) for name in names}
-    if not print_if_json(found):
+    if print_answer(found):
         print_table(
             ("NAMESPACE", "KEY", "VALUE"),
             [(name, key, found[name][key]) for name in found for key in sorted(found[name])],
@@ -111,7 +107,4 @@ def list_kv(namespace: str, namesrv: str) -> None:
 
 def _print_change(done: NamesrvChange, what: str) -> None:
     print_answer(done, f"{what} at {', '.join(done.namesrvs)}")
-    if done.silent_namesrvs:
-        print_warning(
-            f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
-        )
+    warn_of_silent(done.silent_namesrvs)

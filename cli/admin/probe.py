@@ -11,7 +11,7 @@ from mqmesh.sdk.admin.views.sends import probe_view
 from mqmesh.sdk.probes import Probe, ProbeClient
 
 from ..notes import answers_json
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import print_answer, say
 
 _count = click.option(
@@ -22,8 +22,7 @@ _count = click.option(
 @click.command("probe")
 @click.argument("name")
 @_count
-@namesrv_option
-@json_option
+@cluster_options
 def probe_topic(name: str, count: int, namesrv: str) -> int:
     """Send test messages to each queue of the topic NAME in turn. Exit code 1 if one fails.
 
@@ -40,8 +39,7 @@ def probe_topic(name: str, count: int, namesrv: str) -> int:
 @click.command("probe")
 @click.argument("name")
 @_count
-@namesrv_option
-@json_option
+@cluster_options
 def probe_broker(name: str, count: int, namesrv: str) -> int:
     """Send test messages to the master of NAME, to SELF_TEST_TOPIC. Exit code 1 if one fails.
 
@@ -70,8 +68,7 @@ def probe_broker(name: str, count: int, namesrv: str) -> int:
     show_default=True,
     help="Seconds between two rounds.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def probe_cluster(most: int, interval: float, namesrv: str) -> int:
     """Send test messages to the master of every broker, again and again. Exit code 1 if one fails.
 

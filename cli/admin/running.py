@@ -13,8 +13,8 @@ from mqmesh.sdk.admin.members import MemberClient
 from mqmesh.sdk.admin.views.groups import RunningGroupView, RunningView, running_view
 
 from ..notes import print_warning
-from ..options import json_option, namesrv_option
-from ..render import Column, duration, print_columns, print_if_json, rate, say, timestamp
+from ..options import cluster_options
+from ..render import Column, Table, duration, print_answer, rate, say, timestamp
 
 
 def _ago(ms: int) -> str:
@@ -100,8 +100,7 @@ _IN_FLIGHT: Final = (
 @click.argument("name")
 @click.option("-c", "--client", "client_id", default="", help="Only this member, with all of it.")
 @click.option("--stack", is_flag=True, help="Also where its threads and asyncio tasks stand.")
-@namesrv_option
-@json_option
+@cluster_options
 def running(name: str, client_id: str, stack: bool, namesrv: str) -> int:
     """Ask the running members of a group how they are.
 
@@ -130,13 +129,13 @@ def running(name: str, client_id: str, stack: bool, namesrv: str) -> int:
                 if client_id:
                     raise
                 silent[one] = str(error)
-    if not print_if_json(RunningGroupView(group=name, members=found, silent=silent)):
+    if print_answer(RunningGroupView(group=name, members=found, silent=silent)):
         for one, why in silent.items():
             print_warning(f"{one}: {why}")
         if client_id:
             _print_member(found[0])
         else:
-            print_columns(_MEMBERS, found)
+            Table(_MEMBERS, found).print()
         for member in found:
             _print_stacks(member)
     return ExitCode.FAILED if silent else ExitCode.OK
@@ -147,10 +146,10 @@ def _print_member(one: RunningView) -> None:
     wanted = ", ".join(f"{sub.topic} {sub.expression}" for sub in one.subscriptions)
     say(f"subscriptions: {wanted or '-'}")
     say("settings: " + ", ".join(f"{k} = {v}" for k, v in one.properties.items()))
-    print_columns(_QUEUES, one.queues)
-    print_columns(_WORK, one.topics)
+    Table(_QUEUES, one.queues).print()
+    Table(_WORK, one.topics).print()
     if one.in_flight:
-        print_columns(_IN_FLIGHT, one.in_flight)
+        Table(_IN_FLIGHT, one.in_flight).print()
 
 
 def _print_stacks(one: RunningView) -> None:

@@ -19,9 +19,9 @@ from mqmesh.sdk.admin.views.clusters import (
 )
 from mqmesh.sdk.client.options import namesrv_addresses
 
-from ..notes import print_warning
-from ..options import json_option, namesrv_option
-from ..render import Column, print_columns, print_if_json, say
+from ..notes import print_warning, warn_of_silent
+from ..options import cluster_options
+from ..render import Column, Table, print_answer, say
 
 
 def _word(value: Any) -> str:
@@ -52,8 +52,7 @@ unset_option = click.option(
 @click.command("config")
 @click.argument("name")
 @changed_option
-@namesrv_option
-@json_option
+@cluster_options
 def broker_config(name: str, only_changed: bool, namesrv: str) -> None:
     """Show the settings of the broker NAME that are in force.
 
@@ -64,9 +63,9 @@ def broker_config(name: str, only_changed: bool, namesrv: str) -> None:
     """
     with BrokerAdmin(namesrv) as admin:
         found = broker_settings_view(name, admin.config(name), only_changed=only_changed)
-    if print_if_json(found):
+    if not print_answer(found):
         return
-    print_columns(_SETTINGS, found.settings)
+    Table(_SETTINGS, found.settings).print()
     for one in found.differing:
         print_warning(f"id {one.broker_id} has {one.key} = {_word(one.value)}")
 
@@ -75,8 +74,7 @@ def broker_config(name: str, only_changed: bool, namesrv: str) -> None:
 @click.argument("name")
 @click.argument("settings", metavar="KEY=VALUE…", nargs=-1)
 @unset_option
-@namesrv_option
-@json_option
+@cluster_options
 def broker_set(name: str, settings: Sequence[str], unset: Sequence[str], namesrv: str) -> None:
     """Change settings of the broker NAME while it runs, all of its replicas.
 
@@ -90,7 +88,7 @@ def broker_set(name: str, settings: Sequence[str], unset: Sequence[str], namesrv
     asked = _pairs(settings, unset)
     with BrokerAdmin(namesrv) as admin:
         done = broker_changes_view(name, admin.set_config(name, asked, unset))
-    if not print_if_json(done):
+    if print_answer(done):
         for one in done.replicas:
             _print_changes(f"broker {name}, id {one.broker_id}", one.changes)
 
@@ -98,8 +96,7 @@ def broker_set(name: str, settings: Sequence[str], unset: Sequence[str], namesrv
 @click.command("config")
 @click.argument("address", default="")
 @changed_option
-@namesrv_option
-@json_option
+@cluster_options
 def namesrv_config(address: str, only_changed: bool, namesrv: str) -> None:
     """Show the settings of the name server at ADDRESS, or of all.
 
@@ -116,17 +113,16 @@ def namesrv_config(address: str, only_changed: bool, namesrv: str) -> None:
             )
             for one in ([address] if address else namesrv_addresses(namesrv))
         ]
-    if not print_if_json(found):
+    if print_answer(found):
         for one in found:
             say(f"name server {one.endpoint}")
-            print_columns(_SETTINGS, one.settings)
+            Table(_SETTINGS, one.settings).print()
 
 
 @click.command("set")
 @click.argument("settings", metavar="KEY=VALUE…", nargs=-1)
 @unset_option
-@namesrv_option
-@json_option
+@cluster_options
 def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str) -> int:
     """Change settings of all name servers while they run: broker_expire_ms, scan_interval_ms.
 
@@ -140,13 +136,11 @@ def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str) -> 
     asked = _pairs(settings, unset)
     with NamesrvAdmin(namesrv) as admin:
         done = namesrv_changes_view(admin.set_config(asked, unset))
-    if not print_if_json(done):
+    if print_answer(done):
         for address, changes in done.changes.items():
             _print_changes(f"name server {address}", changes)
-    if not done.silent_namesrvs:
-        return ExitCode.OK
-    print_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later")
-    return ExitCode.FAILED
+    warn_of_silent(done.silent_namesrvs)
+    return ExitCode.FAILED if done.silent_namesrvs else ExitCode.OK
 
 
 def _pairs(settings: Iterable[str], unset: Sequence[str]) -> dict[str, str]:

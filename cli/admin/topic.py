@@ -26,17 +26,15 @@ from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..lazy_group import LazyGroup
-from ..notes import print_note, print_warning
-from ..options import broker_option, confirm, json_option, namesrv_option, yes_option
+from ..notes import print_note, print_warning, warn_of_silent
+from ..options import broker_option, cluster_options, confirm, yes_option
 from ..render import (
     Column,
+    Table,
     counted,
     print_answer,
-    print_columns,
-    print_if_json,
     print_records,
     rate,
-    say,
     timestamp,
 )
 
@@ -108,8 +106,7 @@ def topic() -> None:
 @click.option("--consumers", is_flag=True, help="Also the groups that read each topic.")
 @click.option("--cluster", default="", metavar="NAME", help="Only topics of this cluster.")
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, namesrv: str) -> None:
     """List all topics.
 
@@ -133,13 +130,13 @@ def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, name
     found = [
         one for one in topic_views(by_broker, groups) if show_all or not is_system_topic(one.topic)
     ]
-    if not print_if_json(found):
+    if print_answer(found):
         rows = [
             {"topic": one.topic, "groups": one.groups, **msgspec.structs.asdict(part)}
             for one in found
             for part in one.brokers
         ]
-        print_columns((*_TOPICS, _READERS) if consumers else _TOPICS, rows)
+        Table((*_TOPICS, _READERS) if consumers else _TOPICS, rows).print()
 
 
 @topic.command()
@@ -155,8 +152,7 @@ def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, name
 @click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def create(
     names: tuple[str, ...],
     queues: int | None,
@@ -202,7 +198,7 @@ def create(
                 f"{', '.join(left)}"
             )
     views = [topic_view(name, done[name]) for name in names]
-    if len(views) == 1 or not print_if_json(views):
+    if len(views) == 1 or print_answer(views):
         for view in views:
             _print_topic(view)
 
@@ -216,8 +212,7 @@ def create(
 @click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
 @click.option("-y", "--yes", is_flag=True, help="Hide unread messages, and do not ask.")
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def update(
     name: str,
     queues: int | None,
@@ -296,8 +291,7 @@ def _hidden(
 @click.argument("name")
 @yes_option
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def delete(name: str, yes: bool, broker: str, namesrv: str) -> None:
     """Delete a topic with all its messages from every broker, or from one.
 
@@ -319,14 +313,12 @@ def delete(name: str, yes: bool, broker: str, namesrv: str) -> None:
     print_answer(
         view, f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}"
     )
-    if done.silent_namesrvs:
-        print_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}")
+    warn_of_silent(done.silent_namesrvs, "")
 
 
 @topic.command()
 @click.argument("name")
-@namesrv_option
-@json_option
+@cluster_options
 def route(name: str, namesrv: str) -> None:
     """Show which brokers carry a topic, as clients are told.
 
@@ -336,8 +328,7 @@ def route(name: str, namesrv: str) -> None:
     """
     with AdminClient(namesrv) as admin:
         found = route_view(name, admin.route(name))
-    if not print_if_json(found):
-        print_columns(_ROUTE, found.queues)
+    print_answer(found, Table(_ROUTE, found.queues))
 
 
 @topic.command()
@@ -351,8 +342,7 @@ def route(name: str, namesrv: str) -> None:
     show_default=True,
     help="How queues are divided.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def allocate(name: str, members: str, group: str, strategy: str, namesrv: str) -> None:
     """Show who of a group would read which queues; nothing is changed, no member is asked.
 
@@ -378,8 +368,7 @@ def allocate(name: str, members: str, group: str, strategy: str, namesrv: str) -
 @click.option("--all", "show_all", is_flag=True, help="All topics: what comes, and goes to whom.")
 @click.option("--active", is_flag=True, help="With --all: only where something came or went today.")
 @broker_option
-@namesrv_option
-@json_option
+@cluster_options
 def stats(name: str, show_all: bool, active: bool, broker: str, namesrv: str) -> None:
     """Show where each queue begins and ends, and when it got its first and last message.
 
@@ -399,9 +388,11 @@ def stats(name: str, show_all: bool, active: bool, broker: str, namesrv: str) ->
         return
     with AdminClient(namesrv, broker_name=broker) as admin:
         found = topic_stats_view(name, admin.topic_stats(name))
-    if not print_if_json(found):
-        print_columns(_STATS, found.queues)
-        say(f"{counted(found.messages, 'message')} in {counted(len(found.queues), 'queue')}")
+    print_answer(
+        found,
+        Table(_STATS, found.queues),
+        f"{counted(found.messages, 'message')} in {counted(len(found.queues), 'queue')}",
+    )
 
 
 def _print_topic(view: TopicView) -> None:

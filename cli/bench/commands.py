@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from mqmesh.errors import ClientError, MQMeshError
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC
@@ -21,7 +20,8 @@ from ..main import INTERRUPTED
 from ..messages.send import properties_of
 from ..notes import print_error, print_note, print_warning
 from ..options import RATE, SECONDS, json_option, namesrv_option
-from ..render import print_if_json, print_table, say
+from ..progress_bar import bar_of
+from ..render import print_answer, print_table, say
 from .crew import Crew, OnProgress
 from .result import (
     LATENCY_HEAD,
@@ -378,25 +378,19 @@ def _delete(admin: AdminClient, topic: str) -> None:
 @contextmanager
 def _bar(what: str, count: int, duration: float | None) -> Iterator[OnProgress]:
     """Shows a bar of messages, or of seconds where the time decides."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, seconds: None
-        return
     columns = (TextColumn(what), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task("", total=count or duration)
+    with bar_of(*columns, total=count or duration) as update:
 
         def on_progress(done: int, seconds: float) -> None:
-            rate = f", {done / seconds:,.0f} a second" if seconds >= 0.5 else ""
-            progress.update(
-                task, completed=done if count else seconds, description=f"{done:,} messages{rate}"
-            )
+            if update is not None:
+                rate = f", {done / seconds:,.0f} a second" if seconds >= 0.5 else ""
+                update(completed=done if count else seconds, description=f"{done:,} messages{rate}")
 
         yield on_progress
 
 
 def _print_result(result: BenchResult) -> int:
-    if not print_if_json(result):
+    if print_answer(result):
         print_table(RATE_HEAD, rate_rows(result))
         if result.latency_ms:
             say()

@@ -26,7 +26,7 @@ from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import answers_json, print_error, print_note
-from ..options import SECONDS, json_option, namesrv_option
+from ..options import SECONDS, cluster_options
 from ..render import (
     Column,
     StyledLines,
@@ -104,8 +104,7 @@ Show = Callable[[StoredMessage], None]
     help="End when nothing has come for so many seconds; with --max, exit code 1 then.",
 )
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, as they are.")
-@namesrv_option
-@json_option
+@cluster_options
 def consume(
     topic: str,
     group: str | None,

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
@@ -35,15 +33,15 @@ from mqmesh.sdk.admin.views.messages import (
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import print_error, print_note
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..options import cluster_options, confirm, yes_option
+from ..progress_bar import message_bar
 from ..render import (
     Column,
+    Table,
     duration,
     print_answer,
     print_body,
-    print_columns,
     print_fields,
-    print_if_json,
     print_records,
     say,
     shortened,
@@ -158,8 +156,7 @@ def filter_options(function: _F) -> _F:
     show_default=True,
     help="Dead letters to show: the last ones.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def list_letters(group: str | None, most: int, namesrv: str, **chosen: Any) -> int:
     """The dead letters of GROUP, or all groups that have some; how many, and how old they are.
 
@@ -180,8 +177,8 @@ def list_letters(group: str | None, most: int, namesrv: str, **chosen: Any) -> i
                 last.append(letter)
                 found.add(letter, now_ms)
     found.dead_letters = [dead_letter_view(one) for one in last]
-    if not print_if_json(found):
-        print_columns(_LETTERS, found.dead_letters)
+    if print_answer(found):
+        Table(_LETTERS, found.dead_letters).print()
         _print_ages(found, now_ms)
         if len(last) < found.count:
             print_note(f"the last {len(last):,} of {found.count:,}; --max shows more")
@@ -191,8 +188,7 @@ def list_letters(group: str | None, most: int, namesrv: str, **chosen: Any) -> i
 @dlq.command()
 @click.argument("group")
 @click.argument("message_id")
-@namesrv_option
-@json_option
+@cluster_options
 def show(group: str, message_id: str, namesrv: str) -> int:
     """One dead letter of GROUP with all its fields and its body.
 
@@ -202,7 +198,7 @@ def show(group: str, message_id: str, namesrv: str) -> int:
     """
     with DeadLetterClient(namesrv) as client:
         found = list(client.scan(group, _filter(message_ids=(message_id,))))
-    if not print_if_json([dead_letter_view(letter) for letter in found]):
+    if print_answer([dead_letter_view(letter) for letter in found]):
         for letter in found:
             _print_letter(letter)
     if not found:
@@ -215,8 +211,7 @@ def show(group: str, message_id: str, namesrv: str) -> int:
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @filter_options
 @click.option("--resent/--not-resent", default=None, help="Only those that were resent, or not.")
-@namesrv_option
-@json_option
+@cluster_options
 def export(group: str, file: Path, namesrv: str, **chosen: Any) -> int:
     """Write dead letters of GROUP to FILE (- for standard output), a line of JSON each.
 
@@ -258,8 +253,7 @@ def export(group: str, file: Path, namesrv: str, **chosen: Any) -> int:
 )
 @click.option("--force", is_flag=True, help="Also those that were resent before.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@namesrv_option
-@json_option
+@cluster_options
 def resend(
     group: str,
     message_ids: tuple[str, ...],
@@ -310,8 +304,7 @@ def resend(
 @dlq.command()
 @click.argument("group")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def purge(group: str, yes: bool, namesrv: str) -> None:
     """Delete all dead letters of GROUP, for good.
 
@@ -392,7 +385,7 @@ def _print_letter(letter: DeadLetter) -> None:
 
 
 def _print_resent(found: ResentView) -> None:
-    if print_if_json(found):
+    if not print_answer(found):
         return
     parts = [f"{found.resent:,} {'would be resent' if found.dry_run else 'resent'}"]
     if found.already_resent:
@@ -412,16 +405,8 @@ def _print_resent(found: ResentView) -> None:
 @contextlib.contextmanager
 def _progress(title: str) -> Iterator[OnProgress | None]:
     """Shows a bar on a terminal; none on other outputs."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with message_bar(title) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, total: update(completed=done, total=total)

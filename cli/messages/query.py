@@ -19,13 +19,12 @@ from mqmesh.sdk.admin.views.messages import handed_over_view, messages_view
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import print_note, print_warning
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import (
     duration,
     print_answer,
     print_body,
     print_fields,
-    print_if_json,
     say,
     timestamp,
 )
@@ -77,8 +76,7 @@ query.add_command(track)
 )
 @click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before, UTC.")
 @_max_option
-@namesrv_option
-@json_option
+@cluster_options
 def by_key(
     key: str,
     topic: str,
@@ -111,8 +109,7 @@ def by_key(
 @click.argument("message_id")
 @_max_option
 @click.option("--all", "with_system", is_flag=True, help="Copies in system topics, too.")
-@namesrv_option
-@json_option
+@cluster_options
 def by_id(message_id: str, most: int, with_system: bool, namesrv: str) -> int:
     """The message with an id, and its copies: retries and dead letters.
 
@@ -132,8 +129,7 @@ def by_id(message_id: str, most: int, with_system: bool, namesrv: str) -> int:
 
 @query.command("by-offset-id")
 @click.argument("offset_message_id")
-@namesrv_option
-@json_option
+@cluster_options
 def by_offset_id(offset_message_id: str, namesrv: str) -> int:
     """The message at a place in a broker's log, which no index is needed for.
 
@@ -151,8 +147,7 @@ def by_offset_id(offset_message_id: str, namesrv: str) -> int:
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
 @click.option("-o", "--offset", type=click.IntRange(0), required=True, help="Offset in the queue.")
 @click.option("-b", "--broker", default="", help="Broker group, where several carry the topic.")
-@namesrv_option
-@json_option
+@cluster_options
 def by_offset(topic: str, queue_id: int, offset: int, broker: str, namesrv: str) -> int:
     """The message at an offset of a queue.
 
@@ -170,8 +165,7 @@ def by_offset(topic: str, queue_id: int, offset: int, broker: str, namesrv: str)
 @click.argument("message_id")
 @click.option("-g", "--group", required=True, help="Consumer group.")
 @click.option("-c", "--client", "client_id", required=True, help="Member of the group.")
-@namesrv_option
-@json_option
+@cluster_options
 def hand_to(message_id: str, group: str, client_id: str, namesrv: str) -> int:
     """Have one member of a group consume a message now, and tell what came of it.
 
@@ -215,7 +209,7 @@ def _print_result(result: QueryResult) -> int:
         print_warning(f"broker {name}: {note}")
     if not result.messages:
         print_note("no message was found")
-    if not print_if_json(messages_view(result)):
+    if print_answer(messages_view(result)):
         _print_messages(result)
     return ExitCode.OK if result.messages else ExitCode.FAILED
 

@@ -7,14 +7,12 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
@@ -29,7 +27,8 @@ from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
 from ..main import INTERRUPTED
 from ..notes import answers_json, print_error, print_note
-from ..options import RATE, json_option, namesrv_option
+from ..options import RATE, cluster_options
+from ..progress_bar import OnUpdate, message_bar
 from ..render import print_json, say
 from ..times import parse_time
 
@@ -80,8 +79,7 @@ GIVE_UP_S: Final = 30.0
 @click.option(
     "--timeout", type=click.FloatRange(0.001, 600), default=3.0, show_default=True, help="Seconds."
 )
-@namesrv_option
-@json_option
+@cluster_options
 def send(
     topic: str,
     body: str | None,
@@ -238,25 +236,11 @@ class _Sending:
         self._as_json = answers_json()
         self._began = time.monotonic()
         self._shown = 0.0
-        self._show: Callable[[int], None] | None = None
+        self._update: OnUpdate | None = None
 
     @contextmanager
     def progress(self) -> Iterator[None]:
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield
-            return
-        columns = (
-            TextColumn("sending"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        # Else it takes standard output along to where it draws itself.
-        bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        with bar as progress:
-            task = progress.add_task("", total=self._total)
-            self._show = lambda count: progress.update(task, completed=count)
+        with message_bar("sending", self._total) as self._update:
             yield
 
     def take(self, future: SendFuture) -> None:
@@ -284,9 +268,9 @@ class _Sending:
         elif result.status is not SendStatus.SEND_OK:
             print_note(f"{result.status.name} {result.message_id}")
         now = time.monotonic()
-        if self._show is not None and now - self._shown >= PROGRESS_INTERVAL_S:
+        if self._update is not None and now - self._shown >= PROGRESS_INTERVAL_S:
             self._shown = now
-            self._show(self._sent)
+            self._update(completed=self._sent)
 
     def fail(self, error: MQMeshError) -> None:
         self.failed += 1

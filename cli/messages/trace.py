@@ -14,8 +14,8 @@ from mqmesh.sdk.admin.tracks import MessageTrack
 from mqmesh.sdk.admin.views.messages import TraceView, trace_view, trace_views
 
 from ..notes import print_note, print_warning
-from ..options import json_option, namesrv_option
-from ..render import Column, print_columns, print_if_json, say, timestamp
+from ..options import cluster_options
+from ..render import Column, Table, print_answer, say, timestamp
 from .track import print_track
 
 STYLES = {"SUCCESS": "green", "COMMIT": "green", "RUNNING": "dim", "UNKNOWN": "dim"}
@@ -72,8 +72,7 @@ def trace() -> None:
 @trace.command()
 @click.argument("message_id")
 @_topic_option
-@namesrv_option
-@json_option
+@cluster_options
 def show(message_id: str, trace_topic: str, namesrv: str) -> int:
     """The trace of a message, by time; without one, what `mqmesh query track` shows.
 
@@ -86,7 +85,7 @@ def show(message_id: str, trace_topic: str, namesrv: str) -> int:
         track = None if found.spans else _track(client, message_id)
     _warn(found)
     view = trace_view(found, track)
-    if not print_if_json(view):
+    if print_answer(view):
         _print_trace(view)
         if view.track and view.track.copies:
             say("what is stored says:")
@@ -108,8 +107,7 @@ def show(message_id: str, trace_topic: str, namesrv: str) -> int:
     show_default=True,
     help="Messages to show, the newest.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str) -> int:
     """The trace of the messages of TOPIC that have KEY among their keys.
 
@@ -122,7 +120,7 @@ def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str) -> i
     for one in found:
         _warn(one)
     views = trace_views(found)
-    if not print_if_json(views):
+    if print_answer(views):
         for view in views:
             say(f"message {view.message_id}")
             _print_trace(view)
@@ -148,6 +146,6 @@ def _warn(found: MessageSpans) -> None:
 
 def _print_trace(found: TraceView) -> None:
     if found.spans:
-        print_columns(_SPANS, found.spans)
+        Table(_SPANS, found.spans).print()
     else:
         print_note(NO_TRACE)

@@ -11,8 +11,8 @@ from mqmesh.sdk.admin.tracks import Track, TrackClient, TrackState
 from mqmesh.sdk.admin.views.messages import TrackView, track_view
 
 from ..notes import print_note, print_warning
-from ..options import json_option, namesrv_option
-from ..render import Column, duration, print_columns, print_if_json, say, timestamp
+from ..options import cluster_options
+from ..render import Column, Table, duration, print_answer, say, timestamp
 
 STYLES: Final = {
     TrackState.CONSUMED: "green",
@@ -39,8 +39,7 @@ _GROUPS: Final = (
 
 @click.command()
 @click.argument("message_id")
-@namesrv_option
-@json_option
+@cluster_options
 def track(message_id: str, namesrv: str) -> int:
     """Show what happened to a message: where it is stored, and what each group has done about it.
 
@@ -58,7 +57,7 @@ def track(message_id: str, namesrv: str) -> int:
     for name, note in found.notes.items():
         print_warning(f"broker {name}: {note}")
     view = track_view(message_id, found)
-    if not print_if_json(view):
+    if print_answer(view):
         if view.copies:
             print_track(view)
         else:
@@ -69,7 +68,7 @@ def track(message_id: str, namesrv: str) -> int:
 def print_track(found: TrackView) -> None:
     """Draws what happened to a message of which something is stored."""
     now_ms = SystemClock().wall_ms()
-    print_columns(_COPIES, found.copies)
+    Table(_COPIES, found.copies).print()
     say()
     if found.due_ms:
         say(f"it is delayed, and will be delivered {_when(found.due_ms, now_ms)}")
@@ -77,7 +76,7 @@ def print_track(found: TrackView) -> None:
         say(f"no group reads topic {found.copies[0].topic}")
     if found.groups:
         remark = Column("", "REMARK", str, lambda one: _remark(one, now_ms))
-        print_columns((*_GROUPS, remark), found.groups)
+        Table((*_GROUPS, remark), found.groups).print()
 
 
 def _remark(one: Track, now_ms: int) -> str:

@@ -14,15 +14,14 @@ from mqmesh.sdk.admin.views.messages import (
 )
 
 from ..notes import print_note
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..options import cluster_options, confirm, yes_option
 from ..render import (
     Column,
+    Table,
     duration,
     print_answer,
     print_body,
-    print_columns,
     print_fields,
-    print_if_json,
     timestamp,
 )
 from .query import body_lines
@@ -80,8 +79,7 @@ def tx() -> None:
 @click.option(
     "-n", "--count", type=click.IntRange(1, MAX_LISTED), default=DEFAULT_COUNT, show_default=True
 )
-@namesrv_option
-@json_option
+@cluster_options
 def list_half_messages(
     group: str, topic: str, parked: bool, older_than: int, count: int, namesrv: str
 ) -> None:
@@ -102,15 +100,14 @@ def list_half_messages(
             max_count=count,
         )
     view = half_messages_view(found)
-    if not print_if_json(view):
-        print_columns(_HALVES, view.messages)
+    if print_answer(view):
+        Table(_HALVES, view.messages).print()
         print_note(f"{view.pending:,} half messages wait, {view.parked:,} are parked")
 
 
 @tx.command()
 @click.argument("message_id")
-@namesrv_option
-@json_option
+@cluster_options
 def show(message_id: str, namesrv: str) -> None:
     """Show a half message that waits, with its contents.
 
@@ -121,7 +118,7 @@ def show(message_id: str, namesrv: str) -> None:
     with TransactionAdmin(namesrv) as admin:
         half = admin.half_message(message_id)
     found = half_message_view(half)
-    if print_if_json(found):
+    if not print_answer(found):
         return
     rows = [
         ("message id", found.message_id),
@@ -142,8 +139,7 @@ def show(message_id: str, namesrv: str) -> None:
 @tx.command()
 @click.argument("message_id")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def commit(message_id: str, yes: bool, namesrv: str) -> None:
     """Commit a half message whose local transaction is known to be done.
 
@@ -158,8 +154,7 @@ def commit(message_id: str, yes: bool, namesrv: str) -> None:
 @tx.command()
 @click.argument("message_id")
 @yes_option
-@namesrv_option
-@json_option
+@cluster_options
 def rollback(message_id: str, yes: bool, namesrv: str) -> None:
     """Roll back a half message whose local transaction is known not to have happened.
 

@@ -45,10 +45,9 @@ from ..options import config_options, json_option
 from ..render import (
     Column,
     LogStream,
+    Table,
     duration,
     print_answer,
-    print_columns,
-    print_if_json,
     say,
     state_text,
 )
@@ -237,22 +236,24 @@ def status(config_path: Path | None, overrides: tuple[str, ...], data_dir: str |
     """
     folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
     view = _local_cluster(folder)
-    if print_if_json(view):
-        pass
-    elif not view.running:
-        print_note(f"no cluster is running on {folder}; `mqmesh up` starts one")
-    else:
-        say(
-            f"cluster on {folder}: process {view.pid}, up {duration(view.uptime_ms)}, "
-            f"name servers {view.namesrv or 'unknown'}"
-        )
-        sockets = f"ipc://{folder.absolute()}/"
-        endpoint = Column(
-            "endpoint", "ENDPOINT", lambda one: one.replace(sockets, "ipc://"), rank=1
-        )
-        print_columns((*_PROCESS, endpoint, *_LIFE), view.roles)
+    if print_answer(view):
+        _print_cluster(view)
     all_well = bool(view.roles) and all(one.state == "running" for one in view.roles)
     return ExitCode.OK if all_well else ExitCode.FAILED
+
+
+def _print_cluster(view: LocalClusterView) -> None:
+    if not view.running:
+        print_note(f"no cluster is running on {view.data_dir}; `mqmesh up` starts one")
+        return
+    say(
+        f"cluster on {view.data_dir}: process {view.pid}, up {duration(view.uptime_ms)}, "
+        f"name servers {view.namesrv or 'unknown'}"
+    )
+    # Paths of local sockets begin with the folder, which was just said.
+    sockets = f"ipc://{Path(view.data_dir).absolute()}/"
+    endpoint = Column("endpoint", "ENDPOINT", lambda one: one.replace(sockets, "ipc://"), rank=1)
+    Table((*_PROCESS, endpoint, *_LIFE), view.roles).print()
 
 
 def _local_cluster(folder: Path) -> LocalClusterView:

@@ -11,7 +11,7 @@ from mqmesh.roles.exporter.monitor import Monitor, MonitorRole
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.process import ExitCode
 
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import Column, print_answer, print_records, timestamp
 from .serve import ProcessOptions, process_options
 
@@ -30,8 +30,7 @@ _ALARMS: Final = (
     help="Look once; exit code 1 if there are alarms, 0 if not.",
 )
 @process_options
-@namesrv_option
-@json_option
+@cluster_options
 def monitor(process: ProcessOptions, once: bool, namesrv: str) -> int:
     """Watch a cluster, and tell of what is wrong: in the log, to a program, to a web service.
 

@@ -10,7 +10,7 @@ from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import Column, duration, print_answer, print_records, timestamp
 from .serve import ProcessOptions, open_transport, server_options
 
@@ -69,8 +69,7 @@ def schedule(context: click.Context, process: ProcessOptions) -> int:
     show_default=True,
     help="Messages to show: those that are due next.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def list_waiting(topic: str, most: int, namesrv: str) -> None:
     """List delayed messages that wait, those that are due next first.
 
@@ -92,8 +91,7 @@ def list_waiting(topic: str, most: int, namesrv: str) -> None:
 
 @schedule.command()
 @click.argument("message_id")
-@namesrv_option
-@json_option
+@cluster_options
 def cancel(message_id: str, namesrv: str) -> None:
     """Cancel a delayed message that was not delivered yet.
 

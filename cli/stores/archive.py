@@ -18,13 +18,12 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
 
 from ..notes import Options, answers_json, print_error, print_note, print_progress
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..options import cluster_options, confirm, json_option, yes_option
 from ..render import (
     Column,
+    Table,
     print_answer,
     print_as_is,
-    print_columns,
-    print_if_json,
     print_json,
     print_table,
     say,
@@ -205,10 +204,10 @@ def status(archive: str) -> int:
     """
     tables = archive_module("tables")
     sources, partitions = tables.sources(archive), tables.partitions(archive)
-    if not print_if_json({"sources": sources, "partitions": partitions}):
-        print_columns(_SOURCES, sources)
+    if print_answer({"sources": sources, "partitions": partitions}):
+        Table(_SOURCES, sources).print()
         say()
-        print_columns(_PARTITIONS, partitions)
+        Table(_PARTITIONS, partitions).print()
     return ExitCode.OK
 
 
@@ -314,7 +313,7 @@ def verify(archive: str, start: _Start) -> int:
     work = archive_module("maintenance")
     with start() as spark:
         report = work.verify(spark, archive)
-    if not print_if_json(report):
+    if print_answer(report):
         say(f"{report.rows:,} messages")
         for gap in report.gaps:
             say(f"missing: {gap}")
@@ -450,8 +449,7 @@ def jars(directory: Path, verbose: bool) -> int:
 @click.option("--every", default="", metavar="SPAN", help="Again and again, as 1h.")
 @_ingest_options
 @_spark_options
-@namesrv_option
-@json_option
+@cluster_options
 def run(
     archive: str,
     brokers: tuple[str, ...],

@@ -18,7 +18,7 @@ from mqmesh.storage.files.atomic_file import load_document, save_document
 
 from ..main import INTERRUPTED
 from ..notes import print_note
-from ..options import json_option, namesrv_option
+from ..options import cluster_options
 from ..render import print_answer
 from ..streams import json_line, standard_output
 from .archive_parts import archive_module, plain_row
@@ -62,8 +62,7 @@ class Resent(msgspec.Struct, frozen=True):
 @click.option("--into", default="", help="With resend: the topic; else that of the message.")
 @click.option("--rate", type=click.IntRange(1), help="With resend: messages a second at most.")
 @click.option("--dry-run", is_flag=True, help="With resend: only count.")
-@namesrv_option
-@json_option
+@cluster_options
 def export(
     archive: str,
     topic: str,

@@ -16,9 +16,9 @@ from mqmesh.storage.tools.snapshot_making import OnStep, copy_snapshot, restore_
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
 from ..notes import answers_json, print_error, print_note
-from ..options import confirm, json_option, namesrv_option, yes_option
+from ..options import cluster_options, confirm, json_option, yes_option
 from ..progress_bar import progress_bar
-from ..render import Column, print_answer, print_columns, print_if_json, print_json, say, timestamp
+from ..render import Column, Table, print_answer, print_json, say, timestamp
 
 DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
 
@@ -62,8 +62,7 @@ def snapshot() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Copy it into this directory, too; the broker must be on this machine.",
 )
-@namesrv_option
-@json_option
+@cluster_options
 def create(broker: str, output: Path | None, namesrv: str) -> int:
     """Have BROKER, a broker group's name, make a snapshot while it goes on.
 
@@ -130,7 +129,7 @@ def list_command(root: Path) -> int:
         for row in rows:
             print_json(row)
     else:
-        print_columns(_SNAPSHOTS, rows)
+        Table(_SNAPSHOTS, rows).print()
     return code
 
 
@@ -152,7 +151,7 @@ def verify(path: Path) -> int:
             opened,
             lambda progress: on_step(progress.step, progress.done_bytes, progress.total_bytes),
         )
-    if not print_if_json(report):
+    if print_answer(report):
         manifest = opened.manifest
         say(
             f"{manifest.broker_name}: {report.batches:,} batches, {report.messages:,} messages, "

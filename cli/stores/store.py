@@ -22,7 +22,7 @@ from ..messages.shown_message import parts_of
 from ..notes import answers_json, print_note
 from ..options import json_option
 from ..progress_bar import progress_bar
-from ..render import print_answer, print_if_json, print_json, say, timestamp
+from ..render import print_answer, print_json, say, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 
@@ -62,7 +62,7 @@ def verify(directory: Path) -> int:
     if report is None:
         print_note("interrupted")
         return INTERRUPTED
-    if not print_if_json(report):
+    if print_answer(report):
         _print_report(report)
     return ExitCode.OK if report.sound else ExitCode.FAILED
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqmesh.cli import main
 from mqmesh.cli.messages import dlq
-from mqmesh.cli.render import print_columns
+from mqmesh.cli.render import Table
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.sdk.admin.dead_letters import DeadLetter
@@ -52,7 +52,7 @@ def test_wrong_wishes_are_refused_in_a_line(capsys, arguments, words):
 
 
 def test_nothing_can_command_the_terminal(capsys):
-    print_columns(dlq._LETTERS, [dead_letter_view(LETTER), dead_letter_view(UNDECODABLE)])
+    Table(dlq._LETTERS, [dead_letter_view(LETTER), dead_letter_view(UNDECODABLE)]).print()
     dlq._print_letter(LETTER)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
