@@ -66,6 +66,25 @@ broker_option: Final = click.option(
 """The command gets ``broker``, "" for all."""
 
 
+def max_option(default: int, help: str, most: int = 1_000_000) -> Callable[[_F], _F]:
+    """Returns a decorator that adds ``--max``; the command gets ``most``.
+
+    Args:
+        default: Value if it is not given.
+        help: Help of the option.
+        most: Largest value.
+    """
+    return click.option(
+        "-n",
+        "--max",
+        "most",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=True,
+        help=help,
+    )
+
+
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 """The command gets ``yes``, for ``confirm``."""
 

@@ -278,11 +278,7 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str) -> None:
     what = "its offsets"
     if with_topics:
         what += ", and what is due for a retry or dead (not what is delayed until a retry)"
-    confirm(
-        "this forgets how far the group has come",
-        f"Delete group {name}, {what}?",
-        yes=yes,
-    )
+    confirm("this forgets how far the group has come", f"Delete group {name}, {what}?", yes=yes)
     with GroupAdmin(namesrv) as admin:
         brokers = admin.delete_group(name, remove_topics=with_topics)
     view = DeletedGroupView(group=name, deleted_from=brokers, with_topics=with_topics)

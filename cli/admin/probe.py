@@ -11,7 +11,7 @@ from mqmesh.sdk.admin.views.sends import probe_view
 from mqmesh.sdk.probes import Probe, ProbeClient
 
 from ..notes import answers_json
-from ..options import cluster_options
+from ..options import cluster_options, max_option
 from ..render import print_answer, say
 
 _count = click.option(
@@ -52,15 +52,7 @@ def probe_broker(name: str, count: int, namesrv: str) -> int:
 
 
 @click.command("probe")
-@click.option(
-    "-n",
-    "--max",
-    "most",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    help="Messages to each broker.",
-)
+@max_option(1, "Messages to each broker.", 10_000)
 @click.option(
     "--interval",
     type=click.FloatRange(0, 3_600),

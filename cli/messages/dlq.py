@@ -33,7 +33,7 @@ from mqmesh.sdk.admin.views.messages import (
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import print_error, print_note
-from ..options import cluster_options, confirm, yes_option
+from ..options import cluster_options, confirm, max_option, yes_option
 from ..progress_bar import message_bar
 from ..render import (
     Column,
@@ -147,15 +147,7 @@ def filter_options(function: _F) -> _F:
 @click.argument("group", required=False)
 @filter_options
 @click.option("--resent/--not-resent", default=None, help="Only those that were resent, or not.")
-@click.option(
-    "-n",
-    "--max",
-    "most",
-    type=click.IntRange(1, 1_000_000),
-    default=DEFAULT_SHOWN,
-    show_default=True,
-    help="Dead letters to show: the last ones.",
-)
+@max_option(DEFAULT_SHOWN, "Dead letters to show: the last ones.")
 @cluster_options
 def list_letters(group: str | None, most: int, namesrv: str, **chosen: Any) -> int:
     """The dead letters of GROUP, or all groups that have some; how many, and how old they are.

@@ -19,7 +19,7 @@ from mqmesh.sdk.admin.views.messages import handed_over_view, messages_view
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from ..notes import print_note, print_warning
-from ..options import cluster_options
+from ..options import cluster_options, max_option
 from ..render import (
     duration,
     print_answer,
@@ -37,15 +37,7 @@ DUMP_BYTES: Final = 4_096
 
 _PRINTABLE: Final = frozenset(string.printable.encode()) - frozenset(b"\t\n\r\x0b\x0c")
 
-_max_option = click.option(
-    "-n",
-    "--max",
-    "most",
-    type=click.IntRange(1, MAX_QUERY_MESSAGES),
-    default=DEFAULT_QUERY_MESSAGES,
-    show_default=True,
-    help="Messages to show.",
-)
+_max_option = max_option(DEFAULT_QUERY_MESSAGES, "Messages to show.", MAX_QUERY_MESSAGES)
 
 
 @click.group()

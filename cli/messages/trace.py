@@ -14,7 +14,7 @@ from mqmesh.sdk.admin.tracks import MessageTrack
 from mqmesh.sdk.admin.views.messages import TraceView, trace_view, trace_views
 
 from ..notes import print_note, print_warning
-from ..options import cluster_options
+from ..options import cluster_options, max_option
 from ..render import Column, Table, print_answer, say, timestamp
 from .track import print_track
 
@@ -98,15 +98,7 @@ def show(message_id: str, trace_topic: str, namesrv: str) -> int:
 @click.argument("topic")
 @click.argument("key")
 @_topic_option
-@click.option(
-    "-n",
-    "--max",
-    "most",
-    type=click.IntRange(1, MAX_QUERY_MESSAGES),
-    default=64,
-    show_default=True,
-    help="Messages to show, the newest.",
-)
+@max_option(64, "Messages to show, the newest.", MAX_QUERY_MESSAGES)
 @cluster_options
 def by_key(topic: str, key: str, trace_topic: str, most: int, namesrv: str) -> int:
     """The trace of the messages of TOPIC that have KEY among their keys.

@@ -10,7 +10,7 @@ from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-from ..options import cluster_options
+from ..options import cluster_options, max_option
 from ..render import Column, duration, print_answer, print_records, timestamp
 from .serve import ProcessOptions, open_transport, server_options
 
@@ -60,15 +60,7 @@ def schedule(context: click.Context, process: ProcessOptions) -> int:
 
 @schedule.command("list")
 @click.option("-t", "--topic", default="", help="Only messages that go to this topic.")
-@click.option(
-    "-n",
-    "--max",
-    "most",
-    type=click.IntRange(1, 1_000_000),
-    default=DEFAULT_SHOWN,
-    show_default=True,
-    help="Messages to show: those that are due next.",
-)
+@max_option(DEFAULT_SHOWN, "Messages to show: those that are due next.")
 @cluster_options
 def list_waiting(topic: str, most: int, namesrv: str) -> None:
     """List delayed messages that wait, those that are due next first.

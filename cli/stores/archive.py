@@ -382,9 +382,7 @@ def expire(
     age = f"messages older than {days} days" if days else "the messages that archive.toml names"
     which = f"{age} of topic {topic}" if topic else age
     confirm(
-        f"this deletes {which} from the archive",
-        f"Delete {which} from archive {archive}?",
-        yes=yes,
+        f"this deletes {which} from the archive", f"Delete {which} from archive {archive}?", yes=yes
     )
     today = datetime.now(UTC).date()
     work = archive_module("maintenance")

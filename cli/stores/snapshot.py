@@ -205,11 +205,7 @@ def delete(paths: tuple[Path, ...], yes: bool) -> int:
       mqmesh snapshot delete mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711
     """
     count = f"{len(paths)} snapshot{'' if len(paths) == 1 else 's'}"
-    confirm(
-        f"this removes {count} with all files",
-        f"Remove {count} with all files?",
-        yes=yes,
-    )
+    confirm(f"this removes {count} with all files", f"Remove {count} with all files?", yes=yes)
     deleted: list[str] = []
     try:
         for path in paths:
