@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_closed_output()
     escape_what_no_encoding_holds()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         print_error(text, as_json=_wants_json(options, arguments))
 
     try:
@@ -156,31 +156,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         if _wants_json(options, arguments):
-            tell("interrupted")
+            report("interrupted")
         else:
             sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except click.ClickException as error:
-        tell(_usage(error))
+        report(_usage(error))
         return ExitCode.USAGE
     except ConfigError as error:
-        tell(str(error))
+        report(str(error))
         return ExitCode.USAGE
     except (BrokenPipeError, SystemExit):
         # The reader of our output has seen enough (click turns that into SystemExit).
         drop_output()
         return ExitCode.OK
     except MQMeshError as error:
-        tell(str(error))
+        report(str(error))
         return ExitCode.FAILED
     except OSError as error:
         _forget_what_is_left()
-        tell(_without_number(error))
+        report(_without_number(error))
         return ExitCode.FAILED
     except Exception as error:
         if options.debug:
             sys.stderr.write("\n".join(traceback_lines(traceback.format_exc())) + "\n")
-        tell(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
+        report(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
         return ExitCode.FAILED
     return result if isinstance(result, int) else ExitCode.OK
 

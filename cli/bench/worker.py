@@ -53,7 +53,7 @@ MAX_CHUNKS: Final = 10
 OUTCOME_TIMEOUT_S: Final = 30.0
 POLL_MS: Final = 50
 POLL_MESSAGES: Final = 1_000
-TELL_EVERY_S: Final = 0.1
+PROGRESS_INTERVAL_S: Final = 0.1
 
 
 class Orders:
@@ -94,7 +94,7 @@ class BenchRun:
         self._task = task
         self._orders = orders
         self._cpu_s = time.process_time()
-        self._began = self._told = time.monotonic()
+        self._began = self._progress_sent = time.monotonic()
         self.report.begin_s = self.report.end_s = self._began
 
     @property
@@ -124,18 +124,18 @@ class BenchRun:
         self.report.done += count
         self.report.body_bytes += body_bytes
         self.report.end_s = time.monotonic()
-        self.tell()
+        self.send_progress()
 
     def fail(self, count: int, error: Exception) -> None:
         """Notes messages that could not be sent."""
         self.report.failed += count
         self.report.error = self.report.error or str(error)
 
-    def tell(self) -> None:
+    def send_progress(self) -> None:
         """Reports progress to the parent, every 0.1 s at most."""
         now = time.monotonic()
-        if now - self._told >= TELL_EVERY_S:
-            self._told = now
+        if now - self._progress_sent >= PROGRESS_INTERVAL_S:
+            self._progress_sent = now
             say(ClientProgress(self.report.done))
 
     def end(self) -> ClientReport:
@@ -301,7 +301,7 @@ def read(task: BenchTask, orders: Orders) -> ClientReport:
             messages = consumer.poll(POLL_MS, POLL_MESSAGES)
             if messages:
                 run.did(len(messages), sum([len(message.body) for message in messages]))
-            run.tell()
+            run.send_progress()
         return run.end()
 
 
@@ -323,7 +323,7 @@ def read_stamped(task: BenchTask, orders: Orders) -> ClientReport:
                 run.report.delivery.add(age)
             if mine:
                 run.did(len(mine), len(mine) * task.body_bytes)
-            run.tell()
+            run.send_progress()
         return run.end()
 
 

@@ -152,9 +152,11 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
     """Adds the options of every role's process; the command gets them as one."""
 
     @wraps(function)
-    def with_options(**told: Any) -> int:
-        own = {name: told.pop(name) for name in ProcessOptions.__struct_fields__ if name in told}
-        return function(process=ProcessOptions(**own), **told)
+    def with_options(**options: Any) -> int:
+        own = {
+            name: options.pop(name) for name in ProcessOptions.__struct_fields__ if name in options
+        }
+        return function(process=ProcessOptions(**own), **options)
 
     command: Callable[..., int] = with_options
     for option in (
