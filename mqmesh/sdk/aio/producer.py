@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Self, Unpack
 
+from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import Completions
@@ -77,7 +78,7 @@ class Producer:
     async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
-    async def send(
+    def send(
         self,
         message: Message,
         *,
@@ -85,19 +86,36 @@ class Producer:
         selector: QueueSelector | None = None,
         arg: Any = None,
         timeout_ms: int | None = None,
-    ) -> SendResult:
-        """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``."""
-        if self._must_wait(message):
-            await self._stand_in_line(message.topic)
-        completions = self._here()
-        if queue is None and selector is None and timeout_ms is None:
-            future = self._inner.send_async(message)  # which has a fast path without choices
-        else:
-            future = self._inner.send_async(
-                message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
-            )
-        await completions.wait_for(future)
-        return future.result()
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``.
+
+        It is on its way once this is called, unless it must wait for a route or for room: then it
+        is once the result is awaited, or a task.
+
+        Returns:
+            Its outcome, to be awaited, gathered, or made a task.
+        """
+        completions = self._completions
+        if completions is None or asyncio.get_running_loop() is not completions.loop:
+            completions = self._here()
+        try:
+            if self._must_wait(message):
+                return self._send_in_line(
+                    message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+                )
+            if queue is None and selector is None and timeout_ms is None:
+                sent = self._inner.send_async(message)  # which has a fast path without choices
+            else:
+                sent = self._inner.send_async(
+                    message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+                )
+        except MQMeshError as error:
+            return completions.failed(error)
+        return completions.wait_for(sent)
+
+    async def _send_in_line(self, message: Message, **choice: Any) -> SendResult:
+        await self._stand_in_line(message.topic)
+        return await self._here().wait_for(self._inner.send_async(message, **choice))
 
     async def send_batch(
         self,
@@ -110,8 +128,7 @@ class Producer:
         first = messages[0] if isinstance(messages, Sequence) and messages else None
         await self._ready(first)
         future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
-        await self._here().wait_for(future)
-        return future.result()
+        return await self._here().wait_for(future)
 
     async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never reports its outcome."""

@@ -56,6 +56,60 @@ def make(world):
     return make
 
 
+def test_a_send_is_awaited_gathered_or_made_a_task(world, run, make):
+    async def main() -> None:
+        async with make() as producer:
+            await producer.send(message("first"))
+            sends = [producer.send(message(str(n))) for n in range(50)]
+            assert all(asyncio.isfuture(one) for one in sends), "gather makes no task of it"
+            task = asyncio.create_task(producer.send(message("task")))
+            async with asyncio.TaskGroup() as group:
+                grouped = group.create_task(producer.send(message("group")))
+            results = [*await asyncio.gather(*sends), await task, grouped.result()]
+            assert {one.status for one in results} == {SendStatus.SEND_OK}
+            assert len({one.message_id for one in results}) == 52
+            assert await sends[0] == results[0], "also a second time"
+            assert len(world.broker.sends) == 2, "all after the first one share a request"
+
+    run(main())
+
+
+def test_a_send_that_fails_raises_where_it_is_awaited(world, run, make):
+    async def main() -> None:
+        async with make() as producer:
+            await producer.send(message("first"))
+            bad = producer.send(message("x", sharding_key=5))
+            refused = producer.send(message("y"), queue=MessageQueue("t", "a", 99))
+            task = asyncio.create_task(producer.send(message("z"), timeout_ms=0))
+            good = producer.send(message("good"))
+            found = await asyncio.gather(bad, refused, task, good, return_exceptions=True)
+            assert [type(one) for one in found[:3]] == [InvalidArgument] * 3
+            assert found[3].status is SendStatus.SEND_OK
+
+    run(main())
+
+
+def test_a_send_that_is_cancelled_is_sent_all_the_same(world, run, make):
+    async def main() -> None:
+        async with make() as producer:
+            await producer.send(message("first"))
+            task = asyncio.create_task(producer.send(message("task")))
+            await asyncio.sleep(0)
+            task.cancel()
+            plain = producer.send(message("plain"))
+            plain.close()
+            other = producer.send(message("other"))
+            plain.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(asyncio.CancelledError):
+                await plain
+            assert (await other).status is SendStatus.SEND_OK
+
+    run(main())
+    assert sorted(world.stored()) == [b"first", b"other", b"plain", b"task"]
+
+
 def test_every_way_of_sending(world, run, make):
     async def main() -> None:
         async with make() as producer:

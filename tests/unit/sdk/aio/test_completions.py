@@ -110,7 +110,8 @@ def test_one_callback_serves_all_messages_of_a_batch() -> None:
         assert not waiting[0].done(), "it is told in the event loop"
         late = completions.wait_for(sends[3])
         del waiting[7]
-        await asyncio.wait_for(asyncio.gather(*waiting, late), 10)
+        results = await asyncio.wait_for(asyncio.gather(*waiting, late), 10)
+        assert results[0].queue_offset == results[-1].queue_offset - 3
         assert not completions._waiting
         again = completions.wait_for(sends[3])  # of a batch that is done and told
         await asyncio.wait_for(again, 10)
