@@ -183,10 +183,11 @@ class Lane:
         closed: Batches before it, not sent to this queue yet.
         returned: Batches before those, to be sent again; in the order of their first tries.
         in_flight: Batches of the queue that are at the broker, or wait for their next try.
+        lingers: The open batch waits for more messages before it may leave.
         listed: The lane stands among those that something can be taken from.
     """
 
-    __slots__ = ("closed", "in_flight", "listed", "open", "queue", "returned")
+    __slots__ = ("closed", "in_flight", "lingers", "listed", "open", "queue", "returned")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
@@ -194,6 +195,7 @@ class Lane:
         self.closed: deque[PendingBatch] = deque()
         self.returned: deque[PendingBatch] = deque()
         self.in_flight = 0
+        self.lingers = False
         self.listed = False
 
     @property
@@ -209,6 +211,7 @@ class Lane:
     def close_open(self) -> None:
         """Close the open batch: nothing more joins it."""
         found, self.open = self.open, None
+        self.lingers = False
         if found is not None:
             batch = found.pending
             batch.size, batch.deadline_ms, batch.bound = found.size, found.deadline_ms, found.bound

@@ -225,6 +225,8 @@ class Producer:
         patience_s = 0.0
         if before == "running" and not self._engine.loop.in_loop_thread:
             deadline_ms = self._now_ms() + self.options.close_timeout_ms
+            self._buffer.stop_lingering()
+            self._sender.schedule()
             self._buffer.wait_empty(self.options.close_timeout_ms / 1_000)
             patience_s = max(deadline_ms - self._now_ms(), 0) / 1_000
         self._direct.close(patience_s)
@@ -299,7 +301,9 @@ class Producer:
         if not is_free or message.sharding_key is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._retries
-        batch = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
+        batch = None
+        if not self.options.linger_ms:
+            batch = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
         if batch is None:
             bound = lane is not None
             future = self._append(
@@ -668,8 +672,7 @@ class Producer:
             future, lane = self._buffer.append(
                 lane, topic, message, size, deadline_ms, on_done, retries, bound, wait_store
             )
-            if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
-                self._sender.schedule()
+            self._sender.added(lane)
         except BaseException:
             # Also Ctrl-C: what joins an open batch trusts that this was done when it was opened.
             self._sender.schedule()
@@ -730,8 +733,7 @@ class Producer:
         future, lane = self._buffer.append_batch(
             lane, topic, made.payload, deadline_ms, on_done, retries, made.delay, made.due_times
         )
-        if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
-            self._sender.schedule()
+        self._sender.added(lane)
         self._pace.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
         return future
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.errors import InvalidArgument
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.sdk.tracing.tracing_options import TracingKeywords, TracingOptions
 from mqmesh.units import MIB
@@ -27,6 +28,10 @@ class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
             least so large, in bytes.
         buffer_memory_bytes: Room for messages without an outcome; beyond it ``send_async``
             waits for up to the send's timeout.
+        linger_ms: How long a batch that is not full waits for more messages; each send takes so
+            much longer, synchronous ones, too. 0 for not at all: batches grow while requests are in
+            flight. Less than ``send_msg_timeout_ms``; a send with a timeout of its own of less than
+            a quarter of a second more than this does not wait.
         batch_size_bytes: Asynchronous and concurrent sends share batches up to this size.
         batch_messages: And up to so many messages.
         max_requests_in_flight: Requests in flight a broker.
@@ -48,12 +53,22 @@ class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
     max_message_size: Annotated[int, msgspec.Meta(ge=1, le=15 * MIB)] = MAX_MESSAGE_BYTES_DEFAULT
     compress_msg_body_over_how_much: Annotated[int, msgspec.Meta(ge=1)] = 4_096
     buffer_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * MIB
+    linger_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
     batch_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=8 * MIB)] = MIB // 4
     batch_messages: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2_000
     max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 200
     max_pending_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     close_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 3_000
+
+    def __post_init__(self) -> None:
+        """Check the rules between fields."""
+        super().__post_init__()
+        if self.linger_ms >= self.send_msg_timeout_ms:
+            raise InvalidArgument(
+                f"linger_ms ({self.linger_ms}) must be less than send_msg_timeout_ms "
+                f"({self.send_msg_timeout_ms})"
+            )
 
 
 class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +100,7 @@ class ProducerKeywords(TracingKeywords, total=False):
     max_message_size: int
     compress_msg_body_over_how_much: int
     buffer_memory_bytes: int
+    linger_ms: int
     batch_size_bytes: int
     batch_messages: int
     max_requests_in_flight: int

@@ -65,6 +65,8 @@ class SendBuffer:
         self._usual_retries = options.retry_times_when_send_async_failed
         self._max_batch_bytes = options.batch_size_bytes
         self._max_batch_messages = options.batch_messages
+        self._linger_ms = options.linger_ms
+        self._lingering: deque[tuple[int, Lane, PendingBatch]] = deque()
         self._lanes: dict[MessageQueue, Lane] = {}
         self._ready: dict[str, deque[Lane]] = {}
         self._admission = make_admission(
@@ -154,6 +156,7 @@ class SendBuffer:
                 batch.pending.callbacks.append(partial(on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
                 lane.close_open()
+                self._list_ready(lane)
         return future, lane
 
     def append_batch(
@@ -202,6 +205,7 @@ class SendBuffer:
             future = SendFuture(batch, 0)
             if on_done is not None:
                 batch.callbacks.append(partial(on_done, future))
+            lane.lingers = False
             self._list_ready(lane)
             self._admission.bytes += size
             lane.close_open()
@@ -262,6 +266,16 @@ class SendBuffer:
         with self.lock:
             self._wait_for_room(deadline_ms)
 
+    def stop_lingering(self) -> None:
+        """Let everything leave at once from now on."""
+        with self.lock:
+            self._linger_ms = 0
+            for _, lane, _ in self._lingering:
+                lane.lingers = False
+                if lane.waits:
+                    self._list_ready(lane)
+            self._lingering.clear()
+
     def wait_empty(self, timeout_s: float) -> bool:
         """Waits until every message has its outcome; False when that takes too long."""
         with self.lock:
@@ -285,9 +299,23 @@ class SendBuffer:
                 lane.closed.clear()
                 lane.listed = False
             self._ready.clear()
+            self._lingering.clear()
         return found
 
     # ---- Out ---------------------------------------------------------------------------
+
+    def end_linger(self, now_ms: int) -> int | None:
+        """Let what has waited long enough for more messages leave; return when the next one has."""
+        with self.lock:
+            while self._lingering:
+                due_ms, lane, batch = self._lingering[0]
+                if lane.lingers and lane.open is not None and lane.open.pending is batch:
+                    if due_ms > now_ms:
+                        return due_ms
+                    lane.lingers = False
+                    self._list_ready(lane)
+                self._lingering.popleft()
+        return None
 
     def ready_brokers(self) -> list[str]:
         """Return the brokers that something can be sent to."""
@@ -427,22 +455,35 @@ class SendBuffer:
     def _open(
         self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
     ) -> PlainOpenBatch:
-        # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
-        self._list_ready(lane)
-        lane.close_open()
         latest_ms = deadline_ms + DEADLINE_SPREAD_MS
         batch = PendingBatch(
             self.lock, self._transport, lane.queue, latest_ms, False, 0, retries, wait_store
         )
         batch.delay = delay
+        due_ms = self._due_ms(deadline_ms) if self._linger_ms else 0
+        # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
+        if not due_ms or lane.open is not None:
+            lane.lingers = False
+            self._list_ready(lane)
+        lane.close_open()
+        if due_ms:
+            lane.lingers = True
+            self._lingering.append((due_ms, lane, batch))
         is_usual = wait_store and retries == self._usual_retries and not delay
         lane.open = self._admission.batch_type(
             batch, batch.messages, deadline_ms, latest_ms, is_usual
         )
         return lane.open
 
+    def _due_ms(self, deadline_ms: int) -> int:
+        """Return until when a new batch waits for more messages; 0 where that takes too long."""
+        due_ms = self._loop.clock.monotonic_ms() + self._linger_ms
+        return due_ms if due_ms + DEADLINE_SPREAD_MS <= deadline_ms else 0
+
     def _list_ready(self, lane: Lane) -> None:
         """List a lane in which something waits, or will soon: it can be taken unless it flies."""
+        if lane.lingers and not (lane.closed or lane.returned):
+            return
         if not (lane.in_flight or lane.listed):
             lane.listed = True
             self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)

@@ -102,6 +102,7 @@ class Sender:
         self._patience_ms = options.failover_patience_ms
         self._followed: dict[str, Repeats] = {}
         self._outbox = RequestOutbox(engine, self, options.max_requests_in_flight, pace)
+        self._watches_linger = False
         self.ended: dict[tuple[str, ...], int] = {}
         self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
         self.lost: Counter[str] = Counter()
@@ -117,6 +118,18 @@ class Sender:
     def pending_bytes(self) -> int:
         """Bytes that wait, from ``SendBuffer.pending_bytes``; from any thread."""
         return self._buffer.pending_bytes
+
+    def added(self, lane: Lane) -> None:
+        """Has the client loop send what was added to a lane, when it may go; from any thread."""
+        if lane.lingers:
+            if not self._watches_linger:
+                self._watches_linger = True
+                try:
+                    self._engine.post(self._watch_linger)
+                except ClientClosed:
+                    return  # the closing thread ends what waits
+        elif not lane.in_flight and self.has_room(lane.queue.broker_name):
+            self.schedule()
 
     def send_lone(
         self,
@@ -189,6 +202,16 @@ class Sender:
         if lost:
             what = ", ".join(f"{count} to {topic}" for topic, count in lost)
             _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
+
+    def _watch_linger(self) -> None:
+        # First forgotten, and then looked for: who adds something meanwhile watches in vain.
+        self._watches_linger = False
+        now_ms = self._engine.loop.clock.monotonic_ms()
+        due_ms = self._buffer.end_linger(now_ms)
+        if due_ms is not None and not self._watches_linger:
+            self._watches_linger = True
+            self._engine.loop.call_later(due_ms - now_ms, self._watch_linger)
+        self.schedule()
 
     # ---- For the outbox ------------------------------------------------------------------
 

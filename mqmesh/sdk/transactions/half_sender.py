@@ -95,6 +95,5 @@ class HalfSender:
             self._retries,
             lane is not None,
         )
-        if not lane.in_flight and self.sender.has_room(lane.queue.broker_name):
-            self.sender.schedule()
+        self.sender.added(lane)
         return future

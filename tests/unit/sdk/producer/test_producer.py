@@ -8,6 +8,7 @@ from mqmesh.batch.payload import MAX_MESSAGES
 from mqmesh.errors import EndpointUnreachable, InvalidArgument, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.producer.producer import Producer
 
 TIMEOUT_MS = 3_000
 
@@ -149,6 +150,65 @@ def test_the_oldest_message_of_the_buffer_does_not_wait_for_the_youngest(world):
     producer.send_async(message("second"))
     world.run(TIMEOUT_MS - 1_500 + 200)
     assert isinstance(first.exception(), EndpointUnreachable)
+
+
+# ---- Lingering ----------------------------------------------------------------------------
+
+
+def test_a_batch_that_lingers_takes_what_comes_until_its_time_is_over(world):
+    producer = world.producer(linger_ms=20)
+    futures = []
+    for n in range(4):
+        futures.append(producer.send_async(message(str(n))))
+        world.run(4)
+    assert not world.broker.sends
+    world.run(10)
+    assert len(world.broker.sends) == 1
+    assert [future.result().queue_offset for future in futures] == [0, 1, 2, 3]
+    late = producer.send_async(message("late"))
+    world.run(15)
+    assert not late.done()
+    world.run(10)
+    assert late.done()
+
+
+def test_a_synchronous_send_lingers_too(world):
+    producer = world.producer(linger_ms=20)
+    first = producer.send_async(message("1"))
+    began_ms = world.network.clock.monotonic_ms()
+    result = world.call(lambda: producer.send(message("2")))
+    assert world.network.clock.monotonic_ms() - began_ms >= 20
+    assert result.queue_offset == first.result().queue_offset + 1
+
+
+def test_a_full_batch_an_explicit_one_and_one_of_little_time_do_not_linger(world):
+    producer = world.producer(linger_ms=1_000, batch_messages=3)
+    full = [producer.send_async(message(str(n)), queue=queue(0)) for n in range(3)]
+    explicit = producer.send_batch_async([message("a"), message("b")], queue=queue(1))
+    hurried = producer.send_async(message("c"), queue=queue(2), timeout_ms=1_100)
+    lingering = producer.send_async(message("d"), queue=queue(3))
+    world.run(10)
+    assert all(future.done() for future in [*full, explicit, hurried])
+    assert not lingering.done()
+    producer.send_async(message("e"), queue=queue(3))
+    behind = producer.send_batch_async([message("f")], queue=queue(3))
+    world.run(10)
+    assert lingering.done()
+    assert behind.result().queue_offset == 2
+
+
+def test_closing_sends_what_lingers(world):
+    producer = world.producer(linger_ms=1_000, close_timeout_ms=500)
+    future = producer.send_async(message())
+    began_ms = world.network.clock.monotonic_ms()
+    world.call(producer.close)
+    assert future.result().queue_offset == 0
+    assert world.network.clock.monotonic_ms() - began_ms < 100
+
+
+def test_a_linger_as_long_as_the_timeout_is_refused():
+    with pytest.raises(InvalidArgument, match="linger_ms"):
+        Producer("g", linger_ms=500, send_msg_timeout_ms=500)
 
 
 # ---- Bounds -------------------------------------------------------------------------------
