@@ -242,6 +242,19 @@ threading.Event().wait()
 """
 
 
+def test_more_members_than_queues_leave_some_idle(cluster, names):
+    topic, group = names
+    send(cluster, topic, bodies(10))
+    members = [consumer_of(cluster, topic, group, Collector()) for _ in range(10)]
+    try:
+        for member in members:
+            member.start()
+        until(lambda: sorted(len(m.assignment()) for m in members) == [0] * 2 + [1] * 8)
+    finally:
+        for member in members:
+            member.close()
+
+
 def test_a_killed_members_queues_go_to_the_others_and_nothing_is_lost(cluster, names):
     topic, group = names
     send(cluster, topic, bodies(200))

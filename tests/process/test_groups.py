@@ -15,7 +15,7 @@ from harness.commands import run_command
 from harness.patience import until
 from harness.stopwatch import Stopwatch
 
-from mqmesh.errors import GroupNotFound
+from mqmesh.errors import GroupNotFound, InvalidArgument, OffsetIllegal
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.protocol.route import TopicConfig
@@ -281,6 +281,26 @@ def _newest(cluster, topic):
         found = []
         until(lambda: found.extend(consumer.poll(100)) or len(found) >= 60)
         return max(found, key=lambda message: message.store_timestamp)
+
+
+def test_one_queue_goes_to_an_offset_and_no_further_than_it_reaches(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 200)
+    with push(cluster, topic, group, got := Listener()):
+        got.wait_for(lambda bodies: set(bodies) == all_bodies(200))
+    place = {"queue_id": 1, "broker_name": "broker-b"}
+    with pytest.raises(InvalidArgument, match="one queue"):
+        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3)
+    with pytest.raises(OffsetIllegal):
+        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=10_000, **place)
+    moves = admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3, **place)
+    (only,) = moves.queues
+    assert only.reread == only.change.old_offset - 3
+    with PullConsumer(group, namesrv_addr=cluster.namesrv_addr) as consumer:
+        assert len(consumer.queues(topic)) == 2 * QUEUES
+        assert consumer.committed(MessageQueue(topic, "broker-b", 1)) == 3
+        assert admin.progress(group).lag == only.reread
 
 
 def test_a_group_goes_on_where_another_one_is(cluster, admin, names):

@@ -117,3 +117,27 @@ def test_coroutines_are_traced_where_they_run(cluster, told):
     assert sent.parent.span_id == caller
     assert (ids([processed]), processed.parent) == ([inner], None)
     assert linked(processed) == linked(one_span(told, "receive coroutines")) == ids([sent])
+
+
+def test_a_request_and_its_reply_are_linked(cluster, told):
+    address = cluster.namesrv_addr
+    with (
+        Producer("asks", namesrv_addr=address, telemetry="otel") as asks,
+        Producer("answers", namesrv_addr=address, telemetry="otel") as answers,
+    ):
+
+        def listen(messages: list[StoredMessage]) -> None:
+            assert answers.reply(messages[0], b"yes", properties={"mine": "1"})
+
+        consumer = PushConsumer(
+            "desk", namesrv_addr=address, consume_from_where=FIRST, telemetry="otel"
+        )
+        consumer.subscribe("questions", listener=listen)
+        with consumer:
+            reply = asks.request(Message("questions", b"?"), timeout_ms=PATIENCE_S * 1_000)
+    sent, processed = one_span(told, "send questions"), one_span(told, "process questions")
+    replied = one_span(told, "reply questions")
+    assert linked(processed) == ids([sent])
+    assert replied.parent.span_id == processed.context.span_id
+    assert reply.property("mine") == "1"
+    assert f"{replied.context.span_id:016x}" in reply.property(names.TRACEPARENT)

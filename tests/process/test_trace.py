@@ -17,6 +17,8 @@ from mqmesh.sdk.admin.traces import SpanKind, TraceClient, TraceSpan
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 40
@@ -110,6 +112,37 @@ def test_blocking_clients_are_traced(cluster, capsys):
     (one,) = json.loads(capsys.readouterr().out)
     assert one["message_id"] == sent.message_id
     assert len(one["spans"]) == len(spans_of(cluster, sent.message_id))
+
+
+class Agrees(TransactionListener):
+    def execute_local_transaction(self, message: StoredMessage, arg: object):
+        return LocalTransactionState.COMMIT
+
+    def check_local_transaction(self, message: StoredMessage):
+        return LocalTransactionState.UNKNOWN
+
+
+def test_transactions_are_traced_to_their_end(cluster):
+    ids = {}
+    with TransactionProducer(
+        "bank", Agrees(), namesrv_addr=cluster.namesrv_addr, msg_trace=1
+    ) as producer:
+        sent = producer.send_message_in_transaction(Message("transfers", b"x", keys=["k"]))
+        ids["COMMIT"] = [sent.send_result.message_id]
+        later = producer.send_message_in_transaction_async(Message("transfers", b"x"))
+        ids["COMMIT"].append(later.result(PATIENCE_S).send_result.message_id)
+        with producer.transaction(Message("transfers", b"x")) as by_hand:
+            by_hand.rollback()
+        ids["ROLLBACK"] = [by_hand.message_id]
+        written(producer, 6)
+    for result, these in ids.items():
+        for message_id in these:
+            spans = spans_of(cluster, message_id)
+            assert [shown(one) for one in spans] == [
+                (SpanKind.SEND, "bank", "SUCCESS"),
+                (SpanKind.END_TRANSACTION, "bank", result),
+            ]
+            assert [one.message_type for one in spans] == ["HALF", "COMMIT"]
 
 
 def test_the_trace_is_not_traced(cluster):

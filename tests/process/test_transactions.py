@@ -170,6 +170,14 @@ def test_nobody_is_asked_about_what_waits_for_a_thread(cluster, start):
     assert not listener.checked
 
 
+def test_order_within_a_sharding_key_is_kept(cluster, start):
+    producer = start("g5")
+    for number in range(20):
+        message = Message("t5", b"%02d" % number, sharding_key="one")
+        producer.send_message_in_transaction(message, COMMIT)
+    assert [body for body, _ in visible(cluster, "t5")] == [b"%02d" % n for n in range(20)]
+
+
 def test_half_messages_are_in_no_query_and_no_lag_and_nobody_reads_their_topic(cluster, start):
     producer = start("g6")
     producer.send_message_in_transaction(Message("t6", b"first"), COMMIT)
