@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "coordinator": ("processes.serve", "coordinator"),
     "exporter": ("processes.serve", "exporter"),
     "monitor": ("processes.monitor", "monitor"),
+    "console": ("processes.console", "console"),
     "bench": ("bench.commands", "bench"),
     "completion": ("completion", "completion"),
 }

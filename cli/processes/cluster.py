@@ -51,9 +51,17 @@ from ..render import (
     say,
     state_text,
 )
+from .console import check_extra
 from .found_cluster import find_cluster, save_last_start
-from .layout import MONITOR, ClusterConfig, check_ports, load_cluster, role_specs, seats_of_replicas
-from .secure import client_file, make_security
+from .layout import (
+    MONITOR,
+    ClusterConfig,
+    check_ports,
+    load_cluster,
+    role_specs,
+    seats_of_replicas,
+)
+from .secure import ADMIN, client_file, make_console_user, make_security
 from .serve import open_client_transport
 from .start_plan import INSECURE, SECURE, StartFlags, check_stores, plan_start
 
@@ -110,6 +118,7 @@ _data_dir_option = click.option(
     help="Without a file: so many replicas of the broker, which elect their master.",
 )
 @click.option("--metrics", is_flag=True, help="Run an exporter for Prometheus, too.")
+@click.option("--console", is_flag=True, help="Run the web console, too.")
 @click.option(
     "--secure",
     is_flag=True,
@@ -127,6 +136,7 @@ def up(
     data_dir: str | None,
     replicas: int | None,
     metrics: bool,
+    console: bool,
     secure: bool,
     insecure: bool,
 ) -> int:
@@ -143,6 +153,7 @@ def up(
       mqmesh up
       mqmesh up --replicas 3
       mqmesh up --metrics
+      mqmesh up --console
       mqmesh up --secure
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
@@ -150,8 +161,7 @@ def up(
     if secure and insecure:
         raise click.UsageError("--secure and --insecure are opposites; leave one out")
     settings = _with_data_dir(overrides, data_dir)
-    if metrics:
-        settings.append("exporter.enable=true")
+    settings += ["exporter.enable=true"] * metrics + ["console.enable=true"] * console
     settings += [*SECURE] * secure + [*INSECURE] * insecure
     flags = StartFlags(file=config_path, replicas=replicas, secure=secure, insecure=insecure)
     config = load_cluster(config_path, settings, replicas=replicas)
@@ -191,9 +201,13 @@ def _prepare(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> Cl
     check_ports(config)
     for note in notes:
         print_note(note)
+    if config.console.enable:
+        check_extra()
     if config.security.enable:
         make_security(config)
         use_credentials(client_file(config.folder))
+        if password := make_console_user(config):
+            print_note(f"console: log in as {ADMIN}, password {password} (shown only once)")
     return config
 
 
@@ -204,7 +218,7 @@ def _supervise(config: ClusterConfig, specs: list[RoleSpec]) -> int:
         specs,
         config.folder,
         namesrv=config.namesrv_addr,
-        ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
+        ready_note=_ready_note(config),
         log_format=config.log_format,
         say=LogStream(as_json=answers_json()).say,
         is_complete=partial(_all_registered, config),
@@ -350,6 +364,11 @@ def _print_moved(entries: list[RoleEntry]) -> int:
         *(f"{one.name} is {one.state}" for one in entries),
     )
     return ExitCode.OK
+
+
+def _ready_note(config: ClusterConfig) -> str:
+    console = f"; console: {console_of(config).address()}" if config.console.enable else ""
+    return f"name servers {config.namesrv_addr}{console}; stop with Ctrl-C or `mqmesh down`"
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:

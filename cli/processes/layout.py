@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from mqmesh.config import check_utf8, dump_toml, load_config, parse_config
+from mqmesh.console.config import ConsoleConfig
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.logs import LogFormat
@@ -44,6 +45,9 @@ RUN: Final = "run"
 EXPORTER: Final = "exporter"
 """Users, whose keys are kept in files of their names; the monitor has those of the exporter."""
 MONITOR: Final = "monitor"
+CONSOLE: Final = "console"
+CONSOLE_USERS: Final = "console-users.toml"
+"""File of those who may log in at the console, beside the keys."""
 
 DEFAULT_CLUSTER: Final = """
 [[namesrv]]
@@ -100,6 +104,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         exporter: Metrics for Prometheus, where it is enabled; it asks the processes of this file.
         monitor: Alarms, where it is enabled; it watches the processes of this file, and keeps what
             it has seen below ``data_dir`` unless it says another ``state_file``.
+        console: The web console, where it is enabled; it shows the cluster of this file.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -118,6 +123,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ha: HaConfig = msgspec.field(default_factory=HaConfig)
     exporter: ExporterConfig = msgspec.field(default_factory=ExporterConfig)
     monitor: MonitorConfig = msgspec.field(default_factory=MonitorConfig)
+    console: ConsoleConfig = msgspec.field(default_factory=ConsoleConfig)
     security: ClusterSecurity = ClusterSecurity()
 
     @property
@@ -415,6 +421,8 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     if config.monitor.enable:
         # It ends with the brokers: what is stopped on purpose is no alarm.
         yield "monitor", MONITOR, "", BROKER_STAGE, _monitor_of(config)
+    if config.console.enable:
+        yield "console", config.console.name, "", NAMESRV_STAGE, console_of(config)
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -471,11 +479,23 @@ def _monitor_of(config: ClusterConfig) -> MonitorConfig:
     return msgspec.structs.replace(config.monitor, state_file=state_file, **watching)
 
 
-def _watching(config: ClusterConfig, own: ExporterConfig | MonitorConfig) -> dict[str, Any]:
+def console_of(config: ClusterConfig) -> ConsoleConfig:
+    """Returns the settings of the console; with security on, it asks who somebody is."""
+    own = config.console
+    users_file = own.users_file
+    if config.security.enable and not users_file:
+        users_file = str(config.folder.absolute() / SECURITY / CONSOLE_USERS)
+    watching = _watching(config, own, CONSOLE)
+    return msgspec.structs.replace(own, users_file=users_file, **watching)
+
+
+def _watching(
+    config: ClusterConfig, own: ExporterConfig | MonitorConfig | ConsoleConfig, user: str = EXPORTER
+) -> dict[str, Any]:
     """Asks all processes of this file."""
     folder, credentials = config.folder.absolute(), own.credentials
     if config.security.enable and not credentials:
-        credentials = str(key_file(folder, EXPORTER))
+        credentials = str(key_file(folder, user))
     return {
         "namesrv_addr": config.namesrv_addr.split(";"),
         "data_dir": str(folder),
@@ -491,13 +511,9 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     if _needs_coordinator(config):
         one = config.coordinator
         yield one.name, "listen_port", one.listen_host, one.listen_port
-    if config.exporter.enable:
-        yield (
-            config.exporter.name,
-            "listen_port",
-            config.exporter.listen_host,
-            config.exporter.listen_port,
-        )
+    for page in (config.exporter, config.console):
+        if page.enable:
+            yield page.name, "listen_port", page.listen_host, page.listen_port
     for broker in config.broker:
         yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 

@@ -1,9 +1,11 @@
 """`mqmesh up --secure`: makes the keys and the access list that a cluster needs."""
 
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from mqmesh.console.users import UsersFile, load_users, new_user, save_users
 from mqmesh.errors import ConfigError
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
@@ -11,9 +13,22 @@ from mqmesh.security.access_list import AccessList, User, UserRole
 from mqmesh.security.keys import Credentials, Key, TwoKeys, load_credentials, save_credentials
 from mqmesh.transport.zmq.handshakes import new_key_pair
 
-from .layout import ACCESS_LIST, EXPORTER, NAMESRV, SECURITY, ClusterConfig, broker_user, key_file
+from .layout import (
+    ACCESS_LIST,
+    CONSOLE,
+    CONSOLE_USERS,
+    EXPORTER,
+    NAMESRV,
+    SECURITY,
+    ClusterConfig,
+    broker_user,
+    key_file,
+)
 
 CLIENT: Final = "client"
+ADMIN: Final = "admin"
+"""First user of the console."""
+PASSWORD_BYTES: Final = 12
 
 
 def client_file(folder: Path) -> Path:
@@ -41,8 +56,11 @@ def make_security(config: ClusterConfig) -> None:
     client = _keys(config.folder, CLIENT, trusted, config.namesrv_addr)
     users = [_user(namesrv, UserRole.SERVICE), _user(client, UserRole.ADMIN)]
     watching = (config.exporter, config.monitor)
-    if any(one.enable and not one.credentials for one in watching):
-        watcher = _keys(config.folder, EXPORTER, trusted, config.namesrv_addr)
+    watchers = [EXPORTER] if any(one.enable and not one.credentials for one in watching) else []
+    if config.console.enable and not config.console.credentials:
+        watchers.append(CONSOLE)
+    for name in watchers:
+        watcher = _keys(config.folder, name, trusted, config.namesrv_addr)
         users.append(_user(watcher, UserRole.VIEW))
     brokers = {
         broker_user(one.broker_name, one.broker_id, one.ha.mode): one.broker_name
@@ -52,6 +70,27 @@ def make_security(config: ClusterConfig) -> None:
         own = _keys(config.folder, name, trusted, "")
         users.append(_user(own, UserRole.BROKER, [broker_name]))
     _add(folder / ACCESS_LIST, users)
+
+
+def make_console_user(config: ClusterConfig) -> str:
+    """Makes the console's first user, ``admin``, who acts by the administrator's keys.
+
+    Returns:
+        The password; "" where there are users already, or a file of users is named.
+
+    Raises:
+        ConfigError: The file cannot be written or used.
+    """
+    path = config.folder.absolute() / SECURITY / CONSOLE_USERS
+    if not config.console.enable or config.console.users_file or load_users(path).user:
+        return ""
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    admin = new_user(ADMIN, password, str(client_file(config.folder.absolute())))
+    try:
+        save_users(path, UsersFile(user=[admin]))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    return password
 
 
 def _keys(folder: Path, name: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) -> Credentials:

@@ -66,6 +66,35 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         opens = ("security.enable=false", "security.insecure=true") if self.insecure else ()
         return load_config(kind, self.config_path, self.table, (*self.overrides, *opens), fill=fill)
 
+    def begin(
+        self, role: str, name: str, *, is_piped: bool | None = None
+    ) -> tuple[str, int] | None:
+        """Sets up the log of the process, and keeps its files private.
+
+        Args:
+            role: ``namesrv``, ``broker``, …
+            name: Name in the log.
+            is_piped: As of ``serve``.
+
+        Returns:
+            Host and port of the health page; None for none.
+
+        Raises:
+            ConfigError: ``--health`` is no address.
+        """
+        keep_private()
+        health = None if self.health is None else parse_health_address(self.health)
+        os.environ[FORMAT_VARIABLE] = self.log_format  # its helpers write the same
+        configure_logging(
+            name,
+            self.log_level.upper(),
+            self.log_file,
+            role=role,
+            form=self.log_format,
+            supervised=self.supervised if is_piped is None else is_piped,
+        )
+        return health
+
     def serve(
         self,
         role: str,
@@ -90,18 +119,8 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         Returns:
             Exit code.
         """
-        keep_private()
-        health = None if self.health is None else parse_health_address(self.health)
-        os.environ[FORMAT_VARIABLE] = self.log_format  # its helpers write the same
+        health = self.begin(role, log_name or name, is_piped=is_piped)
         supervised = self.supervised
-        configure_logging(
-            log_name or name,
-            self.log_level.upper(),
-            self.log_file,
-            role=role,
-            form=self.log_format,
-            supervised=supervised if is_piped is None else is_piped,
-        )
         try:
             transport = security()
         except Exception as error:

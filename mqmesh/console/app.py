@@ -43,7 +43,7 @@ from mqmesh.console.page import (
 from mqmesh.console.rendering import again_link, render
 from mqmesh.console.sessions import LoginLimit, Sessions
 from mqmesh.console.shared_answers import SharedAnswers
-from mqmesh.console.users import ConsoleUser, UsersFile, is_password
+from mqmesh.console.users import ConsoleUser, Users, is_password
 from mqmesh.console.watched_cluster import WatchedCluster
 from mqmesh.errors import InvalidArgument, MQMeshError, NoPermission
 from mqmesh.protocol.commands import Right
@@ -99,7 +99,7 @@ class Console:
         self,
         config: ConsoleConfig,
         clock: Clock,
-        users: UsersFile | None,
+        users: Users | None,
         clusters: Mapping[str, WatchedCluster],
         *,
         is_secure: bool = False,

@@ -6,7 +6,7 @@ import msgspec
 
 from mqmesh.config import check_names
 from mqmesh.errors import ConfigError
-from mqmesh.hosts import check_listen, is_loopback
+from mqmesh.hosts import WILDCARDS, bindable, check_listen, is_loopback
 from mqmesh.security.keys import Key
 
 MAX_CLUSTERS: Final = 16
@@ -115,6 +115,16 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             allow_insecure_bind=self.allow_insecure_bind or is_safe,
             advice="set tls_cert_file, tls_key_file and users_file",
         )
+
+    def address(self, port: int = 0) -> str:
+        """Return the address of the first page.
+
+        Args:
+            port: Port that was taken, where ``listen_port`` is 0.
+        """
+        scheme = "https" if self.tls_cert_file else "http"
+        host = bindable("127.0.0.1" if self.listen_host in WILDCARDS else self.listen_host)
+        return f"{scheme}://{host}:{port or self.listen_port}{self.base_path}/"
 
     def sources(self) -> list[ClusterSource]:
         """Return all clusters, the console's own one first, with an empty name."""

@@ -18,7 +18,7 @@ from mqmesh.clock import Clock
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.json_answers import encode_json
 from mqmesh.console.sessions import LoginLimit, Session, Sessions, new_session
-from mqmesh.console.users import ConsoleUser, UsersFile, is_password
+from mqmesh.console.users import ConsoleUser, Users, is_password
 from mqmesh.hosts import LOOPBACK_NAMES
 from mqmesh.units import MIB
 
@@ -112,7 +112,7 @@ class Gate:
         *,
         config: ConsoleConfig,
         clock: Clock,
-        users: UsersFile | None,
+        users: Users | None,
         sessions: Sessions,
         limit: LoginLimit,
         clusters: frozenset[str],
@@ -213,6 +213,9 @@ class Gate:
         cookies = cookie_parser(headers.get("cookie", ""))
         incoming.cookie = cookies.get(incoming.cookie_name, "")
         incoming.session = self._sessions.find(incoming.cookie) if incoming.cookie else None
+        if incoming.session is not None and not self._is_known(incoming.session):
+            self._sessions.end(incoming.cookie)
+            incoming.session = None
         is_open = scope["path"].startswith(OPEN_PATHS)
         if incoming.session is None and not is_open:
             if self._users is None:
@@ -231,6 +234,13 @@ class Gate:
                 raise _Refused(HTTPStatus.TOO_MANY_REQUESTS, "more than 100 requests a second")
             _check_program(scope, headers, incoming)
         return new_cookie
+
+    def _is_known(self, session: Session) -> bool:
+        """Return False if the user of a session may log in no more, or acts by other keys."""
+        if self._users is None:
+            return True
+        user = self._users.find(session.user.name)
+        return user is not None and user.credentials == session.user.credentials
 
     async def _program(self, authorization: str, incoming: Incoming) -> Session:
         digest = hashlib.sha256(authorization.encode()).digest()

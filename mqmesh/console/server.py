@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,7 +19,7 @@ from mqmesh.console.app import Console
 from mqmesh.console.clients import Clients
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.sampler import ClusterSampler
-from mqmesh.console.users import UsersFile, load_users
+from mqmesh.console.users import WatchedUsers
 from mqmesh.console.watched_cluster import WatchedCluster
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import bindable
@@ -101,7 +102,7 @@ class ConsoleServer:
         self._config = config
         self._clock = clock
         self._started_ms = clock.monotonic_ms()
-        users = _users_of(config)
+        users = WatchedUsers(Path(config.users_file), clock) if config.users_file else None
         tls = tls_context(config.tls_cert_file, config.tls_key_file)
         rules = []
         if config.monitor_file:
@@ -134,6 +135,7 @@ class ConsoleServer:
             timeout_graceful_shutdown=STOP_S,
         )
         settings.load()
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
         settings.ssl = tls
         self._uvicorn = _Uvicorn(settings)
         loop.serve, loop.on_stop = self._serve, self._end
@@ -164,9 +166,7 @@ class ConsoleServer:
             ) from error
         for cluster in self._clusters.values():
             cluster.sampler.start()
-        scheme = "https" if self._config.tls_cert_file else "http"
-        where = f"{bindable(self._config.listen_host)}:{self._socket.getsockname()[1]}"
-        return f"{scheme}://{where}{self._config.base_path}/"
+        return self._config.address(self._socket.getsockname()[1])
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
@@ -203,19 +203,3 @@ class ConsoleServer:
         info = RoleInfo("console", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
         told = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
         return answers, msgspec.json.encode(told)
-
-
-def _users_of(config: ConsoleConfig) -> UsersFile | None:
-    """Return the users; None where nobody is asked.
-
-    Raises:
-        ConfigError: The file cannot be used, or nobody is in it.
-    """
-    if not config.users_file:
-        return None
-    users = load_users(Path(config.users_file))
-    if not users.user:
-        raise ConfigError(
-            f"users_file {config.users_file}: nobody is in it; run mqmesh console add-user NAME"
-        )
-    return users

@@ -2,15 +2,17 @@
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
 import stat
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
+from mqmesh.clock import Clock
 from mqmesh.config import dump_toml, parse_config
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.private_files import open_private
@@ -21,6 +23,9 @@ SCRYPT_MEMORY: Final = 1 << 26
 MIN_PASSWORD: Final = 8
 MAX_PASSWORD: Final = 1_024
 MAX_USERS: Final = 1_000
+LOOK_MS: Final = 1_000
+"""From one look at the file to the next."""
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
@@ -52,6 +57,13 @@ class StoredUser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
+class Users(Protocol):
+    """All users that may log in."""
+
+    def find(self, name: str) -> "StoredUser | None":
+        """Return the user of this name; None if there is none."""
+
+
 class UsersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of ``users.toml``."""
 
@@ -79,6 +91,55 @@ def load_users(path: Path) -> UsersFile:
     if mode & 0o077:
         raise ConfigError(f"users_file {path}: others may read it; run chmod 600 {path}")
     return parse_config(UsersFile, text, str(path))
+
+
+class WatchedUsers:
+    """Users of a file, which is read again when it changes.
+
+    Args:
+        path: The file.
+        clock: Source of time; the file is looked at once a second at most.
+
+    Raises:
+        ConfigError: The file cannot be used, or nobody is in it.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._mark = _mark(path)
+        self._users = load_users(path)
+        self._looked_ms = clock.monotonic_ms()
+        if not self._users.user:
+            raise ConfigError(
+                f"users_file {path}: nobody is in it; run mqmesh console add-user NAME"
+            )
+
+    def find(self, name: str) -> StoredUser | None:
+        """Implement ``Users.find``."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._looked_ms >= LOOK_MS:
+            self._looked_ms = now_ms
+            mark = _mark(self._path)
+            if mark != self._mark:
+                self._mark = mark
+                self._read_again()
+        return self._users.find(name)
+
+    def _read_again(self) -> None:
+        try:
+            self._users = load_users(self._path)
+        except ConfigError as error:
+            _log.error("the users stay as they were: %s", error)
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs when a file was replaced; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def save_users(path: Path, users: UsersFile) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from mqmesh.roles.supervisor.run_file import RoleEntry, read_record
 
-NOT_ASKED: Final = ("namesrv", "exporter", "monitor")
+NOT_ASKED: Final = ("namesrv", "exporter", "monitor", "console")
 """Roles that need no run file to be found, or that nobody connects to."""
 
 

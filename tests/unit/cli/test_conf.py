@@ -9,6 +9,7 @@ import pytest
 
 from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.config import key_names, load_config, read_toml
+from mqmesh.console.config import ConsoleConfig
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
@@ -19,6 +20,7 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 
 ROLES = [
     ("broker.toml", BrokerConfig),
+    ("console.toml", ConsoleConfig),
     ("coordinator.toml", CoordinatorConfig),
     ("exporter.toml", ExporterConfig),
     ("filtersrv.toml", FiltersrvConfig),
