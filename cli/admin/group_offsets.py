@@ -11,11 +11,11 @@ from mqmesh.errors import ConfigError
 from mqmesh.protocol.groups import ResetWhere
 from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMoves
 from mqmesh.sdk.admin.views.groups import OffsetMovesView, offset_moves_view
+from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import answers_json
 from ..options import cluster_options
 from ..render import Column, Table, print_answer, say
-from ..times import TIME_HELP, parse_time
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

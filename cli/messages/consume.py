@@ -24,6 +24,7 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
+from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import answers_json, print_error, print_note
 from ..options import SECONDS, cluster_options
@@ -36,7 +37,6 @@ from ..render import (
     print_records,
 )
 from ..streams import standard_output
-from ..times import TIME_HELP, parse_time
 from .shown_message import parts_of
 
 POLL_MS: Final = 200

@@ -31,6 +31,7 @@ from mqmesh.sdk.admin.views.messages import (
     resent_view,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS
+from mqmesh.user_times import TIME_HELP
 
 from ..notes import print_error, print_note
 from ..options import cluster_options, confirm, max_option, yes_option
@@ -49,7 +50,6 @@ from ..render import (
     timestamp,
 )
 from ..streams import json_line, standard_output
-from ..times import TIME_HELP
 from .query import body_lines, fields_of, time_option
 
 DEFAULT_SHOWN: Final = 32

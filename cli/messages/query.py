@@ -17,6 +17,7 @@ from mqmesh.sdk.admin.members import MemberClient
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.sdk.admin.views.messages import handed_over_view, messages_view
 from mqmesh.units import MAX_TIMESTAMP_MS
+from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import print_note, print_warning
 from ..options import cluster_options, max_option
@@ -28,7 +29,6 @@ from ..render import (
     say,
     timestamp,
 )
-from ..times import TIME_HELP, parse_time
 from .track import track
 
 DUMP_LINE_BYTES: Final = 16

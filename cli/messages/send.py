@@ -3,7 +3,6 @@
 import io
 import itertools
 import math
-import re
 import sys
 import time
 from collections import deque
@@ -16,7 +15,7 @@ import click
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
-from mqmesh.message import MAX_DELAY_MS, Message, MessageQueue
+from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.views.sends import sent_view
@@ -24,13 +23,13 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
+from mqmesh.user_times import is_duration, parse_duration, parse_time
 
 from ..main import INTERRUPTED
 from ..notes import answers_json, print_error, print_note
 from ..options import RATE, cluster_options
 from ..progress_bar import OnUpdate, message_bar
 from ..render import print_json, say
-from ..times import parse_time
 
 GROUP: Final = "mqmesh-cli"
 MAX_UNANSWERED: Final = 20_000
@@ -220,10 +219,6 @@ def _wait_for(future: SendFuture) -> bool:
     return True
 
 
-_DURATION = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
 class _Sending:
     """Counts outcomes and shows how it goes."""
 
@@ -352,16 +347,9 @@ def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
     if delay is not None and deliver_at is not None:
         raise click.UsageError("--delay and --deliver-at exclude each other")
     if deliver_at is not None:
-        if _DURATION.fullmatch(deliver_at):
+        if is_duration(deliver_at):
             raise ConfigError(
                 f"--deliver-at {deliver_at!r}: must be a point in time; --delay takes durations"
             )
         return parse_time(deliver_at, now_ms, "--deliver-at")
-    if delay is None:
-        return 0
-    found = _DURATION.fullmatch(delay)
-    if found is None or (after_ms := int(found[1]) * _UNIT_MS[found[2]]) > MAX_DELAY_MS:
-        raise ConfigError(
-            f"--delay {delay!r}: must be a duration of up to 40 years like 500ms, 30s, 10m, 2h, 1d"
-        )
-    return now_ms + after_ms
+    return 0 if delay is None else now_ms + parse_duration(delay, "--delay")

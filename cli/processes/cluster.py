@@ -57,6 +57,7 @@ from .layout import (
     MONITOR,
     ClusterConfig,
     check_ports,
+    console_of,
     load_cluster,
     role_specs,
     seats_of_replicas,

@@ -16,6 +16,7 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
+from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import Options, answers_json, print_error, print_note, print_progress
 from ..options import cluster_options, confirm, json_option, yes_option
@@ -29,7 +30,6 @@ from ..render import (
     say,
 )
 from ..streams import standard_output
-from ..times import TIME_HELP, parse_time
 from .archive_export import export
 from .archive_parts import (
     SPAN_SECONDS,

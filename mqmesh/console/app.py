@@ -29,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 import mqmesh.console.pages as all_pages
 from mqmesh.clock import Clock
 from mqmesh.console.config import ConsoleConfig
-from mqmesh.console.forms import checks_of, form_fields, read_arguments
+from mqmesh.console.forms import checks_of, filled, form_fields, read_arguments
 from mqmesh.console.json_answers import encode_json, status_of
 from mqmesh.console.middleware import API, Gate, Incoming
 from mqmesh.console.page import (
@@ -40,7 +40,7 @@ from mqmesh.console.page import (
     Route,
     Visit,
 )
-from mqmesh.console.rendering import again_link, render
+from mqmesh.console.rendering import again_link, has_block, render
 from mqmesh.console.sessions import LoginLimit, Sessions
 from mqmesh.console.shared_answers import SharedAnswers
 from mqmesh.console.users import ConsoleUser, Users, is_password
@@ -166,11 +166,14 @@ class Console:
         async def answer(request: Request) -> Response:
             asked = _arguments(request, page)
             visit = await self._visit(request)
-            result = await self._result(request, visit, page, asked)
             values = self._values(request, visit, page)
+            is_tick = _target(request) == "live"
+            if is_tick and not has_block(page.template, "live"):
+                return self._live(request, "", values)  # nothing but the state in its header
+            result = await self._result(request, visit, page, asked)
             again = partial(again_link, values["here"], asked, frozenset(request.path_params))
             values |= {"asked": asked, "result": result, "again": again}
-            if _target(request) == "live":
+            if is_tick:
                 return self._live(request, page.template, values)
             return HTMLResponse(render(page.template, values))
 
@@ -178,7 +181,7 @@ class Console:
 
     def _live(self, request: Request, template: str, values: dict[str, Any]) -> Response:
         """Answer a tick of the page: only if something has changed, see static/live.js."""
-        html = render(template, values, "live")
+        html = render(template, values, "live") if template else ""
         html += render("state.html", values)
         digest = hashlib.blake2b(html.encode("utf-8", "replace"), digest_size=12).hexdigest()
         if request.headers.get("x-seen") == digest:
@@ -205,7 +208,8 @@ class Console:
         incoming = Incoming.of(request)
         cluster = self._clusters[incoming.cluster]
         assert incoming.session is not None
-        return await cluster.visit(incoming.session.user, self._config, self._today())
+        visit = await cluster.visit(incoming.session.user, self._config, self._today())
+        return msgspec.structs.replace(visit, routes=self.routes)
 
     def _today(self) -> datetime.date:
         return datetime.datetime.fromtimestamp(self._clock.wall_ms() / 1_000, datetime.UTC).date()
@@ -265,14 +269,19 @@ class Console:
     async def _begin(
         self, request: Request, visit: Visit, action: ConsoleAction, fixed: dict[str, str]
     ) -> dict[str, Any]:
-        given: dict[str, Any] = dict(request.query_params)
-        if action.initial is not None:
-            given = await action.initial(visit, fixed) | given
+        given = await self._given(visit, action, fixed, dict(request.query_params))
         fields = form_fields(action.arguments, given, fixed)
         if fields:
             return {"step": "form", "fields": fields}
         plan = await action.plan(visit, read_arguments(action.arguments, fixed))
         return {"step": "plan", "plan": plan}
+
+    async def _given(
+        self, visit: Visit, action: ConsoleAction, fixed: dict[str, str], sent: dict[str, str]
+    ) -> dict[str, Any]:
+        """Return the values of a form: those that were sent, else the initial ones."""
+        initial = {} if action.initial is None else await action.initial(visit, fixed)
+        return filled(initial, sent)
 
     async def _go_on(
         self, request: Request, visit: Visit, action: ConsoleAction, fixed: dict[str, str]
@@ -289,7 +298,8 @@ class Console:
             _check_typed(plan, typed)
             return {"step": "result", "outcome": await action.do(visit, asked)}
         except MQMeshError as error:
-            fields = form_fields(action.arguments, boxes | sent, fixed)
+            given = await self._given(visit, action, fixed, boxes | sent)
+            fields = form_fields(action.arguments, given, fixed)
             return {"step": "form", "fields": fields, "problem": str(error)}
 
     def _act_by_json(self, action: ConsoleAction) -> Callable[[Request], Awaitable[Response]]:

@@ -39,6 +39,18 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
 
 
+class Choices(msgspec.Struct, frozen=True):
+    """Initial value of a text that is chosen among some.
+
+    Attributes:
+        value: Chosen at first.
+        choices: All of them.
+    """
+
+    value: str
+    choices: tuple[str, ...]
+
+
 def read_arguments(kind: type[_S], values: Mapping[str, str]) -> _S:
     """Read arguments from texts; what the struct does not know is left out, so is what is empty.
 
@@ -77,6 +89,29 @@ def form_fields(
     ]
 
 
+def filled(initial: Mapping[str, Any], sent: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a form that begins with some, after others were sent."""
+    found = dict(initial)
+    for name, value in sent.items():
+        known = found.get(name)
+        found[name] = Choices(value, known.choices) if isinstance(known, Choices) else value
+    return found
+
+
+def describe_arguments(kind: type[msgspec.Struct]) -> list[str]:
+    """Return each argument as ``name: type = default``, for the page of the API."""
+    found = []
+    for one in _fields(kind):
+        bare = _bare(one.type)
+        name = type(bare).__name__.removesuffix("Type").lower()
+        if isinstance(bare, inspect.LiteralType | inspect.EnumType):
+            name = " | ".join(_choices(bare))
+        text = f"{one.encode_name}: {name}"
+        is_given = one.default is not msgspec.NODEFAULT
+        found.append(f"{text} = {one.default!r}" if is_given else text)
+    return found
+
+
 def checks_of(kind: type[msgspec.Struct]) -> set[str]:
     """Return the names of arguments that are boxes: a form leaves out those not ticked."""
     return {one.encode_name for one in _fields(kind) if _is_check(one.type)}
@@ -105,12 +140,16 @@ def _field(field: inspect.Field, given: Any) -> FormField:
     if isinstance(field.type, inspect.Metadata):
         schema = field.type.extra_json_schema or {}
     bare = _bare(field.type)
-    value = given
+    value: Any = given
     if value is None and field.default is not msgspec.NODEFAULT:
         value = field.default
     kind, least, most = "text", None, None
     choices: tuple[str, ...] = ()
-    if isinstance(bare, inspect.BoolType):
+    if isinstance(value, Choices):
+        value, choices = value.value, value.choices
+    if choices:
+        kind = "choice"
+    elif isinstance(bare, inspect.BoolType):
         kind = "check"
     elif isinstance(bare, inspect.IntType | inspect.FloatType):
         kind, least, most = "number", bare.ge, bare.le

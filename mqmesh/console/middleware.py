@@ -201,8 +201,10 @@ class Gate:
             )
         if scope["method"] in ("GET", "HEAD"):
             return
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        # Without a referrer, forms of our own pages have the origin "null".
+        origin, site = headers.get("origin", "null"), headers.get("sec-fetch-site", "same-origin")
+        is_ours = site in ("same-origin", "none")
+        if not is_ours or (origin != "null" and urlsplit(origin).netloc != host):
             raise _Refused(HTTPStatus.FORBIDDEN, "this request comes from another site")
         if int(headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_BODY_BYTES} bytes")

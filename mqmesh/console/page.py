@@ -17,6 +17,7 @@ from mqmesh.console.cluster_view import ClusterView, Figures
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.rights import UserRights
 from mqmesh.console.series import SeriesBook
+from mqmesh.console.tails import Tails
 from mqmesh.console.users import ConsoleUser
 from mqmesh.protocol.commands import Right
 
@@ -64,6 +65,8 @@ class Visit(msgspec.Struct, frozen=True):
         sees_all: The user may see everything.
         figures: Figures of the last look by topic and group; None where ``view`` is empty.
         series: Histories of figures, for charts; None for users who may not see everything.
+        tails: Live tails of topics.
+        routes: All routes of the console.
     """
 
     user: ConsoleUser
@@ -77,6 +80,8 @@ class Visit(msgspec.Struct, frozen=True):
     sees_all: bool = True
     figures: Figures | None = None
     series: SeriesBook | None = None
+    tails: Tails | None = None
+    routes: "Sequence[Route]" = ()
 
     def client(self, kind: type[_C], broker_name: str = "") -> AbstractAsyncContextManager[_C]:
         """Lends an administration client that has the user's credentials.

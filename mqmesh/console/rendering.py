@@ -155,6 +155,11 @@ def environment() -> Environment:
     return made
 
 
+def has_block(name: str, block: str) -> bool:
+    """Return True if a template has a block of its own."""
+    return block in environment().get_template(name).blocks
+
+
 def render(name: str, values: Mapping[str, Any], block: str = "") -> str:
     """Render a template, or one block of it.
 

@@ -19,6 +19,7 @@ from mqmesh.console.app import Console
 from mqmesh.console.clients import Clients
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.sampler import ClusterSampler
+from mqmesh.console.tails import Tails
 from mqmesh.console.users import WatchedUsers
 from mqmesh.console.watched_cluster import WatchedCluster
 from mqmesh.errors import ConfigError
@@ -113,7 +114,8 @@ class ConsoleServer:
             clients = Clients(source.namesrv_addr, clock)
             self._clients.append(clients)
             sampler = ClusterSampler(source, rules, config.refresh_ms, clock)
-            self._clusters[source.name] = WatchedCluster(source, sampler, clients, clock)
+            tails = Tails(source.namesrv_addr, clock, shows_bodies=config.allow_body_view)
+            self._clusters[source.name] = WatchedCluster(source, sampler, clients, tails, clock)
         console = Console(
             config,
             clock,
@@ -172,6 +174,8 @@ class ConsoleServer:
         """Closes everything; also what a failed ``start`` left open."""
         for cluster in self._clusters.values():
             cluster.sampler.stop()
+        for cluster in self._clusters.values():
+            self._loop.inner.run_until_complete(cluster.tails.close())
         for clients in self._clients:
             self._loop.inner.run_until_complete(clients.close_idle(0))
         if self._socket is not None:

@@ -12,6 +12,7 @@ from mqmesh.console.page import Lender, Visit
 from mqmesh.console.rights import RightsAnswer, UserRights
 from mqmesh.console.sampler import ClusterSampler
 from mqmesh.console.shared_answers import SharedAnswers
+from mqmesh.console.tails import Tails
 from mqmesh.console.users import ConsoleUser
 from mqmesh.errors import NoPermission, TransportError, UnsupportedCommand
 from mqmesh.sdk.client.options import find_credentials
@@ -31,15 +32,22 @@ class WatchedCluster:
         source: Its name and name servers.
         sampler: Looks at it by the console's own credentials.
         lender: Lends clients of its users.
+        tails: Live tails of its topics.
         clock: Source of time.
     """
 
     def __init__(
-        self, source: ClusterSource, sampler: ClusterSampler, lender: Lender, clock: Clock
+        self,
+        source: ClusterSource,
+        sampler: ClusterSampler,
+        lender: Lender,
+        tails: Tails,
+        clock: Clock,
     ) -> None:
         self.source = source
         self.sampler = sampler
         self.lender = lender
+        self.tails = tails
         self._clock = clock
         self._answers = SharedAnswers(clock, RIGHTS_MS)
         self._last: dict[str, RightsAnswer] = {}
@@ -69,6 +77,7 @@ class WatchedCluster:
             figures=self.sampler.figures if answer.has_view else None,
             series=self.sampler.series if answer.has_view else None,
             lender=self.lender,
+            tails=self.tails,
             config=config,
             clock=self._clock,
             cluster=self.source.name,

@@ -21,7 +21,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "chromium and chromedriver (apt: chromium-driver)"
 """What is missing on this machine; "" for nothing."""
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--lang=en-GB")
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--lang=en-GB",
+)
 
 
 class Browser:

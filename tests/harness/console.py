@@ -16,6 +16,7 @@ from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.page import Visit
 from mqmesh.console.rights import UserRights
 from mqmesh.console.series import SeriesBook
+from mqmesh.console.tails import Tails
 from mqmesh.console.users import ConsoleUser, UsersFile, new_user
 from mqmesh.security.access_list import AccessList, Action, Rule, User, UserRole
 from mqmesh.testing.clock import ManualClock
@@ -72,6 +73,7 @@ class ConsoleWorld:
         figures: Of that look.
         access_list: For greying out; None where security is off.
         stepped: Methods that are iterated by ``async for``.
+        consume: Makes the consumers of tails.
 
     Attributes:
         calls: Credentials, method, positional and keyword arguments of each call.
@@ -86,6 +88,7 @@ class ConsoleWorld:
         figures: Figures | None = None,
         access_list: AccessList | None = None,
         stepped: tuple[str, ...] = ("scan", "resend", "compare_logs"),
+        consume: Any = None,
     ) -> None:
         self.answers = dict(answers or {})
         self.view = view
@@ -97,6 +100,7 @@ class ConsoleWorld:
         self.sees_all = True
         self.clock = ManualClock()
         self.series = SeriesBook()
+        self.tails = Tails(["127.0.0.1:9876"], self.clock, consume=consume)
 
     @asynccontextmanager
     async def lend(self, credentials: str, kind: Any, broker_name: str = "") -> AsyncIterator[Any]:
@@ -116,6 +120,7 @@ class ConsoleWorld:
             figures=self.figures if self.sees_all else None,
             series=self.series if self.sees_all else None,
             sees_all=self.sees_all,
+            tails=self.tails,
         )
 
 

@@ -1,17 +1,21 @@
 """Actions on topics: create, change, delete."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from mqmesh.aio import AdminClient
-from mqmesh.console.page import ActionPlan, ActionResult, Name, Visit
-from mqmesh.console.queries.topics import TopicArguments, perm_text
+from mqmesh.aio import AdminClient, Producer
+from mqmesh.console.page import ActionPlan, ActionResult, Name, Text, Visit
+from mqmesh.console.queries.topics import TopicArguments
 from mqmesh.errors import InvalidArgument, TopicNotFound
-from mqmesh.message import check_topic
-from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
+from mqmesh.message import Message, check_topic
+from mqmesh.message_checks import check_messages
+from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, TopicConfig
+from mqmesh.sdk.admin.views.topics import PERMS, topic_view
+from mqmesh.units import MIB
+from mqmesh.user_times import parse_duration
 
-_PERMS = {"rw": Perm.READ_WRITE, "r": Perm.READ, "w": Perm.WRITE, "-": Perm.NONE}
+PRODUCER_GROUP: Final = "mqmesh-console"
 
 Queues = Annotated[
     int,
@@ -42,10 +46,37 @@ class TopicForm(msgspec.Struct, frozen=True, kw_only=True):
     topic: Name
     queues: Queues
     perm: Annotated[
-        Literal["rw", "r", "w", "-"],
+        Literal["rw", "r", "w", "none"],
         msgspec.Meta(title="Permissions", description="r: consumers may read; w: producers send."),
     ] = "rw"
     order: Order = False
+
+
+class SendForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to send."""
+
+    topic: Name
+    body: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1, max_length=MIB, title="Body", extra_json_schema={"format": "long"}
+        ),
+    ]
+    tag: Annotated[Text, msgspec.Meta(title="Tag")] = ""
+    keys: Annotated[Text, msgspec.Meta(title="Keys", description="Separated by spaces.")] = ""
+    properties: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=32_768,
+            title="Properties",
+            description="One a line: name=value.",
+            extra_json_schema={"format": "long"},
+        ),
+    ] = ""
+    delay: Annotated[
+        Text,
+        msgspec.Meta(title="Delay", description="500ms, 30s, 10m or 2h; empty for none."),
+    ] = ""
 
 
 async def plan_create(visit: Visit, asked: NewTopicForm) -> ActionPlan:
@@ -72,20 +103,21 @@ async def create(visit: Visit, asked: NewTopicForm) -> ActionResult:
 
 async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     """Return the settings that a topic has."""
-    now = next(iter((await _configs(visit, fixed["topic"])).values()))
-    return {"queues": now.write_queue_nums, "perm": perm_text(now.perm), "order": now.order}
+    now = topic_view(fixed["topic"], await _configs(visit, fixed["topic"])).brokers[0]
+    return {"queues": now.write_queue_nums, "perm": now.perm, "order": now.order}
 
 
 async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
     """Say what changes, broker by broker."""
     changes = []
     fewer = False
-    for name, now in sorted((await _configs(visit, asked.topic)).items()):
+    for now in topic_view(asked.topic, await _configs(visit, asked.topic)).brokers:
+        name = now.broker_name
         more = asked.queues - now.write_queue_nums
         if more:
             changes.append(f"{name}: {abs(more)} {'more' if more > 0 else 'fewer'} queues")
-        if asked.perm != perm_text(now.perm):
-            changes.append(f"{name}: permissions {perm_text(now.perm)} become {asked.perm}")
+        if asked.perm != now.perm:
+            changes.append(f"{name}: permissions {now.perm} become {asked.perm}")
         if asked.order != now.order:
             changes.append(f"{name}: {'ordered' if asked.order else 'no more ordered'}")
         fewer |= more < 0 or ("r" not in asked.perm)
@@ -102,7 +134,7 @@ async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
 async def put_settings(visit: Visit, asked: TopicForm) -> ActionResult:
     """Change the settings of a topic."""
     config = TopicConfig(
-        asked.topic, asked.queues, asked.queues, _PERMS[asked.perm].value, asked.order
+        asked.topic, asked.queues, asked.queues, PERMS[asked.perm].value, asked.order
     )
     brokers = await _configs(visit, asked.topic)
     async with visit.client(AdminClient) as admin:
@@ -132,6 +164,52 @@ async def delete(visit: Visit, asked: TopicArguments) -> ActionResult:
         done = await admin.delete_topic(asked.topic)
     silent = tuple(f"{one} does not answer; it learns it later." for one in done.silent_namesrvs)
     return ActionResult(summary=f"Topic {asked.topic} is deleted.", details=silent, next="/topics")
+
+
+async def plan_send(visit: Visit, asked: SendForm) -> ActionPlan:
+    """Say what is sent."""
+    message = _message(asked)
+    delay_ms = parse_duration(asked.delay, "delay") if asked.delay else 0
+    facts: tuple[str, ...] = (f"{len(message.body):,} bytes",)
+    facts += (f"tag {message.tag}",) if message.tag else ()
+    facts += (f"keys {', '.join(message.keys)}",) if message.keys else ()
+    facts += tuple(f"{name} = {value}" for name, value in (message.properties or {}).items())
+    return ActionPlan(
+        summary=f"One message goes to {asked.topic}"
+        + (f", and is delivered after {asked.delay}." if delay_ms else "."),
+        details=facts,
+    )
+
+
+async def send(visit: Visit, asked: SendForm) -> ActionResult:
+    """Send a message."""
+    message = _message(asked)
+    if asked.delay:
+        message = message.delayed_by(parse_duration(asked.delay, "delay"))
+    async with Producer(
+        PRODUCER_GROUP, namesrv_addr=visit.namesrv_addr, credentials=visit.user.credentials
+    ) as producer:
+        sent = await producer.send(message)
+    return ActionResult(
+        summary=f"{sent.status.value}: message {sent.message_id} is in queue "
+        f"{sent.message_queue.queue_id} on {sent.message_queue.broker_name}.",
+    )
+
+
+def _message(asked: SendForm) -> Message:
+    properties = {}
+    for line in asked.properties.splitlines():
+        name, equals, value = line.partition("=")
+        if line.strip():
+            if not equals or not name.strip():
+                raise InvalidArgument(f"property {line[:80]!r} is not of the form name=value")
+            properties[name.strip()] = value.strip()
+    # A form's line breaks are those of HTTP; people mean their own.
+    body = asked.body.replace("\r\n", "\n").encode("utf-8", "surrogatepass")
+    message = Message(
+        asked.topic, body, asked.tag or None, tuple(asked.keys.split()), properties or None
+    )
+    return check_messages([message], max_message_size=MIB)[0]
 
 
 async def _configs(visit: Visit, topic: str) -> dict[str, TopicConfig]:

@@ -1,13 +1,15 @@
 """Topics: all of them, and one with its queues and readers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from mqmesh.aio import AdminClient, GroupAdmin
 from mqmesh.console.page import Name, TableArguments, TablePage, Visit, table_page
+from mqmesh.console.tails import TailView
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.sdk.admin.views.topics import TopicBrokerView, topic_view
 
 TopicKind = Literal["normal", "retry", "dead letters", "system"]
 
@@ -30,7 +32,7 @@ class TopicRow(msgspec.Struct, frozen=True):
         kind: ``normal``, ``retry`` and ``dead letters`` of a group, or ``system``.
         queues: Write queues, of all brokers.
         brokers: Broker groups that carry it.
-        perm: ``rw``, ``r``, ``w`` or ``-``; of brokers that differ, the least.
+        perm: Name of ``views.topics.PERMS``; of brokers that differ, what all permit.
         order: An ordered topic.
         in_per_s: Messages stored a second; None where the console may not see it.
         out_per_s: Messages handed out a second, the same.
@@ -80,24 +82,6 @@ class TopicQueue(msgspec.Struct, frozen=True):
     unread: int
 
 
-class BrokerTopic(msgspec.Struct, frozen=True):
-    """Settings of a topic at one broker group.
-
-    Attributes:
-        broker_name: Broker group.
-        read_queues: Queues that consumers are given.
-        write_queues: Queues that producers are given.
-        perm: ``rw``, ``r``, ``w`` or ``-``.
-        order: An ordered topic.
-    """
-
-    broker_name: str
-    read_queues: int
-    write_queues: int
-    perm: str
-    order: bool
-
-
 class TopicDetails(msgspec.Struct, frozen=True):
     """One topic.
 
@@ -120,14 +104,9 @@ class TopicDetails(msgspec.Struct, frozen=True):
     messages: int
     first_ms: int
     last_ms: int
-    settings: list[BrokerTopic]
+    settings: list[TopicBrokerView]
     queues: list[TopicQueue]
     groups: list[str]
-
-
-def perm_text(perm: int) -> str:
-    """Return permissions as ``rw``, ``r``, ``w`` or ``-``."""
-    return ("r" if perm & Perm.READ else "") + ("w" if perm & Perm.WRITE else "") or "-"
 
 
 def kind_of(topic: str) -> TopicKind:
@@ -137,6 +116,26 @@ def kind_of(topic: str) -> TopicKind:
     if topic.startswith(DLQ_PREFIX):
         return "dead letters"
     return "system" if is_system_topic(topic) else "normal"
+
+
+class TailArguments(TopicArguments, frozen=True, kw_only=True):
+    """Arguments of a live tail.
+
+    Attributes:
+        tail: Name of the tail, chosen by whoever begins it; another one begins anew.
+        stop: End it.
+    """
+
+    tail: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9]{1,32}$")] = "1"
+    stop: bool = False
+
+
+async def tail(visit: Visit, asked: TailArguments) -> TailView:
+    """Return the messages of a topic that came since the tail began."""
+    assert visit.tails is not None
+    if asked.stop:
+        await visit.tails.stop(visit.user.credentials, asked.topic, asked.tail)
+    return visit.tails.follow(visit.user.credentials, asked.topic, asked.tail)
 
 
 async def topics(visit: Visit, asked: TopicsArguments) -> TablePage[TopicRow]:
@@ -156,12 +155,13 @@ def _row(visit: Visit, topic: str, configs: list[TopicConfig]) -> TopicRow:
     perm = Perm.READ_WRITE.value
     for one in configs:
         perm &= one.perm
+    least = msgspec.structs.replace(configs[0], perm=perm)
     return TopicRow(
         topic,
         kind_of(topic),
         sum(one.write_queue_nums for one in configs),
         len(configs),
-        perm_text(perm),
+        topic_view(topic, {"": least}).brokers[0].perm,
         any(one.order for one in configs),
         *_rates(visit, topic),
     )
@@ -201,12 +201,7 @@ async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
         sum(one.messages for one in queues),
         min((one.first_ms for one in queues if one.first_ms), default=0),
         max((one.last_ms for one in queues), default=0),
-        [
-            BrokerTopic(
-                name, one.read_queue_nums, one.write_queue_nums, perm_text(one.perm), one.order
-            )
-            for name, (one,) in sorted(configs.items())
-        ],
+        topic_view(asked.topic, {name: one for name, (one,) in configs.items()}).brokers,
         queues,
         groups,
     )

@@ -35,15 +35,35 @@ def test_own_names_are_known(host):
     assert client.get("/", headers={"Host": host}).status_code == 200
 
 
-def test_a_change_from_another_site_is_refused():
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "null", "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_change_from_another_site_is_refused(headers):
     world = ConsoleWorld()
     client = open_console(world)
     csrf = client.csrf("/new/topic")
-    answer = client.post(
-        "/new/topic", data={"csrf": csrf}, headers={"Origin": "https://evil.example"}
-    )
-    assert answer.status_code == 403
+    assert client.post("/new/topic", data={"csrf": csrf}, headers=headers).status_code == 403
     assert world.calls == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "http://127.0.0.1:8082", "Sec-Fetch-Site": "same-origin"},
+        {"Origin": "null", "Sec-Fetch-Site": "same-origin"},
+    ],
+)
+def test_a_change_of_our_own_pages_is_taken(headers):
+    client = open_console(ConsoleWorld())
+    csrf = client.csrf("/new/topic")
+    assert client.post("/new/topic", data={"csrf": csrf}, headers=headers).status_code == 400
 
 
 def test_a_program_must_name_json():

@@ -13,12 +13,25 @@ from mqmesh.errors import NoPermission, RequestTimeout
 
 RIGHTS = {
     "/": "view",
+    "/about": "none",
+    "/api": "none",
+    "/groups": "view",
+    "/groups/{group}": "view or SUB",
+    "/groups/{group}/clone": "admin",
+    "/groups/{group}/delete": "admin",
+    "/groups/{group}/member": "admin",
+    "/groups/{group}/reset": "admin or SUB",
+    "/groups/{group}/settings": "admin",
+    "/groups/{group}/skip": "admin or SUB",
+    "/new/group": "admin",
     "/new/topic": "admin",
     "/series": "view",
     "/topics": "view",
-    "/topics/{topic}": "view or SUB",
+    "/topics/{topic}": "view",
     "/topics/{topic}/delete": "admin",
+    "/topics/{topic}/send": "PUB",
     "/topics/{topic}/settings": "admin",
+    "/topics/{topic}/tail": "SUB",
 }
 """Right of each route: a route without a row fails."""
 
@@ -75,7 +88,7 @@ def test_an_error_of_the_cluster_is_a_sentence(route, failure, status):
     assert answer.status_code != 500
 
 
-SAMPLE = {"/series": {"chart": "messages"}}
+SAMPLE = {"/series": {"chart": "messages"}, "/groups/{group}/member": {"client_id": "c"}}
 
 
 @pytest.mark.parametrize("route", ACTIONS, ids=lambda one: one.path)

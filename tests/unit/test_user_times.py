@@ -6,8 +6,8 @@ import click
 import pytest
 
 from mqmesh.cli import main
-from mqmesh.cli.times import parse_time
 from mqmesh.errors import ConfigError
+from mqmesh.user_times import parse_time
 
 NOW_MS = 1_767_225_600_000
 

@@ -1,0 +1,329 @@
+"""Actions on consumer groups: create, change, delete; reset, skip and clone of offsets."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from mqmesh.aio import GroupAdmin
+from mqmesh.console.forms import Choices
+from mqmesh.console.page import ActionPlan, ActionResult, ActionTable, Name, Text, Visit
+from mqmesh.errors import GroupNotFound, InvalidArgument
+from mqmesh.message import MAX_GROUP_LENGTH, check_consumer_group
+from mqmesh.protocol.groups import GroupConfig, ResetWhere
+from mqmesh.sdk.admin.group_admin import OffsetMoves
+from mqmesh.user_times import parse_time
+
+Retries = Annotated[
+    int,
+    msgspec.Meta(
+        ge=-1,
+        le=1_000_000,
+        title="Retries",
+        description="A message that failed so often becomes a dead letter; -1: as consumers say.",
+    ),
+]
+Enabled = Annotated[bool, msgspec.Meta(title="Members may consume")]
+Broadcast = Annotated[bool, msgspec.Meta(title="Members may broadcast")]
+Target = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GROUP_LENGTH, title="New group")]
+_WHERE = {
+    "a time": ResetWhere.TIMESTAMP,
+    "the first message": ResetWhere.FIRST,
+    "the end": ResetWhere.LAST,
+    "an offset": ResetWhere.OFFSET,
+}
+
+
+class NewGroupForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a new group."""
+
+    group: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GROUP_LENGTH, title="Name")]
+    retry_max_times: Retries = -1
+    consume_enable: Enabled = True
+    consume_broadcast_enable: Broadcast = True
+
+
+class GroupForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a group on all brokers."""
+
+    group: Name
+    retry_max_times: Retries = -1
+    consume_enable: Enabled = True
+    consume_broadcast_enable: Broadcast = True
+
+
+class DeleteGroupForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Deletion of a group."""
+
+    group: Name
+    remove_topics: Annotated[
+        bool, msgspec.Meta(title="Delete its retry and dead letter topics, too")
+    ] = False
+
+
+class ResetForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Move of a group's offsets in a topic."""
+
+    group: Name
+    topic: Annotated[Name, msgspec.Meta(title="Topic")]
+    to: Annotated[
+        Literal["a time", "the first message", "the end", "an offset"],
+        msgspec.Meta(title="Go on at"),
+    ] = "a time"
+    time: Annotated[
+        Text,
+        msgspec.Meta(
+            title="Time",
+            description="An age such as 30m, 1h or 2d, or a moment: 2026-03-01T12:00 (UTC).",
+        ),
+    ] = "1h"
+    broker_name: Annotated[
+        Text, msgspec.Meta(title="Broker", description="Only there; empty for all brokers.")
+    ] = ""
+    queue_id: Annotated[
+        int, msgspec.Meta(ge=-1, le=65_535, title="Queue", description="-1 for all queues.")
+    ] = -1
+    offset: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=(1 << 53) - 1, title="Offset", description="Of that queue."),
+    ] = 0
+
+
+class SkipForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Skip of a group's backlog."""
+
+    group: Name
+    topic: Annotated[Text, msgspec.Meta(title="Topic", description="Empty for all topics.")] = ""
+
+
+class CloneForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Clone of a group's offsets."""
+
+    group: Name
+    target: Annotated[
+        Target, msgspec.Meta(description="Made if it is not there; it goes on where this one is.")
+    ]
+    topic: Annotated[Text, msgspec.Meta(title="Topic", description="Empty for all topics.")] = ""
+
+
+async def plan_create(visit: Visit, asked: NewGroupForm) -> ActionPlan:
+    """Say what the new group is."""
+    check_consumer_group(asked.group)
+    if await _configs(visit, asked.group):
+        raise InvalidArgument(f"there is a group {asked.group!r} already")
+    return ActionPlan(
+        summary=f"Group {asked.group} is made on all brokers.", details=_settings(asked)
+    )
+
+
+async def create(visit: Visit, asked: NewGroupForm) -> ActionResult:
+    """Create a group."""
+    async with visit.client(GroupAdmin) as admin:
+        made = await admin.create_group(_config(asked))
+    return ActionResult(
+        summary=f"Group {asked.group} is there, on {', '.join(sorted(made))}.", next="/groups"
+    )
+
+
+async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
+    """Return the settings that a group has."""
+    now = next(iter((await _known(visit, fixed["group"])).values()))
+    return msgspec.structs.asdict(now)
+
+
+async def plan_settings(visit: Visit, asked: GroupForm) -> ActionPlan:
+    """Say what changes, broker by broker."""
+    wanted = msgspec.structs.asdict(_config(asked))
+    changes = [
+        (name, field.replace("_", " "), str(before), str(wanted[field]))
+        for name, now in sorted((await _known(visit, asked.group)).items())
+        for field, before in msgspec.structs.asdict(now).items()
+        if before != wanted[field] and field != "notify_consumer_ids_changed_enable"
+    ]
+    if not changes:
+        return ActionPlan(summary="Nothing changes.", possible=False)
+    return ActionPlan(
+        summary=f"Group {asked.group} changes.",
+        table=ActionTable(columns=("Broker", "Setting", "Now", "Then"), rows=list(changes)),
+        warning="" if asked.consume_enable else "Its members get no more messages.",
+    )
+
+
+async def put_settings(visit: Visit, asked: GroupForm) -> ActionResult:
+    """Change the settings of a group."""
+    wanted = _config(asked)
+    changed = {
+        name: msgspec.structs.replace(
+            wanted,
+            notify_consumer_ids_changed_enable=now.notify_consumer_ids_changed_enable,
+        )
+        for name, now in (await _known(visit, asked.group)).items()
+    }
+    async with visit.client(GroupAdmin) as admin:
+        await admin.put_group(changed)
+    return ActionResult(summary=f"Group {asked.group} has its new settings.")
+
+
+async def plan_delete(visit: Visit, asked: DeleteGroupForm) -> ActionPlan:
+    """Say what is forgotten."""
+    async with visit.client(GroupAdmin) as admin:
+        progress = await admin.progress(asked.group)
+    if progress.members:
+        return ActionPlan(
+            summary=f"Group {asked.group} has {progress.members} members: stop them first.",
+            possible=False,
+        )
+    lost = f"It forgets where it is: {progress.lag:,} messages are not done."
+    if asked.remove_topics:
+        lost += f" Its {progress.dead:,} dead letters are lost."
+    return ActionPlan(summary=f"Group {asked.group} is deleted.", warning=lost, typed=asked.group)
+
+
+async def delete(visit: Visit, asked: DeleteGroupForm) -> ActionResult:
+    """Delete a group."""
+    async with visit.client(GroupAdmin) as admin:
+        where = await admin.delete_group(asked.group, remove_topics=asked.remove_topics)
+    return ActionResult(
+        summary=f"Group {asked.group} is deleted from {', '.join(sorted(where))}.", next="/groups"
+    )
+
+
+async def initial_topic(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
+    """Return the topics that a group reads, to choose one."""
+    async with visit.client(GroupAdmin) as admin:
+        found = await admin.groups(fixed["group"])
+    topics = sorted({topic for (one,) in found.values() for topic in one.topics})
+    return {"topic": Choices(topics[0] if topics else "", tuple(topics))}
+
+
+async def plan_reset(visit: Visit, asked: ResetForm) -> ActionPlan:
+    """Say which messages come again, and which never come."""
+    moves = await _reset(visit, asked, dry_run=True)
+    return _plan_of(moves, f"Group {asked.group} goes on at {_place(asked)} in {asked.topic}")
+
+
+async def reset(visit: Visit, asked: ResetForm) -> ActionResult:
+    """Move offsets."""
+    return _result_of(await _reset(visit, asked, dry_run=False), asked.group)
+
+
+async def plan_skip(visit: Visit, asked: SkipForm) -> ActionPlan:
+    """Say what is skipped."""
+    async with visit.client(GroupAdmin) as admin:
+        moves = await admin.skip_backlog(asked.group, asked.topic, dry_run=True)
+    plan = _plan_of(moves, f"Group {asked.group} goes on behind the last message")
+    return msgspec.structs.replace(plan, typed=asked.group) if plan.possible else plan
+
+
+async def skip(visit: Visit, asked: SkipForm) -> ActionResult:
+    """Skip the backlog of a group."""
+    async with visit.client(GroupAdmin) as admin:
+        moves = await admin.skip_backlog(asked.group, asked.topic)
+    return _result_of(moves, asked.group)
+
+
+async def plan_clone(visit: Visit, asked: CloneForm) -> ActionPlan:
+    """Say where the other group goes on."""
+    async with visit.client(GroupAdmin) as admin:
+        moves = await admin.clone_offset(asked.group, asked.target, asked.topic, dry_run=True)
+    return _plan_of(moves, f"Group {asked.target} goes on where {asked.group} is")
+
+
+async def clone(visit: Visit, asked: CloneForm) -> ActionResult:
+    """Let another group go on where this one is."""
+    async with visit.client(GroupAdmin) as admin:
+        moves = await admin.clone_offset(asked.group, asked.target, asked.topic)
+    return _result_of(moves, asked.target)
+
+
+async def _reset(visit: Visit, asked: ResetForm, *, dry_run: bool) -> OffsetMoves:
+    where = _WHERE[asked.to]
+    at_ms = 0
+    if where is ResetWhere.TIMESTAMP:
+        at_ms = parse_time(asked.time, visit.clock.wall_ms(), "time")
+    async with visit.client(GroupAdmin) as admin:
+        return await admin.reset_offset(
+            asked.group,
+            asked.topic,
+            where,
+            timestamp_ms=at_ms,
+            queue_offset=asked.offset if where is ResetWhere.OFFSET else -1,
+            queue_id=asked.queue_id,
+            broker_name=asked.broker_name,
+            dry_run=dry_run,
+        )
+
+
+def _place(asked: ResetForm) -> str:
+    if asked.to == "a time":
+        return f"{asked.time} ago" if asked.time[-1:].isalpha() else asked.time
+    return f"offset {asked.offset:,}" if asked.to == "an offset" else asked.to
+
+
+def _plan_of(moves: OffsetMoves, sentence: str) -> ActionPlan:
+    changed = [one for one in moves.queues if one.change.old_offset != one.change.new_offset]
+    if not changed:
+        return ActionPlan(summary="No offset changes.", possible=False)
+    return ActionPlan(
+        summary=f"{sentence}: {moves.reread:,} messages are read again, {moves.skipped:,} skipped.",
+        details=(f"{moves.members_told} members give up what they hold, and go on there.",)
+        if moves.members_told
+        else (),
+        table=_table(moves),
+        warning=f"{moves.skipped:,} messages never come to the group." if moves.skipped else "",
+    )
+
+
+def _result_of(moves: OffsetMoves, group: str) -> ActionResult:
+    return ActionResult(
+        summary=f"Group {group} goes on there: {moves.reread:,} messages are read again, "
+        f"{moves.skipped:,} skipped.",
+        table=_table(moves),
+    )
+
+
+def _table(moves: OffsetMoves) -> ActionTable:
+    return ActionTable(
+        columns=("Topic", "Broker", "Queue", "Now", "Then", "Read again", "Skipped"),
+        rows=[
+            (
+                one.change.topic,
+                one.broker_name,
+                one.change.queue_id,
+                "–" if one.change.old_offset < 0 else one.change.old_offset,
+                one.change.new_offset,
+                one.reread,
+                one.skipped,
+            )
+            for one in moves.queues
+        ],
+    )
+
+
+def _config(asked: NewGroupForm | GroupForm) -> GroupConfig:
+    return GroupConfig(
+        asked.group,
+        consume_enable=asked.consume_enable,
+        consume_broadcast_enable=asked.consume_broadcast_enable,
+        retry_max_times=asked.retry_max_times,
+    )
+
+
+def _settings(asked: NewGroupForm) -> tuple[str, ...]:
+    retries = "as consumers say" if asked.retry_max_times < 0 else str(asked.retry_max_times)
+    return (f"Retries: {retries}.",)
+
+
+async def _configs(visit: Visit, group: str) -> dict[str, GroupConfig]:
+    """Return settings that were made, by broker; none of a group that nobody knows."""
+    async with visit.client(GroupAdmin) as admin:
+        try:
+            found = await admin.groups(group)
+        except GroupNotFound:
+            return {}
+    return {name: one.config for name, (one,) in found.items() if one.is_configured}
+
+
+async def _known(visit: Visit, group: str) -> dict[str, GroupConfig]:
+    async with visit.client(GroupAdmin) as admin:
+        found = await admin.groups(group)
+    return {name: one.config for name, (one,) in found.items()}
