@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -388,6 +389,8 @@ def main(argv: Sequence[str]) -> int:
             well = run_job(console, namesrv)
             if well and not options.no_archive:
                 well = archive_flights(console, namesrv, folder)
+            if well and find_spec("starlette") is not None:
+                console.print("in a browser: mqmesh up --console, then http://127.0.0.1:8082/")
             return 0 if well else 1
     except KeyboardInterrupt:
         console.print("stopped")

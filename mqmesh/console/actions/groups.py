@@ -265,7 +265,7 @@ def _plan_of(moves: OffsetMoves, sentence: str) -> ActionPlan:
         return ActionPlan(summary="No offset changes.", possible=False)
     return ActionPlan(
         summary=f"{sentence}: {moves.reread:,} messages are read again, {moves.skipped:,} skipped.",
-        details=(f"{moves.members_told} members give up what they hold, and go on there.",)
+        details=(f"Members that give up what they hold, and go on there: {moves.members_told}.",)
         if moves.members_told
         else (),
         table=_table(moves),
