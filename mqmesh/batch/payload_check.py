@@ -12,9 +12,15 @@ from mqmesh.batch.payload import MAX_STRINGS, Buffer, decode_payload, split_payl
 from mqmesh.errors import CorruptBatch, InvalidArgument, MessageIllegal
 from mqmesh.message import (
     FIELD_LIMITS,
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
     MAX_PROPERTIES_BYTES,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TOPIC_LENGTH,
     StoredMessage,
 )
+from mqmesh.units import KIB
 
 try:
     from mqmesh._native import Checker
@@ -22,6 +28,10 @@ except ImportError:
     Checker = None  # type: ignore[assignment,misc]
 
 FIELDS_A_MESSAGE: Final = 9
+MESSAGE_OVERHEAD_BYTES: Final = 4 * (
+    MAX_TOPIC_LENGTH + MAX_TAG_LENGTH + MAX_KEYS * (MAX_KEY_LENGTH + 3) + MAX_SHARDING_KEY_LENGTH
+) + (2 * MAX_PROPERTIES_BYTES + 1 * KIB)
+"""More than a legal message can have beside its body; characters may take four bytes."""
 
 _NINE_FIELDS: Final = 0x90 | FIELDS_A_MESSAGE
 _checker: Final = (

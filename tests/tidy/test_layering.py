@@ -285,6 +285,7 @@ def upward_imports(modules: dict[str, str]) -> list[str]:
 
 
 BROKER = "mqmesh.roles.broker"
+FEATURES = f"{BROKER}.features"
 BUILDERS = (["all_features"], ["environment"], ["write_turn"], ["role"], ["server"])
 """Modules that know every feature: no feature asks them for another one."""
 
@@ -351,11 +352,19 @@ def reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def borrowed_features(modules: dict[str, str]) -> list[str]:
-    """Find modules of features that look for a neighbour among all features."""
+    """Find modules of features that know another feature, or look for one among all of them.
+
+    State that several features use is pure, and lies in folders of its own. What else a feature
+    needs of a neighbour is a function, or an interface of its own, that its constructor gets.
+    """
     return [
         f"{module} imports {name}"
         for module, name in edges(modules)
-        if is_in(module, f"{BROKER}.features") and name.split(".")[3:4] in BUILDERS
+        if is_in(module, FEATURES)
+        and (
+            name.split(".")[3:4] in BUILDERS
+            or (is_in(name, FEATURES) and module.split(".")[4] != name.split(".")[4])
+        )
     ]
 
 
@@ -505,9 +514,10 @@ PROJECT = {
     "mqmesh.roles.process": "import time",
     "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.interface import Transport",
     "mqmesh.roles.broker.features.sending.feature": (
-        "import mqmesh.roles.broker.features.topics.state"
+        "import mqmesh.roles.broker.topic_state.topic_table"
     ),
-    "mqmesh.roles.broker.features.topics.state": "from mqmesh.roles.process import x",
+    "mqmesh.roles.broker.features.topics.feature": "",
+    "mqmesh.roles.broker.topic_state.topic_table": "from mqmesh.roles.process import x",
     "mqmesh.roles.namesrv.route_table": "import enum",
     "mqmesh.cli.main": "import click\nfrom .admin import topic",
     "mqmesh.cli.admin.topic": "from mqmesh.sdk.producer.producer import Producer",
@@ -530,7 +540,7 @@ FAULTS = [
     (imports_of_the_top, "mqmesh.sdk.producer.producer", "from mqmesh import Producer"),
     (
         knotted_folders,
-        "mqmesh.roles.broker.features.topics.state",
+        "mqmesh.roles.broker.topic_state.topic_table",
         "from mqmesh.roles.broker.features.sending.feature import SendingFeature",
     ),
     (
@@ -538,22 +548,27 @@ FAULTS = [
         "mqmesh.roles.broker.features.topics.feature",
         "from mqmesh.roles.broker.all_features import BrokerFeatures",
     ),
+    (
+        borrowed_features,
+        "mqmesh.roles.broker.features.sending.feature",
+        "from mqmesh.roles.broker.features.topics.feature import TopicsFeature",
+    ),
     (imports_of_the_top, "mqmesh.sdk.producer.producer", "import mqmesh"),
     (imports_of_the_top, "mqmesh.testing.cluster", "import cli.main"),
     (
         role_to_role,
-        "mqmesh.roles.broker.features.topics.state",
+        "mqmesh.roles.broker.topic_state.topic_table",
         "from mqmesh.roles.namesrv import route_table",
     ),
     (
         role_to_role,
-        "mqmesh.roles.broker.features.topics.state",
+        "mqmesh.roles.broker.topic_state.topic_table",
         "from mqmesh.roles import namesrv",
     ),
     (
         role_to_role,
         "mqmesh.roles.process",
-        "import mqmesh.roles.broker.features.topics.state",
+        "import mqmesh.roles.broker.topic_state.topic_table",
     ),
     (
         transport_in_roles,
@@ -561,8 +576,12 @@ FAULTS = [
         "import mqmesh.transport.zmq.client",
     ),
     (transport_in_roles, "mqmesh.roles.process", "from mqmesh.transport.zmq import client"),
-    (impure_role_files, "mqmesh.roles.broker.features.topics.state", "from time import monotonic"),
-    (impure_role_files, "mqmesh.roles.broker.features.topics.state", "import os.path"),
+    (
+        impure_role_files,
+        "mqmesh.roles.broker.topic_state.topic_table",
+        "from time import monotonic",
+    ),
+    (impure_role_files, "mqmesh.roles.broker.topic_state.topic_table", "import os.path"),
     (impure_role_files, "mqmesh.roles.broker.features.sending.feature", "x = open('f')"),
     (worldly_sdk_files, "mqmesh.sdk.producer.producer", "import time\nx = time.monotonic()"),
     (worldly_sdk_files, "mqmesh.sdk.producer.producer", "from time import monotonic"),
@@ -588,7 +607,7 @@ FAULTS = [
     (cycles, "mqmesh.cli.admin.topic", "from ..main import main"),
     (
         cycles,
-        "mqmesh.roles.broker.features.topics.state",
+        "mqmesh.roles.broker.topic_state.topic_table",
         "from mqmesh.roles.broker.features.sending import feature",
     ),
 ]

@@ -20,6 +20,7 @@ from mqmesh.roles.broker.features.delays.feature import DelaysFeature
 from mqmesh.roles.broker.features.delays.placement import DelayPlacement
 from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
 from mqmesh.roles.broker.features.filter_servers.feature import FilterServersFeature
+from mqmesh.roles.broker.features.groups.connections import ConnectionsFeature
 from mqmesh.roles.broker.features.groups.group_admin import GroupAdminFeature
 from mqmesh.roles.broker.features.groups.held_commits import (
     HandedOverCommitsFeature,
@@ -27,6 +28,7 @@ from mqmesh.roles.broker.features.groups.held_commits import (
 from mqmesh.roles.broker.features.groups.locks import LocksFeature
 from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.groups.offsets import OffsetsFeature
+from mqmesh.roles.broker.features.groups.progress import GroupProgress, GroupProgressFeature
 from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.queries.feature import QueriesFeature
@@ -39,7 +41,6 @@ from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
 from mqmesh.roles.broker.features.sending.feature import SendingFeature
 from mqmesh.roles.broker.features.snapshots.feature import SnapshotsFeature
 from mqmesh.roles.broker.features.topics.feature import TopicsFeature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.features.traffic.feature import TrafficFeature
 from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature, settings_of
 from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
@@ -47,6 +48,7 @@ from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.roles.broker.followers.read_advice import ReadAdvice
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS, ConsumerGroups
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
@@ -58,6 +60,7 @@ from mqmesh.roles.broker.state_records import (
     SentBackRecord,
     TopicRecord,
 )
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.write_turn import WriteTurn
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.roles.broker.writing.writes import Writes
@@ -80,6 +83,8 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     OffsetsFeature,
     ResetsFeature,
     HandedOverCommitsFeature,
+    ConnectionsFeature,
+    GroupProgressFeature,
     GroupAdminFeature,
     SendBackFeature,
     DeadLettersFeature,
@@ -103,6 +108,7 @@ class SharedState:
         group_table: Settings of groups.
         committed: Offsets that groups have committed.
         moved: Offsets that were moved under running consumers.
+        by_group: Messages and bytes handed out to each group.
         queue_locks: Locks of ordered consumers.
         half_messages: Half messages that wait for their decision.
         schedule: The schedule service, and who waits for it.
@@ -123,6 +129,7 @@ class SharedState:
         )
         self.committed = CommittedOffsets(config.max_consumer_offsets, config.busy_retry_after_ms)
         self.moved = OffsetResets()
+        self.by_group = GroupPulls()
         self.queue_locks = _queue_locks_of(core)
         self.half_messages = PendingHalfMessages(settings_of(config), core.random)
         self.schedule = ScheduleLink(core.epoch)
@@ -174,6 +181,7 @@ class BrokerFeatures:
             state.moved,
             state.read_advice,
             state.metas,
+            state.by_group,
         )
         self.writes = writes = Writes(
             core,
@@ -190,8 +198,8 @@ class BrokerFeatures:
             core,
             state.topics,
             writes,
-            self.transactions,
-            placement,
+            self.transactions.admit,
+            placement.to_schedule,
             state.metas,
             state.auto_creation,
             state.admission,
@@ -204,7 +212,7 @@ class BrokerFeatures:
             state.group_table,
             state.committed,
             writes,
-            placement,
+            placement.place,
         )
         self.dead_letters = DeadLettersFeature(core, state.topics, writes)
         self._build_groups()
@@ -214,7 +222,7 @@ class BrokerFeatures:
         self.request_reply = RequestReplyFeature(core, state.groups)
         self.client_rpc = ClientRpcFeature(core, state.topics, state.groups)
         self.retention = RetentionFeature(core)
-        self.traffic = TrafficFeature(core, state.topics, self.pulling.by_group)
+        self.traffic = TrafficFeature(core, state.topics, state.by_group)
         self.replication = ReplicationFeature(core, followers, writes)
         self.log_checks = LogChecksFeature(core)
         self._turn = WriteTurn(
@@ -236,7 +244,12 @@ class BrokerFeatures:
         )
         self.locks = LocksFeature(core, state.topics, state.groups, state.queue_locks)
         self.offsets = OffsetsFeature(
-            core, state.topics, state.groups, state.committed, state.moved, self.membership
+            core,
+            state.topics,
+            state.groups,
+            state.committed,
+            state.moved,
+            self.membership.note_used,
         )
         self.resets = ResetsFeature(
             core,
@@ -245,22 +258,26 @@ class BrokerFeatures:
             state.group_table,
             state.committed,
             state.moved,
+            state.by_group,
             self.pulling,
-            self.send_back,
+            self.send_back.forget_sent_back,
         )
         self.handed_over = HandedOverCommitsFeature(
             core, state.topics, state.committed, state.moved
         )
-        self.group_admin = GroupAdminFeature(
+        progress = GroupProgress(
             core,
             state.topics,
             state.groups,
             state.group_table,
             state.committed,
-            state.moved,
-            self.pulling.by_group,
-            self.send_back,
+            state.by_group,
             state.schedule.retries,
+        )
+        self.group_progress = GroupProgressFeature(core, state.topics, state.groups, progress)
+        self.connections = ConnectionsFeature(core, state.groups)
+        self.group_admin = GroupAdminFeature(
+            core, state.topics, state.groups, state.group_table, progress
         )
 
     def _put_in_order(self) -> None:
@@ -272,6 +289,8 @@ class BrokerFeatures:
         ]
         self.state.topics.on_deleting = self._topic_deleting
         self.state.topics.on_deleted = self._topic_deleted
+        self.state.group_table.on_deleting = self._group_deleting
+        self.state.group_table.on_deleted = self._group_deleted
 
     def of(self, kind: type[Feature]) -> Feature:
         """Return the feature of a kind."""
@@ -351,6 +370,14 @@ class BrokerFeatures:
     def _topic_deleted(self, topic: str) -> None:
         for one in self._in_order:
             one.topic_deleted(topic)
+
+    def _group_deleting(self, group: str) -> None:
+        for one in self._in_order:
+            one.group_deleting(group)
+
+    def _group_deleted(self, group: str) -> None:
+        for one in self._in_order:
+            one.group_deleted(group)
 
 
 def _consumer_groups_of(core: Core) -> ConsumerGroups:

@@ -66,6 +66,12 @@ class Feature:
     def topic_deleted(self, topic: str) -> None:
         """Forget a topic."""
 
+    def group_deleting(self, group: str) -> None:
+        """Prepare for the deletion of a consumer group; an error keeps the group."""
+
+    def group_deleted(self, group: str) -> None:
+        """Forget a consumer group."""
+
     def configured(self) -> None:
         """Take over settings that were changed."""
 

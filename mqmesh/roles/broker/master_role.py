@@ -1,19 +1,27 @@
 """The master of a broker group: serves everything, and alone adds to the log."""
 
+import logging
+from typing import Final
+
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.errors import NotMaster
+from mqmesh.errors import NotMaster, StorageError
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.config import MASTER_ID
 from mqmesh.roles.broker.environment import Environment, build_features
 from mqmesh.roles.broker.feature import BrokerTurn
-from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
+from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import BrokerRole
+from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import MessageStore
 from mqmesh.units import MAX_OFFSET
+
+TRANSACTIONS_FILE: Final = "transactions.json"
+
+_log = logging.getLogger(__name__)
 
 
 def _everything() -> int:
@@ -155,3 +163,43 @@ class MasterRole(BrokerRole):
             now_ms=given.clock.monotonic_ms(),
             segment_bytes=given.config.storage.mapped_file_size_commit_log,
         )
+
+
+class HalfCheckpointFile:
+    """The half checkpoint of one broker on disk; see ``half_checkpoint``.
+
+    Args:
+        half_messages: Half messages of the broker.
+        read: Reads a document by its name, None if there is none.
+        make_saver: Makes what saves a document: of its name, and what makes its text.
+    """
+
+    def __init__(
+        self, half_messages: PendingHalfMessages, read: Read, make_saver: MakeSaver
+    ) -> None:
+        self._half_messages = half_messages
+        self._read = read
+        self._saver = make_saver(TRANSACTIONS_FILE, half_messages.dump)
+
+    def load(self) -> bytes | None:
+        """The checkpoint; None if there is none, or none that can be read."""
+        try:
+            return self._read(TRANSACTIONS_FILE)
+        except StorageError as error:
+            # The half topic and the op topic say the same, in more words.
+            _log.error("%s", error)
+            return None
+
+    def save(self) -> None:
+        """Saves the checkpoint if it has changed."""
+        self._saver.save_if_failed()
+        if self._half_messages.is_changed:
+            self._saver.save()
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        try:
+            self._saver.close()
+        except StorageError as error:
+            # As above: the next start reads more of the log, and that is all.
+            _log.error("%s", error)

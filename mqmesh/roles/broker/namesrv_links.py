@@ -23,9 +23,9 @@ from mqmesh.protocol.route import (
 from mqmesh.roles.access_keeper import AccessKeeper
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.ha_config import HaMode
 from mqmesh.roles.broker.registration import Registration, RegistrationPlan
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 
 REGISTER_TIMEOUT_MS: Final = 3_000
 GOODBYE_MS: Final = 500

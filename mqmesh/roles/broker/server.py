@@ -68,10 +68,8 @@ from mqmesh.roles.broker.replica_metrics import (
 )
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.roles.broker.stats import SAMPLE_MS, Stats
-from mqmesh.roles.broker.store_metrics import STORE_METRICS
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
-from mqmesh.roles.index_metrics import INDEX_METRICS
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.settings_service import OnKept, SettingsService
@@ -82,6 +80,7 @@ from mqmesh.roles.started_as import (
     read_started_as,
     remember_start,
 )
+from mqmesh.roles.store_metrics import INDEX_METRICS, STORE_METRICS
 from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.commitlog.log_copy import BeginCopy, begin_copy

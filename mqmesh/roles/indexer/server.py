@@ -20,10 +20,10 @@ from mqmesh.protocol.queries import (
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.dispatch import Handler
-from mqmesh.roles.index_metrics import INDEX_METRICS
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import QUERY_METRICS, PendingQueries
 from mqmesh.roles.shell import RoleShell
+from mqmesh.roles.store_metrics import INDEX_METRICS
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.index.dispatcher import Dispatcher, DispatcherStats
 from mqmesh.storage.index.message_index import MessageIndex

@@ -259,7 +259,7 @@ class FollowerRole(BrokerRole):
         if shown > self._shown:
             self._shown = shown
             features.core.state.follow()
-            for key in list(features.pulling.holds.queues):
+            for key in list(features.pulling.waited_for):
                 features.pulling.wake(*key)
         self._look_at_reads()
 

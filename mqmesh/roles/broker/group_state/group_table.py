@@ -30,6 +30,8 @@ class GroupTable:
     Attributes:
         auto_create: May be changed.
         changed: Groups whose settings are to be written into the log; see ``state_log``.
+        on_deleting: Called with a group that is about to go; what it raises keeps the group.
+        on_deleted: Called with a group that is no more.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class GroupTable:
         self._groups: dict[str, GroupConfig] = {}
         self._restricted: dict[str, GroupConfig] = {}
         self.changed: dict[str, None] = {}
+        self.on_deleting: Callable[[str], None] = _nothing
+        self.on_deleted: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -138,7 +142,13 @@ class GroupTable:
         return True
 
     def delete(self, group: str) -> bool:
-        """Forgets settings; returns False if there were none."""
+        """Forgets a group, and has all forget it who know of it; False if it had no settings."""
+        self.on_deleting(group)
+        had_settings = self._forget(group)
+        self.on_deleted(group)
+        return had_settings
+
+    def _forget(self, group: str) -> bool:
         if self._groups.pop(group, None) is None:
             return False
         self._restricted.pop(group, None)
@@ -185,3 +195,7 @@ def _not_found(group: str) -> GroupNotFound:
         f"no consumer group {group[:300]!r}; create it with "
         f"`mqmesh group create` (auto_create_subscription_group is off, or it was never used)"
     )
+
+
+def _nothing(group: str) -> None:
+    """Do nothing: nobody knows the groups of this table."""

@@ -15,8 +15,6 @@ from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.core import Core, store_stopped
-from mqmesh.roles.broker.features.pulling.feature import PullingFeature
-from mqmesh.roles.broker.features.topics.state import Topic, TopicTable
 from mqmesh.roles.broker.staging import (
     OpenSend,
     Outcomes,
@@ -25,8 +23,20 @@ from mqmesh.roles.broker.staging import (
     fill_in_refusal,
     fill_in_status,
 )
+from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+
+
+class WaitingPulls(Protocol):
+    """Pulls that wait for messages."""
+
+    @property
+    def waited_for(self) -> Mapping[QueueKey, object]:
+        """Queues that somebody waits at, by topic and queue id; always the same object."""
+
+    def wake(self, topic: str, queue_id: int) -> None:
+        """Answer those who wait at a queue, as far as they want what came."""
 
 
 class StoredListener(Protocol):
@@ -48,7 +58,7 @@ class Writes:
     Args:
         core: The core of the broker.
         topics: Topics.
-        pulling: Wakes pulls that wait for what was stored.
+        pulls: Pulls that wait for what is stored.
         admission: Decides which sends have waited for too long.
         listeners: Features that follow what is stored in a system topic, by topic.
 
@@ -60,7 +70,7 @@ class Writes:
         self,
         core: Core,
         topics: TopicTable,
-        pulling: PullingFeature,
+        pulls: WaitingPulls,
         admission: SendAdmission,
         listeners: Mapping[str, StoredListener],
     ) -> None:
@@ -74,7 +84,8 @@ class Writes:
         self._state = core.state
         self._core = core
         self._topics = topics
-        self._pulling = pulling
+        self._pulls = pulls
+        self._waited_for = pulls.waited_for
         self._listeners = listeners
         self._admission = admission
 
@@ -173,7 +184,7 @@ class Writes:
             else:
                 self._answer_safe(send)
         for key in arrived:
-            self._pulling.wake(*key)
+            self._pulls.wake(*key)
 
     def _take_staged(self) -> tuple[list[BatchToPut], list[OpenSend]]:
         for listener in self._listeners.values():
@@ -210,8 +221,8 @@ class Writes:
             listener = self._listeners.get(key[0])
             if listener is not None:
                 listener.on_visible()
-            if key in self._pulling.holds.queues:
-                self._pulling.wake(*key)
+            if key in self._waited_for:
+                self._pulls.wake(*key)
 
     def answer_expired(self, now_ms: int) -> None:
         """Answers sends that waited for too long; they say who is late.
@@ -270,7 +281,7 @@ class Writes:
         """Counts what was stored; returns the queues that somebody waits at and can see it."""
         arrived: dict[QueueKey, None] = {}
         total = self._stats.total
-        waited_for = self._pulling.holds.queues
+        waited_for = self._waited_for
         for batch, result in zip(batches, results, strict=True):
             if result.status is not PutStatus.PUT_OK:
                 if result.status is PutStatus.DUPLICATE:

@@ -14,11 +14,11 @@ from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.ha.member.ha_metrics import MEMBER_METRICS
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_METRICS
 from mqmesh.roles.broker.replica_metrics import COUNT_METRICS, REPLICA_METRICS
-from mqmesh.roles.broker.store_metrics import STORE_METRICS
 from mqmesh.roles.dispatch import METRICS as COMMAND_METRICS
 from mqmesh.roles.exporter.names import COMMITTED, DELIVERIES, FAILURES, exported_as_own
 from mqmesh.roles.schedule.service import SCHEDULE_METRICS
 from mqmesh.roles.shell import _CONNECTION_METRICS, _PROCESS_METRICS
+from mqmesh.roles.store_metrics import STORE_METRICS
 from mqmesh.security.guard import METRICS as GUARD_METRICS
 
 METRICS = (

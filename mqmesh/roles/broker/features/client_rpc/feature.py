@@ -24,9 +24,9 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.request_reply.open_requests import ReplyTable
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.open_replies import ReplyTable
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import MAX_OFFSET, CommitLogOffset
 

@@ -12,7 +12,7 @@ from mqmesh.errors import BrokerNotAvailable
 from mqmesh.log_identity import first_number
 from mqmesh.protocol.request import Peer, PendingReply
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
-from mqmesh.roles.broker.features.delays.retry_board import RetryBoard
+from mqmesh.roles.broker.group_state.retry_board import RetryBoard
 from mqmesh.storage.interface import BatchToPut, PutResult
 
 CANCEL_TIMEOUT_MS: Final = 3_000

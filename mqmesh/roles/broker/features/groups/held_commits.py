@@ -18,9 +18,9 @@ from mqmesh.protocol.replication import MOST_HELD_COMMITS, HandOverCommitsReques
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import replicable

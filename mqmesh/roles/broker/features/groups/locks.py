@@ -16,9 +16,9 @@ from mqmesh.protocol.membership import (
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 
 

@@ -68,6 +68,10 @@ class MembershipFeature(Feature):
         """Forget the owners of a topic's queues."""
         self._groups.claims.remove_topic(topic)
 
+    def group_deleted(self, group: str) -> None:
+        """Forget the owners of a group's queues."""
+        self._groups.claims.forget_group(group)
+
     def note_used(self, request: Request, group: str) -> None:
         """A client uses a group: gives it settings if it has none.
 

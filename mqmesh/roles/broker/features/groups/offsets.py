@@ -1,7 +1,7 @@
 """Queue offsets: where queues begin and end, and how far groups have come."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
@@ -23,12 +23,11 @@ from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
-from mqmesh.roles.broker.features.groups.membership import MembershipFeature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.group_state.queue_ownership import NO_GENERATION
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import MAX_OFFSET, QueueOffset, TimestampMs
 
@@ -50,7 +49,7 @@ class OffsetsFeature(Feature):
         groups: ConsumerGroups,
         offsets: CommittedOffsets,
         resets: OffsetResets,
-        membership: MembershipFeature,
+        note_used: Callable[[Request, str], None],
     ) -> None:
         self._store = core.store
         self._state = core.state
@@ -60,7 +59,11 @@ class OffsetsFeature(Feature):
         self._groups = groups
         self._offsets = offsets
         self._resets = resets
-        self._membership = membership
+        self._note_used = note_used
+
+    def group_deleted(self, group: str) -> None:
+        """Forget the offsets of a group."""
+        self._offsets.remove_group(group)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -137,7 +140,7 @@ class OffsetsFeature(Feature):
             MQMeshError: The first refusal, if any.
         """
         check_client_group(update.group)
-        self._membership.note_used(request, update.group)
+        self._note_used(request, update.group)
         is_member = update.generation != NO_GENERATION
         if is_member:
             self._groups.require_member(update.group, update.client_id, update.generation)

@@ -1,7 +1,7 @@
 """Moves the offsets of consumer groups, with effect on running consumers at once."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from mqmesh.errors import InvalidArgument, OffsetIllegal
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
@@ -22,17 +22,26 @@ from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.pulling.feature import PullingFeature
-from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import QueueOffset, TimestampMs
 
 _NOWHERE: Final = -1
+
+
+class WaitingPulls(Protocol):
+    """Pulls that wait for messages."""
+
+    def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether a pull of a group waits at a queue."""
+
+    def wake(self, topic: str, queue_id: int) -> None:
+        """Answer those who wait at a queue: their group may have to go elsewhere."""
 
 
 class ResetsFeature(Feature):
@@ -46,8 +55,9 @@ class ResetsFeature(Feature):
         group_table: GroupTable,
         offsets: CommittedOffsets,
         resets: OffsetResets,
-        pulling: PullingFeature,
-        send_back: SendBackFeature,
+        by_group: GroupPulls,
+        pulls: WaitingPulls,
+        forget_sent_back: Callable[[str], None],
     ) -> None:
         self._core = core
         self._clock = core.clock
@@ -58,8 +68,13 @@ class ResetsFeature(Feature):
         self._group_table = group_table
         self._offsets = offsets
         self._resets = resets
-        self._pulling = pulling
-        self._send_back = send_back
+        self._by_group = by_group
+        self._pulls = pulls
+        self._forget_sent_back = forget_sent_back
+
+    def group_deleted(self, group: str) -> None:
+        """Forget where a group was sent."""
+        self._resets.forget(group)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -163,7 +178,7 @@ class ResetsFeature(Feature):
         if not broadcasting:
             # The members of a broadcasting group keep their offsets by themselves.
             self._group_table.note_used(group)
-            self._send_back.forget_sent_back(group)
+            self._forget_sent_back(group)
             self._move(group, changes, followed=live is not None)
         self._notify(group, peers, changes)
         self._core.reply_when_saved(request, reply)
@@ -172,12 +187,12 @@ class ResetsFeature(Feature):
     def _move(self, group: str, changes: list[OffsetChange], *, followed: bool) -> None:
         # A consumer that takes queues by itself is no member; its pulls show that it is there, also
         # one that has been waiting at the end of its queue for long.
-        followed = followed or self._pulling.by_group.is_active(group, self._clock.monotonic_ms())
+        followed = followed or self._by_group.is_active(group, self._clock.monotonic_ms())
         for one in changes:
             self._offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
             self._resets.note_moved(group, one.topic, one.queue_id)
-            self._pulling.by_group.forget_queue(group, one.topic, one.queue_id)
-            if followed or self._pulling.holds.is_waiting(group, one.topic, one.queue_id):
+            self._by_group.forget_queue(group, one.topic, one.queue_id)
+            if followed or self._pulls.is_waiting(group, one.topic, one.queue_id):
                 self._resets.begin(group, one.topic, one.queue_id, one.new_offset)
 
     def _notify(self, group: str, peers: list[Peer], changes: list[OffsetChange]) -> None:
@@ -187,4 +202,4 @@ class ResetsFeature(Feature):
         for peer in peers:
             peer.notify(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header)
         for one in changes:
-            self._pulling.wake(one.topic, one.queue_id)
+            self._pulls.wake(one.topic, one.queue_id)

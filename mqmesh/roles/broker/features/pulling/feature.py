@@ -13,16 +13,16 @@ from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls, HandedOut
 from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull, PullHold
 from mqmesh.roles.broker.features.pulling.pull_turns import PullTurns
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.followers.read_advice import ReadAdvice
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls, HandedOut
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import GetResult, GetStatus
 from mqmesh.units import MIB, QueueOffset
@@ -57,11 +57,12 @@ class PullingFeature(Feature):
         resets: Offsets that were moved under running consumers.
         read_advice: Follower that a consumer should read from.
         metas: Batch metas decoded before.
+        by_group: Messages and bytes handed out to each group.
 
     Attributes:
         holds: Pulls that wait for a message.
         turns: Pulls that wait for the next turn of the loop.
-        by_group: Messages and bytes handed out to each group.
+        waited_for: Queues that somebody waits at, by topic and queue id.
     """
 
     works_at_followers = True
@@ -75,6 +76,7 @@ class PullingFeature(Feature):
         resets: OffsetResets,
         read_advice: ReadAdvice,
         metas: MetaCache,
+        by_group: GroupPulls,
     ) -> None:
         config = core.settings.now
         self._settings = core.settings
@@ -91,7 +93,8 @@ class PullingFeature(Feature):
         self._metas = metas
         self.holds = PullHold(config.max_held_pulls, config.busy_retry_after_ms)
         self.turns = PullTurns(config.max_held_pulls, config.busy_retry_after_ms)
-        self.by_group = GroupPulls()
+        self.waited_for = self.holds.queues
+        self._pulls_of_groups = by_group
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -106,7 +109,7 @@ class PullingFeature(Feature):
 
     def topic_deleted(self, topic: str) -> None:
         """Fail the pulls that wait at the queues of a topic."""
-        self.by_group.forget_topic(topic)
+        self._pulls_of_groups.forget_topic(topic)
         for held in self.holds.release_topic(topic):
             held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))
 
@@ -156,6 +159,14 @@ class PullingFeature(Feature):
                     self.turns.wait(held)
             except MQMeshError as error:
                 held.pending.fail(error)
+
+    def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether a pull of a group waits at a queue."""
+        return self.holds.is_waiting(group, topic, queue_id)
+
+    def group_deleted(self, group: str) -> None:
+        """Forget what was handed out to a group."""
+        self._pulls_of_groups.forget(group)
 
     def begin_turn(self) -> bool:
         """A turn of the loop is over: answers of those who wait for another as many as it may.
@@ -240,7 +251,7 @@ class PullingFeature(Feature):
             result = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
         size = sum(map(len, result.data)) if result.status is GetStatus.FOUND else 0
         if result.next_queue_offset > queue_offset:
-            self.by_group.note(
+            self._pulls_of_groups.note(
                 pull.group,
                 pull.topic,
                 pull.queue_id,
@@ -306,7 +317,7 @@ class PullingFeature(Feature):
 
     def _by_group(self, name: str) -> Labelled[tuple[str, str, HandedOut]]:
         return Labelled(
-            self.by_group.handed_out(),
+            self._pulls_of_groups.handed_out(),
             lambda one: (one[0], one[1], str(is_system_topic(one[0])).lower()),
             lambda one: getattr(one[2], name),
         )

@@ -43,13 +43,14 @@ class PullHold:
 
     Attributes:
         most: Pulls that may wait; may be changed.
+        queues: Queues that somebody waits at, by topic and queue id; not to be changed.
     """
 
     def __init__(self, most: int, busy_retry_after_ms: int = 100) -> None:
         self.most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         # Dicts serve as sets that keep their order: who waits longest is answered first.
-        self._by_queue: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self.queues: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._by_peer: dict[Peer, dict[HeldPull, None]] = {}
         self._by_slot: dict[int, dict[HeldPull, None]] = {}
         self._count = 0
@@ -58,14 +59,9 @@ class PullHold:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def queues(self) -> dict[tuple[str, int], dict[HeldPull, None]]:
-        """Queues that somebody waits at, by topic and queue id; not to be changed."""
-        return self._by_queue
-
     def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
         """True when a pull of a group waits at a queue."""
-        return any(held.pull.group == group for held in self._by_queue.get((topic, queue_id), ()))
+        return any(held.pull.group == group for held in self.queues.get((topic, queue_id), ()))
 
     def hold(self, held: HeldPull) -> None:
         """Lets a pull wait.
@@ -83,17 +79,17 @@ class PullHold:
         if self._next_slot is None or slot < self._next_slot:
             self._next_slot = slot
         key = (held.pull.topic, held.pull.queue_id)
-        self._by_queue.setdefault(key, {})[held] = None
+        self.queues.setdefault(key, {})[held] = None
         self._by_peer.setdefault(held.pending.peer, {})[held] = None
         self._by_slot.setdefault(slot, {})[held] = None
 
     def release(self, topic: str, queue_id: int) -> list[HeldPull]:
         """Ends the wait of all pulls at a queue, and returns them."""
-        return self._release(self._by_queue.get((topic, queue_id)))
+        return self._release(self.queues.get((topic, queue_id)))
 
     def release_topic(self, topic: str) -> list[HeldPull]:
         """Ends the wait of all pulls at the queues of a topic, and returns them."""
-        keys = [key for key in self._by_queue if key[0] == topic]
+        keys = [key for key in self.queues if key[0] == topic]
         return [held for key in keys for held in self.release(*key)]
 
     def release_peer(self, peer: Peer) -> list[HeldPull]:
@@ -102,7 +98,7 @@ class PullHold:
 
     def release_all(self) -> list[HeldPull]:
         """Ends every wait."""
-        return [held for key in list(self._by_queue) for held in self.release(*key)]
+        return [held for key in list(self.queues) for held in self.release(*key)]
 
     def tick(self, now_ms: int) -> list[HeldPull]:
         """Ends the wait of pulls whose deadline has passed, and returns them.
@@ -129,7 +125,7 @@ class PullHold:
             return []
         found = list(waiting)
         for held in found:
-            _remove(self._by_queue, (held.pull.topic, held.pull.queue_id), held)
+            _remove(self.queues, (held.pull.topic, held.pull.queue_id), held)
             _remove(self._by_peer, held.pending.peer, held)
             _remove(self._by_slot, held.pending.deadline_ms // SLOT_MS, held)
         self._count -= len(found)

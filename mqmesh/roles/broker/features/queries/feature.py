@@ -31,8 +31,8 @@ from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core, only_commitlog
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.queries.readable_answers import only_readable
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import InspectableStore
 from mqmesh.units import CommitLogOffset

@@ -6,6 +6,7 @@ it, and tries again when the connection to the client broke in between.
 
 from collections.abc import Mapping
 
+from mqmesh.batch.payload_check import MESSAGE_OVERHEAD_BYTES
 from mqmesh.errors import ClientNotOnline, MessageIllegal
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import RequestCode
@@ -19,12 +20,11 @@ from mqmesh.protocol.replies import (
 from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.request_reply.open_requests import (
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.open_replies import (
     ACKNOWLEDGE_TIMEOUT_MS,
     ReplyTable,
 )
-from mqmesh.roles.broker.features.sending.feature import MESSAGE_OVERHEAD_BYTES
-from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import MAX_OFFSET
 

@@ -39,7 +39,7 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMar
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
 from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
 from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
-from mqmesh.roles.broker.features.topics.state import TopicTable
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
 from mqmesh.roles.dispatch import Handler
 from mqmesh.sdk.producer.queue_selector import queue_index

@@ -26,8 +26,7 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.delays.placement import DelayPlacement
-from mqmesh.roles.broker.features.retries.retry_plan import RetryStep, plan_retry
+from mqmesh.roles.broker.features.retries.retry_plan import Place, RetryStep, plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import (
     DEAD,
     MARKS_QUEUE,
@@ -37,10 +36,10 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import (
     encode_marks,
 )
 from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
@@ -162,7 +161,7 @@ class SendBackFeature(Feature):
         group_table: GroupTable,
         offsets: CommittedOffsets,
         writes: Writes,
-        delays: DelayPlacement,
+        place: Place,
     ) -> None:
         self._core = core
         self._store = core.store
@@ -171,7 +170,7 @@ class SendBackFeature(Feature):
         self._group_table = group_table
         self._offsets = offsets
         self._writes = writes
-        self._delays = delays
+        self._place = place
         self.marks = SentBackMarks()
 
     def commands(self) -> Mapping[RequestCode, Handler]:
@@ -191,6 +190,10 @@ class SendBackFeature(Feature):
                 gathering.fail(index, error)
         gathering.write()
         return None
+
+    def group_deleting(self, group: str) -> None:
+        """Forget what a group sent back, as ``forget_sent_back``."""
+        self.forget_sent_back(group)
 
     def forget_sent_back(self, group: str) -> None:
         """A group's offsets are moved: what it gets once more may be sent back once more.
@@ -271,7 +274,7 @@ class SendBackFeature(Feature):
     def _take_step(self, group: str, index: int, step: RetryStep, gathering: _Gathering) -> None:
         topic = self._topic_of(group, is_dead=step.is_dead)
         try:
-            batch = step.batch(topic, RETRY_QUEUE, self._delays.place)
+            batch = step.batch(topic, RETRY_QUEUE, self._place)
         except LocalProtocolError:
             # With the reason in each message, a full batch is too large.
             if len(step.messages) == 1:

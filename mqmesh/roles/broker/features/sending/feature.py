@@ -10,7 +10,7 @@ from typing import Final
 from mqmesh.batch.delayed_batch import DelayedMeta, read_delayed_meta
 from mqmesh.batch.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
 from mqmesh.batch.payload import CODEC_NONE, Buffer
-from mqmesh.batch.payload_check import check_payload
+from mqmesh.batch.payload_check import MESSAGE_OVERHEAD_BYTES, check_payload
 from mqmesh.batch.record_batch import (
     Attributes,
     BatchHeader,
@@ -30,12 +30,6 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import (
-    MAX_KEY_LENGTH,
-    MAX_KEYS,
-    MAX_PROPERTIES_BYTES,
-    MAX_SHARDING_KEY_LENGTH,
-    MAX_TAG_LENGTH,
-    MAX_TOPIC_LENGTH,
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
     TRANS_HALF_TOPIC,
@@ -50,21 +44,13 @@ from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.delays.placement import DelayPlacement
-from mqmesh.roles.broker.features.topics.state import Topic, TopicTable
-from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature
 from mqmesh.roles.broker.producer_keys import ProducerKeys, not_its_own
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
-from mqmesh.units import KIB
-
-MESSAGE_OVERHEAD_BYTES: Final = 4 * (
-    MAX_TOPIC_LENGTH + MAX_TAG_LENGTH + MAX_KEYS * (MAX_KEY_LENGTH + 3) + MAX_SHARDING_KEY_LENGTH
-) + (2 * MAX_PROPERTIES_BYTES + 1 * KIB)
-"""More than a legal message can have beside its body; characters may take four bytes."""
 
 _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
     Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.HAS_DELAY | Attributes.NO_WAIT_STORE
@@ -76,6 +62,11 @@ _REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY) & ~int(Attributes
 _ANY_TOPIC: Final = ""
 """Stands for the topic of a batch that could not be read."""
 
+
+AdmitHalf = Callable[[BatchHeader], BatchOutcome | None]
+"""Function that lets a half batch in, or returns the outcome of one that was stored before."""
+ToSchedule = Callable[[BatchHeader, memoryview, DelayedMeta], BatchToPut]
+"""Function that returns the batch that is stored for one of delayed messages."""
 
 _MESSAGE_TYPES: Final = {SCHEDULE_TOPIC: "delay", TRANS_HALF_TOPIC: "transaction"}
 """Others hold what has become an ordinary message."""
@@ -94,8 +85,8 @@ class SendingFeature(Feature):
         core: Core,
         topics: TopicTable,
         writes: Writes,
-        transactions: TransactionsFeature,
-        delays: DelayPlacement,
+        admit_half: AdmitHalf,
+        to_schedule: ToSchedule,
         metas: MetaCache,
         auto_creation: AutoCreation,
         admission: SendAdmission,
@@ -112,8 +103,8 @@ class SendingFeature(Feature):
         self._quotas = core.quotas
         self._topics = topics
         self._writes = writes
-        self._transactions = transactions
-        self._delays = delays
+        self._admit_half = admit_half
+        self._to_schedule = to_schedule
         self._metas = metas
         self._auto_creation = auto_creation
         self._admission = admission
@@ -225,11 +216,11 @@ class SendingFeature(Feature):
                 )
             self._check_messages(header, data, goal)
             if is_half:
-                twin = self._transactions.admit(header)
+                twin = self._admit_half(header)
                 if twin is not None:
                     return twin
             if isinstance(meta, DelayedMeta):
-                batch = self._delays.to_schedule(header, data, meta)
+                batch = self._to_schedule(header, data, meta)
             else:
                 batch = BatchToPut(name, header.queue_id, header, data, meta.tag_hashes)
         except MQMeshError as error:

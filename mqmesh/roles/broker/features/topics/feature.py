@@ -22,10 +22,10 @@ from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.topics.state import Topic, TopicTable, create_all
-from mqmesh.roles.broker.features.topics.store_times import store_time
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.reading.store_times import store_time
 from mqmesh.roles.broker.state_records import STATE_QUEUE
+from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable, create_all
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import TimestampMs
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 from mqmesh.metrics import Labelled, gauge, text
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls
-from mqmesh.roles.broker.features.topics.state import Topic, TopicTable
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.stats import DAY_MS, Before, Periods, Totals
+from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 
 _PUT: Final = "put_messages"
 _GOT: Final = "get_messages"

@@ -45,7 +45,6 @@ from mqmesh.protocol.transactions import (
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.topics.state import TopicTable
 from mqmesh.roles.broker.features.transactions.check_timetable import (
     Check,
     Park,
@@ -64,6 +63,7 @@ from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, enc
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import MessageStore

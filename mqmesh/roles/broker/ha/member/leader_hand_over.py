@@ -15,9 +15,9 @@ from mqmesh.protocol.request import PendingReply, Request
 from mqmesh.roles.broker.ha.administration.group_admin_service import check_epoch
 from mqmesh.roles.broker.ha.effects import Effect, Follow
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
-from mqmesh.roles.broker.ha.lead.preference import Preference
 from mqmesh.roles.broker.ha.lead.switch_over import (
     PATIENCE_MS,
+    Preference,
     Retirement,
     RetirementStep,
     SwitchOver,

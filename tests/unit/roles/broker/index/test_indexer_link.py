@@ -30,7 +30,7 @@ from mqmesh.roles.broker.index.indexer_link import (
     LogExtent,
     indexer_arguments,
 )
-from mqmesh.roles.index_metrics import INDEX_METRICS
+from mqmesh.roles.store_metrics import INDEX_METRICS
 from mqmesh.testing.clock import ManualClock
 
 

@@ -52,7 +52,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.pulling.group_pulls import ACTIVE_MS
+from mqmesh.roles.broker.group_state.group_pulls import ACTIVE_MS
 from mqmesh.roles.listings import LISTINGS
 
 

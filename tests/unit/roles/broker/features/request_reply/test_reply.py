@@ -9,7 +9,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
-from mqmesh.roles.broker.features.request_reply.open_requests import ACKNOWLEDGE_TIMEOUT_MS
+from mqmesh.roles.broker.open_replies import ACKNOWLEDGE_TIMEOUT_MS
 
 
 @pytest.fixture

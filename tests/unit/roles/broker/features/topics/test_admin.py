@@ -35,7 +35,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.all_features import FEATURES
-from mqmesh.roles.broker.store_metrics import STORE_METRICS
+from mqmesh.roles.store_metrics import STORE_METRICS
 from mqmesh.storage.interface import StoreStats
 
 

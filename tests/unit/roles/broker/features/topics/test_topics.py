@@ -8,7 +8,7 @@ from mqmesh.errors import InvalidArgument, MessageIllegal, NoPermission, SystemB
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.features.topics import state as topics
-from mqmesh.roles.broker.features.topics.state import TopicTable, create_all
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable, create_all
 
 
 @pytest.fixture

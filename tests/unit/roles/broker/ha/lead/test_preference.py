@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mqmesh.coordination.interface import GroupState, MemberIncarnation
-from mqmesh.roles.broker.ha.lead.preference import AGAIN_MS, IN_SET_MS, Preference
+from mqmesh.roles.broker.ha.lead.switch_over import AGAIN_MS, IN_SET_MS, Preference
 
 WALL_MS = 1_700_000_000_000
 STATE = GroupState(

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.roles.broker.features.pulling.group_pulls import GroupPulls
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 
 
 def test_the_last_pull_of_a_queue_counts():

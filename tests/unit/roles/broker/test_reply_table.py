@@ -7,7 +7,7 @@ from harness.peers import KeptPeer
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.request import PendingReply
-from mqmesh.roles.broker.features.request_reply.open_requests import (
+from mqmesh.roles.broker.open_replies import (
     ACKNOWLEDGE_TIMEOUT_MS,
     ReplyTable,
 )

@@ -1,8 +1,12 @@
-"""Metrics of a store, whichever backend it has."""
+"""Metrics of a store, whichever backend it has, and of its index.
+
+An index is measured by its process, and at the broker by what the process reported last.
+"""
 
 from typing import Final
 
 from mqmesh.metrics import Measured, counter, gauge, text
+from mqmesh.protocol.queries import IndexProgress
 from mqmesh.storage.interface import StoreStats
 
 STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
@@ -127,4 +131,53 @@ STORE_METRICS: Final[tuple[Measured[StoreStats], ...]] = (
         "removed segments whose room such answers keep",
         lambda store: store.held_bytes,
     ),
+)
+
+INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
+    gauge(
+        "index_missing_bytes",
+        "bytes of the log that a query would not search",
+        lambda index: index.missing_bytes,
+        unit="bytes",
+    ),
+    gauge("index_segments", "segments of the log with an index", lambda index: index.segments),
+    gauge(
+        "index_sealed_segments",
+        "of them, segments whose index is finished",
+        lambda index: index.sealed,
+    ),
+    gauge(
+        "index_unsorted_texts",
+        "stretches of keys that are not sorted yet",
+        lambda index: index.texts,
+    ),
+    gauge(
+        "index_at_rest",
+        "everything is indexed, sorted and merged",
+        lambda index: index.at_rest,
+    ),
+    gauge(
+        "index_disk_bytes",
+        "size of the index",
+        lambda index: index.disk_bytes,
+        unit="bytes",
+    ),
+    counter(
+        "index_discarded_total",
+        "parts of the index made anew",
+        lambda index: index.discarded,
+    ),
+    counter(
+        "index_skipped_bytes_total",
+        "damaged bytes of the log that were passed over",
+        lambda index: index.skipped_bytes,
+        unit="bytes",
+    ),
+    counter("index_queries_total", "queries that were answered", lambda index: index.queries),
+    counter(
+        "index_mismatches_total",
+        "places where the log had nothing of what the index said",
+        lambda index: index.mismatches,
+    ),
+    counter("index_batches_total", "batches that were indexed", lambda index: index.batches),
 )

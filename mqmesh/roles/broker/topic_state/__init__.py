@@ -1,0 +1,1 @@
+"""State of topics, which several features use."""
