@@ -28,7 +28,7 @@ from mqmesh.roles.broker.features.groups.held_commits import (
 from mqmesh.roles.broker.features.groups.locks import LocksFeature
 from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.groups.offsets import OffsetsFeature
-from mqmesh.roles.broker.features.groups.progress import GroupProgress, GroupProgressFeature
+from mqmesh.roles.broker.features.groups.progress import GroupProgressFeature, ProgressReader
 from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.queries.feature import QueriesFeature
@@ -265,7 +265,7 @@ class BrokerFeatures:
         self.handed_over = HandedOverCommitsFeature(
             core, state.topics, state.committed, state.moved
         )
-        progress = GroupProgress(
+        progress = ProgressReader(
             core,
             state.topics,
             state.groups,

@@ -28,7 +28,7 @@ from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 
-class WaitingPulls(Protocol):
+class PullsToWake(Protocol):
     """Pulls that wait for messages."""
 
     @property
@@ -70,7 +70,7 @@ class Writes:
         self,
         core: Core,
         topics: TopicTable,
-        pulls: WaitingPulls,
+        pulls: PullsToWake,
         admission: SendAdmission,
         listeners: Mapping[str, StoredListener],
     ) -> None:

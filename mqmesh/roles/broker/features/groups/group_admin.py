@@ -23,7 +23,7 @@ from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.connections import connections_of, failures_of
-from mqmesh.roles.broker.features.groups.progress import GroupProgress
+from mqmesh.roles.broker.features.groups.progress import ProgressReader
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
@@ -44,7 +44,7 @@ class GroupAdminFeature(Feature):
         topics: TopicTable,
         groups: ConsumerGroups,
         group_table: GroupTable,
-        progress: GroupProgress,
+        progress: ProgressReader,
     ) -> None:
         self._core = core
         self._settings = core.settings

@@ -39,7 +39,7 @@ QUEUES_FOR_A_GROUP: Final = 1
 """A group without any counts like so many."""
 
 
-class GroupProgress:
+class ProgressReader:
     """Progress of groups, from their offsets, their pulls and what waits for a retry."""
 
     def __init__(
@@ -179,7 +179,7 @@ class GroupProgressFeature(Feature):
     works_at_followers = True
 
     def __init__(
-        self, core: Core, topics: TopicTable, groups: ConsumerGroups, progress: GroupProgress
+        self, core: Core, topics: TopicTable, groups: ConsumerGroups, progress: ProgressReader
     ) -> None:
         self._clock = core.clock
         self._topics = topics

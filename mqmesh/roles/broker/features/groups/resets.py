@@ -34,7 +34,7 @@ from mqmesh.units import QueueOffset, TimestampMs
 _NOWHERE: Final = -1
 
 
-class WaitingPulls(Protocol):
+class PullsOfGroups(Protocol):
     """Pulls that wait for messages."""
 
     def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
@@ -56,7 +56,7 @@ class ResetsFeature(Feature):
         offsets: CommittedOffsets,
         resets: OffsetResets,
         by_group: GroupPulls,
-        pulls: WaitingPulls,
+        pulls: PullsOfGroups,
         forget_sent_back: Callable[[str], None],
     ) -> None:
         self._core = core

@@ -7,7 +7,7 @@ import pytest
 from mqmesh.errors import InvalidArgument, MessageIllegal, NoPermission, SystemBusy, TopicNotFound
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
-from mqmesh.roles.broker.features.topics import state as topics
+from mqmesh.roles.broker.topic_state import topic_table as topics
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable, create_all
 
 
