@@ -131,6 +131,7 @@ class Dispatch:
         handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
             called.
         counts: By request code.
+        looks_up: Rights are looked up; else every connected peer may do everything.
         audit: None where nobody wants to know.
     """
 
@@ -140,6 +141,7 @@ class Dispatch:
         self._specs = served_by(server)
         self._now_ns = now_ns
         self._authorizer = authorizer
+        self.looks_up = authorizer is not None
         self.handlers: dict[int, Serve] = {}
         self._kept: set[RequestCode] = set()
         self.audit: Audit | None = None

@@ -165,6 +165,7 @@ class BrokerFeatures:
     Attributes:
         core: The core of the broker.
         state: State that several features use.
+        turn_ended: Ends a turn of the loop; returns True if the next one has to come at once.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class BrokerFeatures:
             self.pulling,
             state.admission,
             {TRANS_HALF_TOPIC: state.half_messages, SCHEDULE_TOPIC: state.schedule},
+            state.half_messages.on_taken,
         )
         placement = DelayPlacement(core, writes, state.schedule)
         self.transactions = TransactionsFeature(
@@ -235,6 +237,7 @@ class BrokerFeatures:
             self.delays,
             self.replication,
         )
+        self.turn_ended = self._end_follower_turn if core.is_follower else self._turn.end
         self._put_in_order()
 
     def _build_groups(self) -> None:
@@ -316,17 +319,10 @@ class BrokerFeatures:
         for one in self._in_order:
             one.loaded()
 
-    def turn_ended(self, turn: BrokerTurn) -> bool:
-        """Ends a turn of the loop.
-
-        Returns:
-            True if the next turn has to come at once.
-        """
-        if self.core.is_follower:
-            pulls_left = self.pulling.begin_turn()
-            self.membership.send_notices()
-            return pulls_left
-        return self._turn.end(turn)
+    def _end_follower_turn(self, turn: BrokerTurn) -> bool:
+        pulls_left = self.pulling.begin_turn()
+        self.membership.send_notices()
+        return pulls_left
 
     def durable(self) -> None:
         """Answers what waited for the disk: the log was synced further."""

@@ -95,11 +95,11 @@ class CommitPoint(Generic[Waiter]):
 
     def offset(self) -> int:
         """Return the commit-log offset up to which records may be acknowledged."""
-        return _least(self._holders)
+        return _least(self._holders) if self._holders else MAX_OFFSET
 
     def high_watermark(self) -> int:
         """Return the commit-log offset up to which records may be seen."""
-        offset = _least(self._limits)
+        offset = _least(self._limits) if self._limits else MAX_OFFSET
         return offset if self._confirmed is None else min(offset, self._confirmed())
 
     def status_of(self, end_offset: int) -> SendStatus:
@@ -205,6 +205,4 @@ class CommitPoint(Generic[Waiter]):
 
 
 def _least(holders: Sequence[AckParticipant]) -> int:
-    if not holders:
-        return MAX_OFFSET
     return min((one.position() for one in holders if one.is_there()), default=MAX_OFFSET)

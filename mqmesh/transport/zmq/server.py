@@ -263,7 +263,9 @@ class CommandServer:
         now_ms = self._loop.clock.monotonic_ms
         self.readable_ms = now_ms()
         self.drained_ms = None
-        self._end_all(self._relief.tick(self.readable_ms))
+        heavy = self._relief.tick(self.readable_ms)
+        if heavy:
+            self._end_all(heavy)
         for number in range(FRAMES_PER_TICK):
             # One frame is the usual case of a quiet server, and asking costs half as much as
             # trying in vain.

@@ -84,6 +84,7 @@ class TopicTable:
 
     Attributes:
         changed: Topics that are to be written into the log; see ``state_log``.
+        get: Returns the topic of a name, or None.
         version: Another one after each change.
         changes: Topics that changed last.
         on_deleting: Told the name of a topic that is about to go; what it raises keeps the topic.
@@ -98,6 +99,8 @@ class TopicTable:
         self._auto_count = 0
         self._busy_retry_after_ms = busy_retry_after_ms
         self._topics: dict[str, Topic] = {}
+        # The dictionary's own: asked for with every batch.
+        self.get: Callable[[str], Topic | None] = self._topics.get
         self.changed: dict[str, None] = {}
         self.version = DataVersion()
         self.changes = TopicChanges()
@@ -110,10 +113,6 @@ class TopicTable:
     def __iter__(self) -> Iterator[Topic]:
         # Others may come and go meanwhile.
         return iter(list(self._topics.values()))
-
-    def get(self, name: str) -> Topic | None:
-        """One topic, or None."""
-        return self._topics.get(name)
 
     def require(self, name: str) -> Topic:
         """One topic.

@@ -3,7 +3,7 @@
 Nothing is answered before the commit point says that it is safe, or the time for that is over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mqmesh.batch.record_batch import read_header, read_meta
@@ -42,9 +42,6 @@ class PullsToWake(Protocol):
 class StoredListener(Protocol):
     """A feature that follows what is stored in a system topic."""
 
-    def on_taken(self) -> None:
-        """Take note that batches which were staged are put now, or refused."""
-
     def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
         """Take note of a batch that the store has; monotonic clock."""
 
@@ -61,6 +58,7 @@ class Writes:
         pulls: Pulls that wait for what is stored.
         admission: Decides which sends have waited for too long.
         listeners: Features that follow what is stored in a system topic, by topic.
+        on_taken: Called when what was staged is put, or refused.
 
     Attributes:
         stage: Batches and sends of this turn.
@@ -73,6 +71,7 @@ class Writes:
         pulls: PullsToWake,
         admission: SendAdmission,
         listeners: Mapping[str, StoredListener],
+        on_taken: Callable[[], None],
     ) -> None:
         self.stage = SendStage()
         self._settings = core.settings
@@ -87,6 +86,7 @@ class Writes:
         self._pulls = pulls
         self._waited_for = pulls.waited_for
         self._listeners = listeners
+        self._on_taken = on_taken
         self._admission = admission
 
     def add(
@@ -162,7 +162,8 @@ class Writes:
             self._core.write_state()  # what is sent may need it, so that it has to stand in front
         if not self.stage.sends:
             return
-        batches, sends = self._take_staged()
+        self._on_taken()
+        batches, sends = self.stage.take()
         late = self._admission.count_refused(len(sends), self._clock.monotonic_ms())
         if late:
             batches, sends = self._refuse_late(batches, sends, late)
@@ -185,11 +186,6 @@ class Writes:
                 self._answer_safe(send)
         for key in arrived:
             self._pulls.wake(*key)
-
-    def _take_staged(self) -> tuple[list[BatchToPut], list[OpenSend]]:
-        for listener in self._listeners.values():
-            listener.on_taken()
-        return self.stage.take()
 
     def _refuse_late(
         self, batches: list[BatchToPut], sends: list[OpenSend], count: int
@@ -249,7 +245,8 @@ class Writes:
         What is written of them may be lost, or may be there: who repeats them at the next master
         does not store them twice.
         """
-        _, staged = self._take_staged()
+        self._on_taken()
+        _, staged = self.stage.take()
         fill_in_refusal(staged, _outcome_of(error))
         waiting = self._commit_point.take_all()
         for send in waiting:

@@ -85,9 +85,6 @@ class ScheduleLink:
         # What the one before said about the log holds until this one has caught up.
         return self.session
 
-    def on_taken(self) -> None:
-        """Implement ``StoredListener``."""
-
     def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
         """Implement ``StoredListener``."""
 

@@ -97,6 +97,7 @@ class SendingFeature(Feature):
         self._clock = core.clock
         self._store = core.store
         self._commit_point = core.commit_point
+        self._looks_up = core.dispatch.looks_up
         self._permit = core.dispatch.permit
         self._permit_creation = core.dispatch.permit_creation
         self._stats = core.stats
@@ -187,7 +188,10 @@ class SendingFeature(Feature):
         """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
         name = _ANY_TOPIC
         try:
-            meta = self._read_meta(header, data)
+            if header.attributes & _SPECIAL:
+                meta = _read_special_meta(header, data)
+            else:
+                meta = self._metas.read(data, header)
             name = meta.topic
             if refused and not refused.isdisjoint(
                 ((name, header.queue_id), (_ANY_TOPIC, header.queue_id))
@@ -199,7 +203,8 @@ class SendingFeature(Feature):
             goal, queue_id, is_half = name, header.queue_id, False
             if isinstance(meta, HalfMeta):
                 goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
-            self._permit(request.peer, request.command.code, goal)
+            if self._looks_up:
+                self._permit(request.peer, request.command.code, goal)
             topic = self._topics.get(goal) or self._create(request, goal, queue_id)
             if queue_id >= topic.writable_queues:
                 self._topics.require_writable(goal, queue_id)
@@ -241,13 +246,6 @@ class SendingFeature(Feature):
         else:
             return
         check_payload(payload, header.message_count, topic, config.max_message_size)
-
-    def _read_meta(self, header: BatchHeader, data: memoryview) -> BatchMeta:
-        if header.attributes & _SPECIAL:
-            if header.attributes & _HAS_DELAY:
-                return read_delayed_meta(data, header)
-            return read_half_meta(data, header)
-        return self._metas.read(data, header)
 
     def _create(self, request: Request, name: str, queue_id: int) -> Topic:
         config = self._settings.now
@@ -398,6 +396,12 @@ def _split(
     if len(found) != batch_count:
         raise CorruptBatch(f"{len(found)} batches in a request that announced {batch_count}")
     return found
+
+
+def _read_special_meta(header: BatchHeader, data: memoryview) -> BatchMeta:
+    if header.attributes & _HAS_DELAY:
+        return read_delayed_meta(data, header)
+    return read_half_meta(data, header)
 
 
 def _topic_labels(topic: str) -> LabelValues:

@@ -206,7 +206,7 @@ class TransactionsFeature(Feature):
             opened.bases.append(end.base_queue_offset)
             if table.staged_total != before and (not desk.opens or desk.opens[-1] is not opened):
                 desk.opens.append(opened)
-            if table.staged_bytes >= MAX_STAGED_BYTES or table.staged_count >= MAX_STAGED_RUNS:
+            if table.staged_bytes >= MAX_STAGED_BYTES or len(table.runs) >= MAX_STAGED_RUNS:
                 self.finish()
                 self._writes.write()
         opened.complete = True

@@ -122,7 +122,7 @@ class PendingHalfMessages:
         self.refused = 0
 
     def on_taken(self) -> None:
-        """Implement ``StoredListener``."""
+        """Take note that half batches which were staged are put now, or refused."""
         self.table.staged_halves = 0
 
     def on_visible(self) -> None:
@@ -199,7 +199,7 @@ class PendingHalfMessages:
     @property
     def has_work(self) -> bool:
         """Something is to be written."""
-        return bool(self.table.staged_count or self.ops or self.parks)
+        return bool(self.table.runs or self.ops or self.parks)
 
     @property
     def is_changed(self) -> bool:

@@ -73,6 +73,7 @@ class Transactions:
         half_end: Queue offset behind the last half message that is known here.
         op_end: Queue offset behind the last op record that is known here.
         changes: Grows with every change.
+        runs: Decisions to take.
         staged_total: Grows whenever there is something new to take.
         staged_bytes: What the commits to take are in the log, about.
     """
@@ -89,7 +90,7 @@ class Transactions:
         self.changes = 0
         self._keys: dict[Key, HalfBatch] = {}
         self._ended: dict[int, HalfBatch] = {}
-        self._runs: list[DecidedRun] = []
+        self.runs: list[DecidedRun] = []
         self.staged_total = self.staged_bytes = 0
 
     # ---- Half messages come ------------------------------------------------------------
@@ -212,14 +213,9 @@ class Transactions:
 
     def take(self) -> list[DecidedRun]:
         """Decisions to be written now; each must come back, stored or failed."""
-        runs, self._runs = self._runs, []
+        runs, self.runs = self.runs, []
         self.staged_bytes = 0
         return runs
-
-    @property
-    def staged_count(self) -> int:
-        """Runs to take."""
-        return len(self._runs)
 
     def stored(self, runs: Iterable[DecidedRun]) -> None:
         """Decisions are in the log."""
@@ -349,7 +345,7 @@ class Transactions:
             batch.parked -= parked
             self.parked_count -= parked
             self.pending_count -= count - parked
-            last = self._runs[-1] if self._runs else None
+            last = self.runs[-1] if self.runs else None
             if (
                 last is not None
                 and last.batch is batch
@@ -359,7 +355,7 @@ class Transactions:
                 last.count += count
                 last.before += before
             else:
-                self._runs.append(DecidedRun(batch, begin, count, decision, before))
+                self.runs.append(DecidedRun(batch, begin, count, decision, before))
             position = stop
 
     def _close(self, batch: HalfBatch, count: int) -> None:
