@@ -175,7 +175,8 @@ class PullingFeature(Feature):
             True if some wait on, so that the next turn has to come at once.
         """
         turns = self.turns
-        turns.begin()
+        if not turns.begin():
+            return False  # nearly always
         while (held := turns.take()) is not None:
             try:
                 self._go_on(held)

@@ -52,10 +52,11 @@ class PullTurns:
         """Number of bytes that the next answer may have."""
         return self.left if self.left > LEAST_BYTES else LEAST_BYTES
 
-    def begin(self) -> None:
-        """A turn begins."""
+    def begin(self) -> bool:
+        """Begin a turn; return True if pulls wait for it."""
         self.left = TURN_BYTES
         self._pulls_left = PULLS_A_TURN
+        return self._count > 0
 
     def wait(self, held: HeldPull) -> None:
         """Lets a pull wait for its turn.

@@ -222,8 +222,10 @@ class ReplicationFeature(Feature):
         """Sends followers what is new in the log; True if there is more that they may have."""
         if self._leadership is not None:
             self._note_own(self._leadership)
-        more = [self._feed(one) for one in self.followers]
-        return any(more)
+        more = False
+        for one in self.followers:
+            more = self._feed(one) or more
+        return more
 
     def note_durable(self) -> None:
         """The log was synced further."""
