@@ -138,7 +138,6 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "index_missing_bytes",
         "bytes of the log that a query would not search",
         lambda index: index.missing_bytes,
-        unit="bytes",
     ),
     gauge("index_segments", "segments of the log with an index", lambda index: index.segments),
     gauge(
@@ -148,7 +147,7 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
     ),
     gauge(
         "index_unsorted_texts",
-        "stretches of keys that are not sorted yet",
+        "stretches of keys that are not sorted yet: until then a look-up takes tens of ms",
         lambda index: index.texts,
     ),
     gauge(
@@ -156,12 +155,7 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "everything is indexed, sorted and merged",
         lambda index: index.at_rest,
     ),
-    gauge(
-        "index_disk_bytes",
-        "size of the index",
-        lambda index: index.disk_bytes,
-        unit="bytes",
-    ),
+    gauge("index_disk_bytes", "size of the index", lambda index: index.disk_bytes),
     counter(
         "index_discarded_total",
         "parts of the index made anew",
@@ -171,7 +165,6 @@ INDEX_METRICS: Final[tuple[Measured[IndexProgress], ...]] = (
         "index_skipped_bytes_total",
         "damaged bytes of the log that were passed over",
         lambda index: index.skipped_bytes,
-        unit="bytes",
     ),
     counter("index_queries_total", "queries that were answered", lambda index: index.queries),
     counter(

@@ -218,15 +218,7 @@ class BrokerFeatures:
         )
         self.dead_letters = DeadLettersFeature(core, state.topics, writes)
         self._build_groups()
-        self.queries = QueriesFeature(core, state.topics, index)
-        self.snapshots = SnapshotsFeature(core, index)
-        self.filter_servers = FilterServersFeature(core)
-        self.request_reply = RequestReplyFeature(core, state.groups)
-        self.client_rpc = ClientRpcFeature(core, state.topics, state.groups)
-        self.retention = RetentionFeature(core)
-        self.traffic = TrafficFeature(core, state.topics, state.by_group)
-        self.replication = ReplicationFeature(core, followers, writes)
-        self.log_checks = LogChecksFeature(core)
+        self._build_others(followers, index)
         self._turn = WriteTurn(
             core,
             writes,
@@ -239,6 +231,18 @@ class BrokerFeatures:
         )
         self.turn_ended = self._end_follower_turn if core.is_follower else self._turn.end
         self._put_in_order()
+
+    def _build_others(self, followers: FollowerTable, index: IndexerLink | None) -> None:
+        core, state = self.core, self.state
+        self.queries = QueriesFeature(core, state.topics, index)
+        self.snapshots = SnapshotsFeature(core, index)
+        self.filter_servers = FilterServersFeature(core)
+        self.request_reply = RequestReplyFeature(core, state.groups)
+        self.client_rpc = ClientRpcFeature(core, state.topics, state.groups)
+        self.retention = RetentionFeature(core)
+        self.traffic = TrafficFeature(core, state.topics, state.by_group)
+        self.replication = ReplicationFeature(core, followers, self.writes)
+        self.log_checks = LogChecksFeature(core)
 
     def _build_groups(self) -> None:
         core, state = self.core, self.state
