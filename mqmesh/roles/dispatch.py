@@ -148,10 +148,6 @@ class Dispatch:
         self._noted: NoPermission | None = None
         self._described = ""
         self.counts = {code: CommandCount() for code in self._specs}
-        self._observe_later = {
-            int(code): (count.held_latency if code in _LONG_POLLING else count.latency).observe
-            for code, count in self.counts.items()
-        }
 
     def open(self, handlers: Mapping[RequestCode, Handler]) -> None:
         """Serves these commands from now on, those that had handlers before too."""
@@ -227,18 +223,14 @@ class Dispatch:
         """Describes the command that is being served, for readers of the audit log."""
         self._described = what
 
-    def _answered(self, pending: PendingReply, code: int) -> None:
-        """Counts an answer, or an error, that the handler did not give at once."""
-        took_ns = self._now_ns() - pending.received_ns
-        self._observe_later[pending.code](took_ns, code)
-
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
         # A closure rather than methods: this is on the way of every send and pull.
-        decode, now_ns, answered = spec.decoder(), self._now_ns, self._answered
+        decode, now_ns = spec.decoder(), self._now_ns
         check = None if self._authorizer is None else self._authorizer.check
         count = self.counts[spec.code]
         encode = encoder_of(spec)
         observe = count.latency.observe
+        late = count.held_latency if spec.code in _LONG_POLLING else count.latency
         of_admin = spec.right in (Right.ADMIN, Right.ADMIN_OWN)
 
         def note(request: Request, header: Any, error: BaseException | None) -> None:
@@ -246,6 +238,9 @@ class Dispatch:
             if self.audit is not None and (error is None or error is not self._noted):
                 topics, groups = spec.topic_names(header), spec.group_names(header)
                 self.audit(request.peer, spec.code, topics, groups, error, what)
+
+        def answered(pending: PendingReply, code: int) -> None:
+            late.observe(now_ns() - pending.received_ns, code)
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()

@@ -80,7 +80,17 @@ def fill_in(
             if outcome is None:
                 result = results[position]
                 waits = not batches[position].header.attributes & _NO_WAIT_STORE
-                outcomes[index] = _outcome(batches[position], result)
+                if result.base_queue_offset < 0:
+                    outcomes[index] = _refusal(batches[position], result)
+                else:
+                    outcomes[index] = BatchOutcome(
+                        _OK,
+                        0,
+                        0,
+                        result.base_queue_offset,
+                        result.commitlog_offset,
+                        result.store_timestamp,
+                    )
                 position += 1
                 if waits and result.end_offset > send.end_offset:
                     send.end_offset = result.end_offset
@@ -100,14 +110,6 @@ def fill_in_status(send: OpenSend, status: SendStatus) -> None:
         else outcome
         for outcome in send.outcomes
     ]
-
-
-def _outcome(batch: BatchToPut, result: PutResult) -> BatchOutcome:
-    if result.base_queue_offset < 0:
-        return _refusal(batch, result)
-    return BatchOutcome(
-        _OK, 0, 0, result.base_queue_offset, result.commitlog_offset, result.store_timestamp
-    )
 
 
 def _refusal(batch: BatchToPut, result: PutResult) -> BatchOutcome:

@@ -197,11 +197,6 @@ class PendingHalfMessages:
             took.observe(max(wall_ms - run.batch.store_timestamp, 0) / 1_000, run.count)
 
     @property
-    def has_work(self) -> bool:
-        """Something is to be written."""
-        return bool(self.table.runs or self.ops or self.parks)
-
-    @property
     def is_changed(self) -> bool:
         """The checkpoint is older than the table."""
         return self.table.changes != self.saved_changes
