@@ -25,7 +25,7 @@ from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
-from mqmesh.roles.broker.ha.lead import preference
+from mqmesh.roles.broker.ha.lead import switch_over
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.group_member import GroupMember
 from mqmesh.roles.broker.ha.vote_state import KeptVoteState
@@ -414,7 +414,7 @@ def test_where_all_replicas_are_stopped_nobody_takes_over_and_all_stay_in_sync(s
 
 
 def test_a_preferred_replica_gets_the_lead_back_but_not_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(preference, "IN_SET_MS", 3_000)
+    monkeypatch.setattr(switch_over, "IN_SET_MS", 3_000)
     site = Site(tmp_path, preferred=3)
     try:
         favourite = site.replicas[2]
