@@ -72,7 +72,7 @@ def test_a_leader_that_goes_on_though_it_promised_to_another_is_found():
         )
 
     bugs = (
-        mock.patch.object(GroupMember, "_promise", promise),
+        mock.patch.object(GroupMember, "promise", promise),
         mock.patch.object(GroupMember, "step_down", return_value=None),
         mock.patch.object(KeptVoteState, "promise", return_value=None),
     )
@@ -116,9 +116,9 @@ def test_a_leader_that_answers_what_is_not_confirmed_is_found():
     def early(self, now_ms):
         late = [send for send, _ in self.expired(now_ms + self.timeout_ms - LATE_MS)]
         for send in late:
-            if send.request is None:  # of the broker itself, which nobody is told of
+            if send.pending is None:  # of the broker itself, which nobody is told of
                 self.wait(send, send.end_offset, now_ms)
-        return [*confirmed(self, now_ms), *(send for send in late if send.request is not None)]
+        return [*confirmed(self, now_ms), *(send for send in late if send.pending is not None)]
 
     def status(self, end_offset):
         is_late = end_offset > self.offset()
