@@ -18,7 +18,7 @@ from typing import Final
 
 import zmq
 
-from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.native_encode import encode_at_once
 from mqmesh.batch.payload import MAX_RAW_BYTES, encode_payload
 from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,

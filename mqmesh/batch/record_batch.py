@@ -49,7 +49,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.batch.fast_decode import decode_at_once
+from mqmesh.batch.native_decode import decode_at_once
 from mqmesh.batch.payload import (
     CODEC_NONE,
     CODEC_ZSTD,

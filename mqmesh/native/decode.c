@@ -1,4 +1,4 @@
-/* Decodes the messages of a batch at once; see fast_decode.py.
+/* Decodes the messages of a batch at once; see native_decode.py.
 
    What it reads comes from anywhere. It takes only what it is sure to read as the careful way
    would; at the first byte that is otherwise it gives up, and that way reads all of it, and tells
@@ -253,7 +253,7 @@ static PyMethodDef decoder_methods[] = {
 };
 
 static PyType_Slot decoder_slots[] = {
-    {Py_tp_doc, "Decodes messages; see mqmesh.batch.fast_decode."},
+    {Py_tp_doc, "Decodes messages; see mqmesh.batch.native_decode."},
     {Py_tp_new, decoder_new},
     {Py_tp_dealloc, decoder_dealloc},
     {Py_tp_methods, decoder_methods},

@@ -1,4 +1,4 @@
-/* Checks and encodes the messages of a batch at once; see fast_encode.py.
+/* Checks and encodes the messages of a batch at once; see native_encode.py.
 
    It does what message_checks.check_messages and payload.encode_payload do for messages that are
    surely legal. All others are left to Python, which says what is wrong with them.
@@ -452,7 +452,7 @@ static PyMethodDef encoder_methods[] = {
 };
 
 static PyType_Slot encoder_slots[] = {
-    {Py_tp_doc, "Encodes messages; see mqmesh.batch.fast_encode."},
+    {Py_tp_doc, "Encodes messages; see mqmesh.batch.native_encode."},
     {Py_tp_new, encoder_new},
     {Py_tp_dealloc, encoder_dealloc},
     {Py_tp_methods, encoder_methods},

@@ -1,4 +1,4 @@
-/* What is looked at of messages that were decoded; see fast_decode.py.
+/* What is looked at of messages that were decoded; see native_decode.py.
 
    Fields are descriptors that stand in the class in place of those in Python. They do what is
    usual, and leave all else to them. */
@@ -233,7 +233,7 @@ static PyMemberDef field_members[] = {
 };
 
 static PyType_Slot field_slots[] = {
-    {Py_tp_doc, "A field of messages that were decoded; see mqmesh.batch.fast_decode."},
+    {Py_tp_doc, "A field of messages that were decoded; see mqmesh.batch.native_decode."},
     {Py_tp_new, field_new},
     {Py_tp_dealloc, field_dealloc},
     {Py_tp_descr_get, field_get},
@@ -343,7 +343,7 @@ static PyMemberDef property_members[] = {
 };
 
 static PyType_Slot property_slots[] = {
-    {Py_tp_doc, "StoredMessage.property; see mqmesh.batch.fast_decode."},
+    {Py_tp_doc, "StoredMessage.property; see mqmesh.batch.native_decode."},
     {Py_tp_new, property_new},
     {Py_tp_dealloc, property_dealloc},
     {Py_tp_descr_get, property_get},

@@ -10,7 +10,7 @@ from array import array
 
 import msgspec
 
-from mqmesh.batch.fast_decode import decode_at_once, is_compiled
+from mqmesh.batch.native_decode import decode_at_once, is_compiled
 from mqmesh.batch.payload import decode_payload, encode_payload
 from mqmesh.batch.payload_check import check_payload, keys_in
 from mqmesh.errors import MessageIllegal

@@ -8,8 +8,8 @@ from mqmesh.errors import MQMeshError, NotMaster, RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
+from mqmesh.sdk.client.backoff import Backoff
 from mqmesh.sdk.client.broker_connections import BrokerConnections
-from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.transport.interface import Connection, Loop
 
 HEARTBEAT_RETRY_MS: Final = 300
@@ -49,7 +49,7 @@ class Heartbeats:
         self._closed = closed
         self._planned = False
         self._warnings: dict[str, list[str]] = {}
-        self._followed: dict[str, Repeats] = {}
+        self._followed: dict[str, Backoff] = {}
 
     def send_all(self) -> None:
         """Sends one to every connected broker, unless the client is closed."""
@@ -89,7 +89,7 @@ class Heartbeats:
 
         def follow(refusal: NotMaster) -> None:
             if broker_name not in self._followed:
-                self._followed[broker_name] = Repeats(self._loop.clock.monotonic_ms, FOLLOW_MOST_MS)
+                self._followed[broker_name] = Backoff(self._loop.clock.monotonic_ms, FOLLOW_MOST_MS)
             # Later, where two replicas send the client back and forth.
             self._loop.call_later(
                 self._followed[broker_name].next_delay_ms(), lambda: follow_now(refusal)

@@ -31,9 +31,9 @@ from mqmesh.protocol.membership import (
     TopicConsumption,
 )
 from mqmesh.protocol.route import TopicRoute
+from mqmesh.sdk.client.backoff import Backoff
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.consumer.assigned import Assigned, AssignedQueues, S
 from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import (
@@ -163,7 +163,7 @@ class ConsumerEngine(Generic[S]):
         self._returned: set[str] = set()
         self._epochs_met: dict[str, int] = {}
         self._forsaken: dict[MessageQueue, None] = {}
-        self._anew: dict[MessageQueue, Repeats] = {}
+        self._anew: dict[MessageQueue, Backoff] = {}
         self._starts: list[MessageQueue] = []
         self._closing = False
         self._refused: AuthenticationFailed | None = None
@@ -544,7 +544,7 @@ class ConsumerEngine(Generic[S]):
             self._forsaken[queue] = None
             if queue not in self._anew:
                 clock = self.client.loop.clock
-                self._anew[queue] = Repeats(clock.monotonic_ms, TAKE_ANEW_MOST_MS)
+                self._anew[queue] = Backoff(clock.monotonic_ms, TAKE_ANEW_MOST_MS)
         if self.leases is not None:
             self.leases.forget(queues)
         self.rebalance_soon()

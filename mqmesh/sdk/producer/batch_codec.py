@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
-from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.native_encode import encode_at_once
 from mqmesh.batch.payload import MAX_RAW_BYTES, Payload, encode_payload, pick_messages
 from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.errors import InvalidArgument, RemoteProtocolError
@@ -75,7 +75,7 @@ class BatchCodec:
     def at_once(
         self, messages: Sequence[Message], max_message_size: int, *, is_one: bool
     ) -> Payload | None:
-        """Checks and encodes messages at once; see ``fast_encode.encode_at_once``."""
+        """Checks and encodes messages at once; see ``native_encode.encode_at_once``."""
         try:
             return encode_at_once(
                 messages,

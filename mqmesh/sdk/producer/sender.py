@@ -36,10 +36,10 @@ from mqmesh.protocol.messaging import (
     SendStatus,
     encode_send,
 )
+from mqmesh.sdk.client.backoff import Backoff
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.direct_channels import DirectChannels
 from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
-from mqmesh.sdk.client.repeats import Repeats
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lanes import Lane, PendingBatch, TopicLanes
 from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
@@ -100,7 +100,7 @@ class Sender:
         self._on_sent = routes.on_sent if options.send_latency_fault_enable else None
         self._retry_not_stored = options.retry_another_broker_when_not_store_ok
         self._patience_ms = options.failover_patience_ms
-        self._followed: dict[str, Repeats] = {}
+        self._followed: dict[str, Backoff] = {}
         self._outbox = RequestOutbox(engine, self, options.max_requests_in_flight, pace)
         self._watches_linger = False
         self.ended: dict[tuple[str, ...], int] = {}
@@ -420,7 +420,7 @@ class Sender:
         if isinstance(result, NotMaster) and self._engine.routes.follow(result, broker_name):
             if broker_name not in self._followed:
                 now_ms = self._engine.loop.clock.monotonic_ms
-                self._followed[broker_name] = Repeats(now_ms, BACKOFF_MS)
+                self._followed[broker_name] = Backoff(now_ms, BACKOFF_MS)
             delay_ms = self._followed[broker_name].next_delay_ms()
             effects.later = [(delay_ms, event) for _, event in effects.later]
 

@@ -27,7 +27,7 @@ from mqmesh.protocol.pulling import (
     PullStatus,
     Zone,
 )
-from mqmesh.sdk.client.repeats import Repeats
+from mqmesh.sdk.client.backoff import Backoff
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch, PullSource
 from mqmesh.sdk.consumer.fetching.replica_choice import MASTER_ID, ReplicaChoice, ReplicaNetwork
@@ -250,7 +250,7 @@ class PullLoop:
         self._busy = False
         self._backoff_ms = 0
         self._early_ms = min(settings.suspend_ms, BACKOFF_MAX_MS) or BACKOFF_MS
-        self._repeats = Repeats(self._meter.now_ms, self._early_ms)
+        self._answer_backoff = Backoff(self._meter.now_ms, self._early_ms)
         self._reported_ms = 0
         self._corrupt_tries = 0
         self._beyond_end: list[int] = []
@@ -425,7 +425,7 @@ class PullLoop:
             self._wrong_offset(answer)
             return
         if answer.status == PullStatus.OFFSET_RESET:
-            self._reset(answer.next_queue_offset, self._repeats.next_delay_ms())
+            self._reset(answer.next_queue_offset, self._answer_backoff.next_delay_ms())
             return
         if answer.status == PullStatus.OFFSET_CUT:
             self._go_back(answer.next_queue_offset)
@@ -454,11 +454,11 @@ class PullLoop:
         self.stopped = False
         is_early = self._meter.now_ms() - self._asked_ms < self._early_ms
         if self._sink.next_offset > wanted or not is_early:
-            self._repeats.reset()
+            self._answer_backoff.reset()
             self._go_on(0)
         else:
             # The broker did not hold the pull, and had nothing: the next one waits here.
-            self._go_on(self._repeats.next_delay_ms())
+            self._go_on(self._answer_backoff.next_delay_ms())
 
     def _take_batches(self, bodies: Sequence[memoryview], next_told: int) -> None:
         batches: list[PulledBatch] = []
@@ -555,7 +555,7 @@ class PullLoop:
         if self._on_reset is not None:
             self._on_reset()
         self._sink.move(offset, by_admin=True)
-        self._restart(self._repeats.next_delay_ms())
+        self._restart(self._answer_backoff.next_delay_ms())
 
     def _wrong_offset(self, answer: PullResponse) -> None:
         wanted = self._sink.next_offset
@@ -568,7 +568,7 @@ class PullLoop:
                 answer.min_queue_offset,
             )
             self._sink.move(answer.min_queue_offset)
-            self._again(self._repeats.next_delay_ms())
+            self._again(self._answer_backoff.next_delay_ms())
             return
         self._beyond_end.append(answer.max_queue_offset)
         _log.warning("%s lies behind the end, %d", where, answer.max_queue_offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.batches import PRODUCER_KEY
 from harness.threadless_loop import ThreadlessLoop
 
-from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.native_encode import encode_at_once
 from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed
 from mqmesh.message import Message, MessageQueue

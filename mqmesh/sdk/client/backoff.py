@@ -13,7 +13,7 @@ FORGET_FACTOR: Final = 10
 """Pause, in longest delays, after which counting begins anew."""
 
 
-class Repeats:
+class Backoff:
     """Delays of one thing that is repeated.
 
     Args:

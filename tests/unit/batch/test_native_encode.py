@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.batch import fast_encode
-from mqmesh.batch.fast_encode import MAX_KNOWN_TAGS, encode_at_once, is_compiled
+from mqmesh.batch import native_encode
+from mqmesh.batch.native_encode import MAX_KNOWN_TAGS, encode_at_once, is_compiled
 from mqmesh.batch.payload import (
     CODEC_ZSTD,
     MAX_MESSAGES,
@@ -137,11 +137,11 @@ def test_what_else_a_message_may_have(fields):
 
 @pytest.fixture
 def no_tags_known(monkeypatch):
-    before = dict(fast_encode._hashes)
-    fast_encode._hashes.clear()
+    before = dict(native_encode._hashes)
+    native_encode._hashes.clear()
     yield
-    fast_encode._hashes.clear()
-    fast_encode._hashes.update(before)
+    native_encode._hashes.clear()
+    native_encode._hashes.update(before)
 
 
 @pytest.mark.usefixtures("no_tags_known")
@@ -157,17 +157,17 @@ def test_of_many_tags_only_so_many_are_kept():
     many = [Message("t", b"x", f"tag-{n}") for n in range(MAX_KNOWN_TAGS + 1)]
     for _ in range(2):
         assert plain(many) == encode_payload(many)
-        assert len(fast_encode._hashes) == MAX_KNOWN_TAGS
+        assert len(native_encode._hashes) == MAX_KNOWN_TAGS
     other = [Message("t", b"x", "another")]
     assert plain(other) == encode_payload(other)
-    assert list(fast_encode._hashes) == ["another"]
+    assert list(native_encode._hashes) == ["another"]
 
 
 @pytest.mark.usefixtures("no_tags_known")
 def test_a_hash_that_is_none_is_not_used():
     messages = [Message("t", b"x", "a")]
     for hash_of_a in (b"short", 5):
-        fast_encode._hashes["a"] = hash_of_a
+        native_encode._hashes["a"] = hash_of_a
         assert plain(messages) == encode_payload(messages)
 
 
@@ -338,7 +338,7 @@ def test_a_payload_of_the_most_bytes():
 
 
 def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
-    monkeypatch.setattr(fast_encode, "_encoder", None)
+    monkeypatch.setattr(native_encode, "_encoder", None)
     assert not is_compiled()
     assert plain([Message("t", b"x")]) is None
 
@@ -357,9 +357,9 @@ def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
 )
 def test_the_part_in_c_refuses_other_arguments(arguments):
     with pytest.raises(TypeError, match="encode takes"):
-        fast_encode._encoder.encode(*arguments)
+        native_encode._encoder.encode(*arguments)
     with pytest.raises(OverflowError):
-        fast_encode._encoder.encode([], 1 << 80, True, False)
+        native_encode._encoder.encode([], 1 << 80, True, False)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 6, 7, 8])
@@ -367,7 +367,7 @@ def test_the_part_in_c_refuses_limits_that_cannot_be_written(place):
     limits = [10] * 11
     limits[place] = 1 << 33
     with pytest.raises(ValueError, match="beyond"):
-        type(fast_encode._encoder)(
+        type(native_encode._encoder)(
             message_type=Message,
             hashes={},
             reserved=frozenset(),
@@ -378,7 +378,7 @@ def test_the_part_in_c_refuses_limits_that_cannot_be_written(place):
 
 def test_the_part_in_c_refuses_classes_without_slots():
     with pytest.raises(TypeError, match="no slot"):
-        type(fast_encode._encoder)(
+        type(native_encode._encoder)(
             message_type=SlotlessMessage,
             hashes={},
             reserved=frozenset(),
@@ -408,7 +408,7 @@ def test_a_list_that_another_thread_changes_makes_whole_batches():
     changer.start()
     try:
         for _ in range(3_000):
-            payload = fast_encode._encoder.encode(batch, MAX_BODY, False, True)
+            payload = native_encode._encoder.encode(batch, MAX_BODY, False, True)
             bodies = {one.body[:1] for one in decode_payload(payload[0])}
             assert len(bodies) == 1
     finally:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.batch import fast_decode
-from mqmesh.batch.fast_decode import decode_at_once, is_compiled
+from mqmesh.batch import native_decode
+from mqmesh.batch.native_decode import decode_at_once, is_compiled
 from mqmesh.batch.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
 from mqmesh.batch.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.errors import CorruptBatch
@@ -290,7 +290,7 @@ def test_places_end_where_numbers_do():
 
 
 def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
-    monkeypatch.setattr(fast_decode, "_decoder", None)
+    monkeypatch.setattr(native_decode, "_decoder", None)
     assert not is_compiled()
     data = encode_batch(
         [Message("t", b"x", "a")] * 3,
@@ -311,7 +311,7 @@ def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
 )
 def test_the_part_in_c_refuses_other_arguments(arguments):
     with pytest.raises(TypeError, match="decode takes"):
-        fast_decode._decoder.decode(*arguments)
+        native_decode._decoder.decode(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +319,11 @@ def test_the_part_in_c_refuses_other_arguments(arguments):
 )
 def test_arguments_of_other_kinds_are_errors(arguments):
     with pytest.raises(TypeError):
-        fast_decode._decoder.decode(*arguments)
+        native_decode._decoder.decode(*arguments)
 
 
 def test_a_topic_beyond_ascii_is_left_to_others():
-    assert fast_decode._decoder.decode(b"\x91", 1, "é", 0, BATCH) is None
+    assert native_decode._decoder.decode(b"\x91", 1, "é", 0, BATCH) is None
 
 
 class Collected(msgspec.Struct, array_like=True):
@@ -333,7 +333,7 @@ class Collected(msgspec.Struct, array_like=True):
 def test_the_part_in_c_refuses_classes_it_cannot_fill():
     for kind, words in ((Collected, "collector"), (Message, "topic")):
         with pytest.raises((TypeError, AttributeError), match=words):
-            type(fast_decode._decoder)(
+            type(native_decode._decoder)(
                 message_type=kind,
                 batch_type=BatchInfo,
                 no_keys=(),
@@ -443,7 +443,7 @@ def test_copies_are_equal(twin):
     assert message != Message("t", b"x", **ORDINARY)
 
 
-@pytest.mark.parametrize("name", ["message_id", *fast_decode._OF_BATCH])
+@pytest.mark.parametrize("name", ["message_id", *native_decode._OF_BATCH])
 def test_facts_of_the_batch_are_those_in_python(name):
     message = fresh()
     in_python = vars(StoredMessage)[name].__wrapped__
@@ -477,11 +477,11 @@ def test_message_ids_of_all_sizes(producer_id, first_sequence, ordinal):
 
 def test_a_field_is_made_of_what_it_needs():
     kind = type(vars(StoredMessage)["keys"])
-    for arguments in ((5, "keys", property()), (fast_decode._decoder, "keys", 5)):
+    for arguments in ((5, "keys", property()), (native_decode._decoder, "keys", 5)):
         with pytest.raises(TypeError, match="made of"):
             kind(*arguments)
     with pytest.raises(AttributeError):
-        kind(fast_decode._decoder, "no such field", property())
+        kind(native_decode._decoder, "no such field", property())
     with pytest.raises(TypeError, match="made of"):
         type(vars(StoredMessage)["property"])(5, print)
 
