@@ -201,9 +201,9 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 class StoredMessage(Message, array_like=True, gc=False):
     """One message, as a consumer receives it.
 
-    Keys and properties may be made only when they are looked at (``native_decode.py``). What looks at
-    a class's slots from outside, as ``msgspec.structs.asdict`` and ``msgspec.json.encode`` do, does
-    not find them before: give it ``to_message()``.
+    Keys and properties may be made only when they are looked at (``native_decode.py``). What looks
+    at a class's slots from outside, as ``msgspec.structs.asdict`` and ``msgspec.json.encode`` do,
+    does not find them before: give it ``to_message()``.
 
     Attributes:
         queue_offset: Position in its message queue.

@@ -2,9 +2,9 @@
 
 ``payload.decode_payload`` makes messages by their types and their bounds, and its caller
 gives them their places. ``native/decode.c`` does both in a fifth of the time, and messages share
-the topic, and side by side the tag. It reads what ``native_encode.py`` writes: all else, and all that
-is damaged, it leaves to that way. Without it (no compiler when mqmesh was installed) that way reads
-everything.
+the topic, and side by side the tag. It reads what ``native_encode.py`` writes: all else, and all
+that is damaged, it leaves to that way. Without it (no compiler when mqmesh was installed) that way
+reads everything.
 
 Keys and properties are checked, but made only when they are looked at. For that, and since a
 property in Python takes as long as a whole message in C, ``native/fields.c`` stands in the class in
