@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -22,6 +23,7 @@ for _signal, _handler in (
         signal.signal(_signal, _handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = "tests/process/console/"
 
 # For the programs of tests/harness and benchmarks/rows, which run in processes of their own.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -62,6 +64,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if process_tests in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file together, and those of the console, which share one cluster."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return SHARED if file.startswith(SHARED) else file
+
+    return Scheduling(config, log)
 
 
 def _is_installed() -> bool:

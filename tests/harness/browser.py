@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -76,6 +78,15 @@ class Browser:
 
         self.wait(press)
 
+    def click(self, name: str) -> None:
+        """Press the element with ``data-test``, as soon as it is there."""
+
+        def click() -> bool:
+            self.driver.find_element(By.CSS_SELECTOR, f'[data-test="{name}"]').click()
+            return True
+
+        self.wait(click)
+
     def fill(self, label: str, value: str, within: str = "body") -> None:
         """Write into the field with a label, in place of what stands there."""
         path = f".//label[normalize-space()={json.dumps(label)}]"
@@ -87,11 +98,23 @@ class Browser:
         field.clear()
         field.send_keys(value)
 
+    def press_keys(self, *keys: str) -> None:
+        """Press keys, whatever has the focus."""
+        ActionChains(self.driver).send_keys(*keys).perform()
+
     def wait(self, ready: Callable[[], Any], seconds: float = 15.0) -> Any:
-        """Wait until something is so, and return it."""
+        """Wait until something is so, and return it.
+
+        Raises:
+            AssertionError: It is not so in time; the text holds what the page shows.
+        """
         # What is renewed between two looks raises; it is looked for again.
         waiting = WebDriverWait(self.driver, seconds, 0.05, (Exception,))
-        return waiting.until(lambda _driver: ready())
+        try:
+            return waiting.until(lambda _driver: ready())
+        except TimeoutException:
+            shown = f"{self.driver.current_url}: {self.text('body')[:2_000]}"
+            raise AssertionError(f"not so in {seconds} s at {shown}") from None
 
     def log(self) -> list[str]:
         """Return what stands in the browser's console, and forget it."""
