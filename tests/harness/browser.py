@@ -116,6 +116,11 @@ class Browser:
             shown = f"{self.driver.current_url}: {self.text('body')[:2_000]}"
             raise AssertionError(f"not so in {seconds} s at {shown}") from None
 
+    def prefer(self, scheme: str) -> None:
+        """Have pages believe that the user prefers ``light`` or ``dark``."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
     def log(self) -> list[str]:
         """Return what stands in the browser's console, and forget it."""
         found: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
@@ -141,10 +146,9 @@ def open_browser(address: str, *, dark: bool = False) -> Iterator[Browser]:
         if dark:
             options.add_argument("--force-dark-mode")
         driver = webdriver.Chrome(options, Service(DRIVER))
-        scheme = "dark" if dark else "light"
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         try:
-            yield Browser(driver, address.rstrip("/"))
+            browser = Browser(driver, address.rstrip("/"))
+            browser.prefer("dark" if dark else "light")
+            yield browser
         finally:
             driver.quit()

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -198,6 +198,10 @@ class ConsoleScene:
         browser = self._closing.enter_context(open_browser(self.address, dark=dark))
         log_in(browser, user, self.passwords[user])
         return browser
+
+    def stranger(self) -> AbstractContextManager[Browser]:
+        """Return a browser in which nobody is logged in."""
+        return open_browser(self.address)
 
     def close(self) -> None:
         """End everything."""
