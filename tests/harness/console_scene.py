@@ -4,8 +4,8 @@ import io
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -184,14 +184,26 @@ class ConsoleScene:
         assert record is not None
         return next(one.pid for one in record.roles if one.name == name)
 
-    def kill(self, name: str) -> None:
-        """End a process of the cluster as a crash would; the supervisor starts it again."""
-        os.kill(self.pid(name), signal.SIGKILL)
+    @contextmanager
+    def killed(self, *names: str) -> Iterator[None]:
+        """End processes of the cluster as a crash would; they start again behind the block."""
+        os.kill(self.up.pid, signal.SIGSTOP)
+        try:
+            for name in names:
+                os.kill(self.pid(name), signal.SIGKILL)
+            yield
+        finally:
+            os.kill(self.up.pid, signal.SIGCONT)
 
     def master(self) -> str:
         """Return the name of the leading replica's process."""
         with HaAdmin(**self.keys) as admin:
             return until(lambda: _master(admin))
+
+    def follower(self) -> str:
+        """Return the name of a process of a replica that does not lead."""
+        group, _, number = self.master().rpartition("-r")
+        return f"{group}-r{int(number) % 3 + 1}"
 
     def browser(self, user: str = "admin", *, dark: bool = False) -> Browser:
         """Open a browser in which a user is logged in; it ends with the scene."""
