@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.members import MemberClient as MemberClient
     from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as NamesrvAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
+    from mqmesh.sdk.admin.searches import MessageFilter as MessageFilter
+    from mqmesh.sdk.admin.searches import SearchClient as SearchClient
     from mqmesh.sdk.admin.traces import TraceClient as TraceClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
@@ -97,6 +99,7 @@ _MODULE_OF = {
     "Message": "mqmesh.message",
     "MessageModel": "mqmesh.protocol.membership",
     "MessageQueue": "mqmesh.message",
+    "MessageFilter": "mqmesh.sdk.admin.searches",
     "MessageSelector": "mqmesh.sdk.consumer.fetching.message_selector",
     "Perm": "mqmesh.protocol.route",
     "Producer": "mqmesh.sdk.producer.producer",
@@ -113,6 +116,7 @@ _MODULE_OF = {
     "Reject": "mqmesh.errors",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
+    "SearchClient": "mqmesh.sdk.admin.searches",
     "SendContext": "mqmesh.sdk.hooks",
     "SendFuture": "mqmesh.sdk.producer.send_result",
     "SendResult": "mqmesh.sdk.producer.send_result",
@@ -157,6 +161,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "MessageFilter",
     "MessageSelector",
     "Perm",
     "Producer",
@@ -173,6 +178,7 @@ __all__ = [
     "Reject",
     "ResendTarget",
     "ResetWhere",
+    "SearchClient",
     "SendContext",
     "SendFuture",
     "SendResult",

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from mqmesh.message import Message, StoredMessage
 from mqmesh.metrics import Readings
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
+from mqmesh.sdk.admin.searches import MessageFilter, SearchClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendResult
 from mqmesh.testing.processes import ProcessCluster
@@ -305,3 +307,44 @@ def _check_json(one: dict, found: StoredMessage) -> None:
     assert (one["tag"], one["keys"], one["properties"]) == ("t", ["a", "b"], {"p": "v"})
     assert (one["flag"], one["ordinal"], one["body_size"]) == (3, 0, len(found.body))
     assert one["store_host"] == found.store_host
+
+
+def test_a_topic_is_searched_by_time_tag_properties_and_body(cluster, producer) -> None:
+    with SearchClient(cluster.namesrv_addr, timeout_ms=10_000) as search:
+        search.create_topic("orders", queues=4)
+        messages = [
+            Message("orders", b"body %d" % n, ("new", "paid")[n % 2], properties={"price": str(n)})
+            for n in range(40)
+        ]
+        sent = [producer.send(one) for one in messages]
+        middle = sorted(one.store_timestamp for one in sent)[20]
+
+        def bodies(**wanted: Any) -> list[bytes]:
+            found = search.search("orders", MessageFilter(**wanted))
+            assert found.looked == found.total
+            return sorted(bytes(one.body) for one in found.messages)
+
+        def expected(fits: Callable[[int], bool]) -> list[bytes]:
+            return sorted(b"body %d" % n for n in range(40) if fits(n))
+
+        assert bodies() == expected(lambda n: True)
+        assert bodies(tags="new") == expected(lambda n: n % 2 == 0)
+        assert bodies(sql="price > 30 AND TAGS = 'paid'") == expected(lambda n: n > 30 and n % 2)
+        assert bodies(text="dy 3") == expected(lambda n: n == 3 or n >= 30)
+        times = [one.store_timestamp for one in sent]
+        assert bodies(from_ms=middle) == expected(lambda n: times[n] >= middle)
+        assert bodies(to_ms=middle) == expected(lambda n: times[n] <= middle)
+        assert bodies(from_ms=times[-1] + 1) == []
+        queue_id = sent[0].message_queue.queue_id
+        of_queue = {n for n in range(40) if sent[n].message_queue.queue_id == queue_id}
+        assert bodies(queue_id=queue_id) == expected(lambda n: n in of_queue)
+        assert bodies(broker_name="another") == []
+        newest = search.search("orders", max_looked=8)
+        assert (newest.looked, newest.total, len(newest.messages)) == (8, 40, 8)
+        stored = [one.store_timestamp for one in newest.messages]
+        assert stored == sorted(stored, reverse=True)
+        for max_looked, wanted in ((0, MessageFilter()), (1, MessageFilter(sql="price >"))):
+            with pytest.raises(InvalidArgument):
+                search.search("orders", wanted, max_looked=max_looked)
+        with pytest.raises(TopicNotFound):
+            search.search("nope")

@@ -374,6 +374,8 @@ def test_dead_letters_are_found_by_what_they_are(cluster, names, capsys, tmp_pat
     assert told["resent"] == 1
     with DeadLetterClient(cluster.namesrv_addr) as client:
         letters = list(client.scan(group))
+        newest = [one.queue_offset for one in client.scan(group, newest=3)]
+        assert newest == [one.queue_offset for one in letters[-3:]]
         results = [result for _, result in client.resend(group, letters, dry_run=True)]
     assert {result.status for result in results} == {ResendStatus.ALREADY_RESENT}
     healed = Listener()

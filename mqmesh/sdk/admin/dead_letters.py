@@ -41,7 +41,7 @@ from mqmesh.sdk.admin.queries import GROUP, QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.units import MAX_TIMESTAMP_MS, MIB
+from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
 QUEUE_ID: Final = 0
 READ_BYTES: Final = 1 * MIB
@@ -207,6 +207,7 @@ class DeadLetterClient(QueryClient):
         group: str,
         wanted: DeadLetterFilter | None = None,
         *,
+        newest: int = MAX_OFFSET,
         on_progress: OnProgress | None = None,
     ) -> Iterator[DeadLetter]:
         """Return the dead letters of a group, broker by broker, oldest first.
@@ -217,6 +218,7 @@ class DeadLetterClient(QueryClient):
         Args:
             group: Consumer group.
             wanted: Filter.
+            newest: Look at so many of the newest dead letters of each broker group only.
             on_progress: Called with the progress.
 
         Raises:
@@ -229,7 +231,10 @@ class DeadLetterClient(QueryClient):
         topic = dlq_topic(check_group(group))
         if wanted.topic is not None:
             check_topic(wanted.topic)
-        return self._scan(group, topic, wanted, self._ends(group), on_progress)
+        ends = self._ends(group)
+        for name, (start, end) in ends.items():
+            ends[name] = max(start, end - newest), end
+        return self._scan(group, topic, wanted, ends, on_progress)
 
     def _scan(
         self,

@@ -18,6 +18,7 @@ from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
 from mqmesh.sdk.admin.members import MemberClient as BlockingMemberClient
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as BlockingNamesrvAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
+from mqmesh.sdk.admin.searches import SearchClient as BlockingSearchClient
 from mqmesh.sdk.admin.traces import TraceClient as BlockingTraceClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
@@ -150,6 +151,14 @@ class QueryClient(AdminClient):
     by_key = awaited(BlockingQueryClient.by_key)
     by_offset_id = awaited(BlockingQueryClient.by_offset_id)
     by_offset = awaited(BlockingQueryClient.by_offset)
+
+
+class SearchClient(QueryClient):
+    """Search of topics from coroutines; as ``mqmesh.sdk.admin.searches.SearchClient``."""
+
+    _kind = BlockingSearchClient
+
+    search = awaited(BlockingSearchClient.search)
 
 
 class GroupAdmin(AdminClient):
