@@ -409,13 +409,13 @@ class Console:
 
 
 async def _form(request: Request, *, checks_csrf: bool = True) -> dict[str, str]:
-    """Read a form.
+    """Read a form; a field that it has several times becomes one text, with commas between.
 
     Raises:
         NoPermission: It lacks the session's token.
     """
     form = await request.form(max_files=0, max_fields=MAX_FIELDS)
-    sent = {key: value for key, value in form.items() if isinstance(value, str)}
+    sent = {key: ",".join(map(str, form.getlist(key))) for key in form}
     session = Incoming.of(request).session
     if checks_csrf and (session is None or not session.is_csrf(sent.get("csrf", ""))):
         raise NoPermission("this form is not of your session; load the page again")

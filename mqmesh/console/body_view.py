@@ -12,6 +12,8 @@ MAX_SHOWN_BYTES: Final = 64 * KIB
 MAX_CHARACTERS: Final = 256 * KIB
 """Longest view: msgpack and JSON grow when they are indented."""
 BYTES_PER_LINE: Final = 16
+PREVIEW_BYTES: Final = 200
+"""Part of a body that a row of a table shows."""
 
 BodyKind = Literal["text", "json", "msgpack", "bytes"]
 
@@ -63,6 +65,15 @@ def view_body(body: bytes, wanted: str = "") -> BodyView:
     found = views[kind]
     cut = not is_whole or len(found) > MAX_CHARACTERS
     return BodyView(kind, kinds, found[:MAX_CHARACTERS], len(body), cut)
+
+
+def preview(body: bytes) -> str:
+    """Return the beginning of a body in one line: as text, or as bytes in hex if it is none."""
+    begin = body[:PREVIEW_BYTES]
+    text = _text(begin, len(begin) == len(body))
+    if text is None:
+        return begin[:BYTES_PER_LINE].hex(" ")
+    return " ".join(text.split())
 
 
 def _text(shown: bytes, is_whole: bool) -> str | None:

@@ -7,14 +7,17 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from mqmesh.errors import (
+    BrokerError,
     ConfigError,
     GroupNotFound,
     MQMeshError,
     NoPermission,
+    OffsetIllegal,
     RequestTimeout,
     TopicNotFound,
     TransportError,
 )
+from mqmesh.protocol.codes import ResponseCode
 
 EXACT_MAX: Final = (1 << 53) - 1
 """Largest integer that JavaScript keeps exact; larger ones are texts."""
@@ -23,6 +26,7 @@ _STATUSES: Final[tuple[tuple[type[MQMeshError], HTTPStatus], ...]] = (
     (NoPermission, HTTPStatus.FORBIDDEN),
     (TopicNotFound, HTTPStatus.NOT_FOUND),
     (GroupNotFound, HTTPStatus.NOT_FOUND),
+    (OffsetIllegal, HTTPStatus.NOT_FOUND),
     (ConfigError, HTTPStatus.BAD_REQUEST),
     (RequestTimeout, HTTPStatus.GATEWAY_TIMEOUT),
     (TransportError, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -32,6 +36,8 @@ _STATUSES: Final[tuple[tuple[type[MQMeshError], HTTPStatus], ...]] = (
 
 def status_of(error: Exception) -> tuple[int, str]:
     """Return the HTTP status of an error, and a sentence."""
+    if isinstance(error, BrokerError) and error.code == ResponseCode.QUERY_NOT_FOUND:
+        return HTTPStatus.NOT_FOUND, str(error)
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return status, str(error)

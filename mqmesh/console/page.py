@@ -32,6 +32,7 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Ms = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 """Ms since 1970, UTC."""
+PageNumber = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class Lender(Protocol):
@@ -108,7 +109,7 @@ class TableArguments(msgspec.Struct, frozen=True, kw_only=True):
         search: Only rows with this text in one of the searched fields, in whatever case.
     """
 
-    page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    page: PageNumber = 1
     sort: Text = ""
     search: Text = ""
 

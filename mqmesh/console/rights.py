@@ -53,6 +53,15 @@ class UserRights:
             return is_ours and self._of_topic(Action.SUB, topic)
         return False
 
+    def reads_messages(self) -> bool:
+        """Return False for a user who may read no topic: role ``view`` alone reads no messages."""
+        if self._permissions is None:
+            return True
+        user = self._permissions.user(self.name)
+        if user is None:
+            return False
+        return user.role is UserRole.ADMIN or any(Action.SUB in one.actions for one in user.allow)
+
     def _of_topic(self, action: Action, topic: str) -> bool:
         assert self._permissions is not None
         return not topic or self._permissions.topic(self.name, action, topic).allowed

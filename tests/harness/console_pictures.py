@@ -25,6 +25,10 @@ PAGES: Final = {
     "topic": "/topics/orders",
     "groups": "/groups?sort=-lag",
     "group": "/groups/billing",
+    "messages": "/messages?topic=orders",
+    "dead-letters": "/dead-letters",
+    "delayed": "/delayed",
+    "transactions": "/transactions",
     "api": "/api",
     "about": "/about",
 }

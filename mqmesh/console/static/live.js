@@ -68,6 +68,11 @@
     if (typed) typed.form.querySelector("[value=do]").disabled = typed.value !== typed.dataset.typed;
   });
 
+  document.addEventListener("change", (event) => {
+    const all = event.target.closest("[data-all]");
+    if (all) all.form.querySelectorAll(`[name="${all.dataset.all}"]`).forEach((one) => { one.checked = all.checked; });
+  });
+
   const tick = () => {
     if (document.hidden) return;
     htmx.trigger(document.body, "tick");
