@@ -34,6 +34,7 @@ from mqmesh.console.json_answers import encode_json, status_of
 from mqmesh.console.middleware import API, Gate, Incoming
 from mqmesh.console.page import (
     ActionPlan,
+    ActionResult,
     ConsoleAction,
     ConsoleDownload,
     ConsolePage,
@@ -251,7 +252,11 @@ class Console:
         async def answer(request: Request) -> Response:
             self._check_writable()
             visit = await self._visit(request)
-            values = self._values(request, visit, action) | {"action": action, "problem": ""}
+            values = self._values(request, visit, action) | {
+                "action": action,
+                "problem": "",
+                "status": HTTPStatus.OK,
+            }
             fixed = {key: str(value) for key, value in request.path_params.items()}
             if request.method == "GET":
                 step = await self._begin(request, visit, action, fixed)
@@ -261,8 +266,7 @@ class Console:
             block = "content" if _target(request) == "dialog" else ""
             template = action.template or "action.html"
             html = render(template, values, block)
-            status = HTTPStatus.BAD_REQUEST if values["problem"] else HTTPStatus.OK
-            return HTMLResponse(html, status)
+            return HTMLResponse(html, values["status"])
 
         return answer
 
@@ -296,11 +300,12 @@ class Console:
             if step != "do" or not plan.possible:
                 return {"step": "plan", "plan": plan, "sent": sent}
             _check_typed(plan, typed)
-            return {"step": "result", "outcome": await action.do(visit, asked)}
+            return {"step": "result", "outcome": await self._do(action, visit, asked)}
         except MQMeshError as error:
             given = await self._given(visit, action, fixed, boxes | sent)
             fields = form_fields(action.arguments, given, fixed)
-            return {"step": "form", "fields": fields, "problem": str(error)}
+            status, sentence = status_of(error)
+            return {"step": "form", "fields": fields, "problem": sentence, "status": status}
 
     def _act_by_json(self, action: ConsoleAction) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -318,9 +323,15 @@ class Console:
             if is_plan or not plan.possible:
                 return _json(plan)
             _check_typed(plan, typed)
-            return _json(await action.do(visit, asked))
+            return _json(await self._do(action, visit, asked))
 
         return answer
+
+    async def _do(self, action: ConsoleAction, visit: Visit, asked: msgspec.Struct) -> ActionResult:
+        try:
+            return await action.do(visit, asked)
+        finally:
+            self._answers.forget()  # whoever looks next sees what came of it
 
     def _check_writable(self) -> None:
         if self._config.read_only:

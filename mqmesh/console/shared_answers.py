@@ -30,6 +30,10 @@ class SharedAnswers:
         self._keep_ms = keep_ms
         self._answers: dict[Hashable, _Answer] = {}
 
+    def forget(self) -> None:
+        """Forget all answers: something was changed."""
+        self._answers.clear()
+
     async def get(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return a fresh answer, or ask; who comes meanwhile waits for the same answer.
 

@@ -191,7 +191,7 @@ async def send(visit: Visit, asked: SendForm) -> ActionResult:
     ) as producer:
         sent = await producer.send(message)
     return ActionResult(
-        summary=f"{sent.status.value}: message {sent.message_id} is in queue "
+        summary=f"{sent.status.name}: message {sent.message_id} is in queue "
         f"{sent.message_queue.queue_id} on {sent.message_queue.broker_name}.",
     )
 

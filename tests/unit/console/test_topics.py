@@ -134,6 +134,14 @@ def test_a_topic_is_deleted_when_its_name_was_typed(world):
     assert "h:9 does not answer; it learns it later" in done.text
 
 
+def test_what_was_shown_before_a_change_is_not_shown_after_it(world):
+    client = open_console(world)
+    client.get("/api/v1/topics")
+    client.post("/api/v1/topics/orders/delete", json={"confirm": "orders"})
+    world.answers["topic_configs"] = {}
+    assert client.get("/api/v1/topics").json()["total"] == 0
+
+
 def test_programs_ask_for_the_plan_and_confirm_it(world):
     client = open_console(world)
     path = "/api/v1/topics/orders/delete"
