@@ -19,6 +19,8 @@ LAG_MS: Final = "rocketmq_consumer_lag_latency_milliseconds"
 
 TOP: Final = 10
 """Topics and groups on the first page."""
+MAX_ALARMS: Final = 25
+"""Alarms on the first page."""
 PENDING_MS: Final = 6_000
 """A condition that lasts for so long is shown, though its alarm waits for longer."""
 
@@ -102,7 +104,8 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         backlog: Messages that groups have not done.
         disk_used: Share of the fullest broker's disk that is used, 0 to 1.
         disk_node: Name of that broker.
-        alarms: What is wrong, critical ones first, then the oldest.
+        alarms: What is wrong, critical ones first, then the oldest; 25 at most.
+        more_alarms: Number of further ones.
         topics: Number of topics with traffic since their brokers' start.
         groups: Number of consumer groups.
         top_topics: The ten with most traffic.
@@ -119,6 +122,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     disk_used: float = 0.0
     disk_node: str = ""
     alarms: list[AlarmView] = []
+    more_alarms: int = 0
     topics: int = 0
     groups: int = 0
     top_topics: list[TopicRate] = []
@@ -204,6 +208,7 @@ def cluster_view(
         for name in sorted(names)
     ]
     disk_node = max(figures.disks, key=figures.disks.__getitem__, default="")
+    alarms = sorted(_alarms(raised, at_ms), key=_urgency)
     answers = any(one.is_up and one.role == "namesrv" for one in processes)
     return ClusterView(
         at_ms=at_ms,
@@ -215,7 +220,8 @@ def cluster_view(
         backlog=sum(one.lag for one in figures.groups),
         disk_used=figures.disks.get(disk_node, 0.0),
         disk_node=disk_node,
-        alarms=sorted(_alarms(raised, at_ms), key=_urgency),
+        alarms=alarms[:MAX_ALARMS],
+        more_alarms=max(len(alarms) - MAX_ALARMS, 0),
         topics=len(topics),
         groups=len(figures.groups),
         top_topics=sorted(topics, key=lambda one: -(one.in_per_s + one.out_per_s))[:TOP],

@@ -139,7 +139,10 @@ class ClusterSampler:
 
 
 def series_values(view: ClusterView, figures: Figures) -> dict[SeriesKey, float]:
-    """Return the value of each series at a look; names are the exporter's, counters are rates."""
+    """Return the value of each series that is not 0; names are the exporter's, counters are rates.
+
+    Those of the whole cluster are always there.
+    """
     values: dict[SeriesKey, float] = {
         ("rocketmq_messages_in_total",): view.in_per_s,
         ("rocketmq_messages_out_total",): view.out_per_s,
@@ -148,8 +151,10 @@ def series_values(view: ClusterView, figures: Figures) -> dict[SeriesKey, float]
     for node, used in figures.disks.items():
         values["mqmesh_store_disk_used_ratio", node] = used
     for group in figures.groups:
-        values["rocketmq_consumer_lag_messages", group.group] = group.lag
+        if group.lag:
+            values["rocketmq_consumer_lag_messages", group.group] = group.lag
     for name, rates in (("in", figures.in_per_s), ("out", figures.out_per_s)):
         for topic, rate in rates.items():
-            values[f"rocketmq_messages_{name}_total", topic] = rate
+            if rate:
+                values[f"rocketmq_messages_{name}_total", topic] = rate
     return values

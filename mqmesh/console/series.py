@@ -15,8 +15,10 @@ SeriesKey = tuple[str, ...]
 SHORT_S: Final = 3_600
 LONG_S: Final = 86_400
 LONG_STEP_S: Final = 60
-MAX_BYTES: Final = 64 * MIB
+MAX_BYTES: Final = 12 * MIB
 BYTES_PER_POINT: Final = 8
+BYTES_PER_SERIES: Final = 1_000
+"""About what a series takes beside its points."""
 MAX_POINTS: Final = 600
 """Points of one chart: more than a screen shows apart."""
 
@@ -43,7 +45,8 @@ class _History:
         self.long = _Ring(LONG_S)
 
     def size(self) -> int:
-        return BYTES_PER_POINT * (len(self.short.times) + len(self.long.times))
+        points = len(self.short.times) + len(self.long.times)
+        return BYTES_PER_SERIES + BYTES_PER_POINT * points
 
 
 class SeriesData(msgspec.Struct, frozen=True):
@@ -84,18 +87,20 @@ class SeriesBook:
 
         Args:
             at_ms: Wall clock.
-            values: By series.
+            values: By series; those that are known and stand not here are 0.
         """
         at_s = at_ms // 1_000
         self._bytes = sum(
             one.size() for kept in (self._looked, self._unlooked) for one in kept.values()
         )
-        for key, value in values.items():
-            history = self._looked.get(key) or self._unlooked.get(key)
-            if history is None:
+        for key in values:
+            if key not in self._looked and key not in self._unlooked:
                 if self._bytes >= self._max_bytes:
-                    continue
-                history = self._unlooked[key] = _History()
+                    break
+                self._unlooked[key] = _History()
+                self._bytes += BYTES_PER_SERIES
+        for key, history in (*self._looked.items(), *self._unlooked.items()):
+            value = values.get(key, 0.0)
             history.short.add(at_s, value)
             self._bytes += BYTES_PER_POINT
             if not history.long.times or at_s - history.long.times[-1] >= LONG_STEP_S:

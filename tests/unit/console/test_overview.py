@@ -15,7 +15,7 @@ from mqmesh.console.cluster_view import (
     figures_of,
 )
 from mqmesh.console.sampler import series_values
-from mqmesh.console.series import BYTES_PER_POINT, SeriesBook
+from mqmesh.console.series import BYTES_PER_POINT, BYTES_PER_SERIES, SeriesBook
 from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard
 from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
@@ -154,7 +154,7 @@ def test_an_hour_is_kept_by_looks_and_a_day_by_minutes():
 
 
 def test_what_was_looked_at_longest_ago_goes_first():
-    room = 6 * BYTES_PER_POINT
+    room = 2 * BYTES_PER_SERIES + 6 * BYTES_PER_POINT
     book = SeriesBook(max_bytes=room)
     book.note(0, {("a",): 1.0, ("b",): 1.0})
     book.data([("a", ("a",))])
