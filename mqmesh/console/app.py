@@ -407,16 +407,22 @@ class Console:
         headers = {"Mqmesh-Problem": quote(sentence[:300])}
         if incoming.is_api:
             return _json({"error": sentence, "kind": type(error).__name__}, status, headers)
-        if _target(request) == "live":
-            return Response(status_code=status, headers=headers | {"HX-Reswap": "none"})
-        values = self._values(request, None, None) | {
+        visit = None
+        if incoming.session is not None:
+            try:
+                visit = await self._visit(request)
+            except MQMeshError:
+                visit = None  # nobody answers, which the sentence says
+        values = self._values(request, visit, None) | {
             "title": HTTPStatus(status).phrase,
             "problem": sentence,
             "status": int(status),
         }
+        if _target(request) == "live":
+            html = "" if visit is None else render("state.html", values)
+            return HTMLResponse(html, status, headers | {"HX-Reswap": "none"})
         block = "content" if _target(request) == "dialog" else ""
-        html = render("error.html", values, block)
-        return HTMLResponse(html, status, headers)
+        return HTMLResponse(render("error.html", values, block), status, headers)
 
 
 async def _form(request: Request, *, checks_csrf: bool = True) -> dict[str, str]:

@@ -11,6 +11,7 @@ from mqmesh.roles.exporter.alarm_rules import GROUP, LAG, MEMBERS, PROCESS, UP, 
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import DELIVERIES, FAILURES
 from mqmesh.roles.exporter.rates import Rates
+from mqmesh.roles.supervisor.run_file import RoleEntry
 
 MESSAGES_IN: Final = "rocketmq_messages_in_total"
 MESSAGES_OUT: Final = "rocketmq_messages_out_total"
@@ -19,6 +20,8 @@ LAG_MS: Final = "rocketmq_consumer_lag_latency_milliseconds"
 
 TOP: Final = 10
 """Topics and groups on the first page."""
+RESTART_MS: Final = 300_000
+"""A process that was started again so long ago is marked."""
 MAX_ALARMS: Final = 25
 """Alarms on the first page."""
 PENDING_MS: Final = 6_000
@@ -32,11 +35,14 @@ class ProcessView(msgspec.Struct, frozen=True):
         role: ``broker``, ``namesrv``, …
         name: Name of the instance, or its address.
         is_up: It answered at the last look.
+        restarted_ms: When `mqmesh up` started it again, since it had died, ms since 1970; 0 where
+            it never did so within the last five minutes, or that is not known here.
     """
 
     role: str
     name: str
     is_up: bool
+    restarted_ms: int = 0
 
 
 class AlarmView(msgspec.Struct, frozen=True):
@@ -133,6 +139,11 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         """Number of processes that do not answer."""
         return sum(not one.is_up for one in self.processes)
 
+    @property
+    def restarted(self) -> list[str]:
+        """Names of processes that died and were started again within the last five minutes."""
+        return [one.name for one in self.processes if one.restarted_ms]
+
 
 class Figures(msgspec.Struct, frozen=True):
     """Figures of one look by topic and group.
@@ -189,7 +200,12 @@ def _groups(families: Families) -> Iterable[GroupLag]:
 
 
 def cluster_view(
-    families: Families, figures: Figures, raised: Iterable[RaisedAlarm], at_ms: int, took_ms: int
+    families: Families,
+    figures: Figures,
+    raised: Iterable[RaisedAlarm],
+    at_ms: int,
+    took_ms: int,
+    entries: Iterable[RoleEntry] = (),
 ) -> ClusterView:
     """Return the view of a look.
 
@@ -199,9 +215,13 @@ def cluster_view(
         raised: Alarms, those that are not due yet, too.
         at_ms: Wall clock.
         took_ms: Duration of the look.
+        entries: Processes of the cluster's run file, where it is on this machine.
     """
+    restarts = _restarts(entries, at_ms)
     ups = families.sums(UP, PROCESS).items()
-    processes = [ProcessView(role, name, bool(up)) for (role, name), up in sorted(ups)]
+    processes = [
+        ProcessView(role, name, bool(up), restarts.get(name, 0)) for (role, name), up in sorted(ups)
+    ]
     names = figures.in_per_s.keys() | figures.out_per_s.keys()
     topics = [
         TopicRate(name, figures.in_per_s.get(name, 0.0), figures.out_per_s.get(name, 0.0))
@@ -229,6 +249,15 @@ def cluster_view(
             (one for one in figures.groups if one.lag or one.failing), key=lambda one: -one.lag
         )[:TOP],
     )
+
+
+def _restarts(entries: Iterable[RoleEntry], now_ms: int) -> dict[str, int]:
+    """Return when processes were started again lately, by name and by address."""
+    found = {}
+    for one in entries:
+        if one.restarts and now_ms - one.started_ms < RESTART_MS:
+            found[one.name] = found[one.endpoint.removeprefix("tcp://")] = one.started_ms
+    return found
 
 
 def _alarms(raised: Iterable[RaisedAlarm], now_ms: int) -> Iterable[AlarmView]:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import RuleChange
 from mqmesh.roles.exporter.rates import Rates
 from mqmesh.roles.exporter.run_files import processes_beside
+from mqmesh.roles.supervisor.run_file import read_record
 
 IDLE_S: Final = 15.0
 """From one look to the next while nobody looks on."""
@@ -74,6 +76,7 @@ class ClusterSampler:
             lambda: processes_beside(source.data_dir),
             self._pool.map,
         )
+        self._data_dir = source.data_dir
         self._board = AlarmBoard(rules)
         self._rates = Rates()
         self._refresh_s = refresh_ms / 1_000
@@ -114,7 +117,9 @@ class ClusterSampler:
         figures = figures_of(families, self._rates, now_ms)
         raised = self._board.state.known.values()
         self.figures = figures
-        self.view = cluster_view(families, figures, raised, at_ms, now_ms - began_ms)
+        record = read_record(Path(self._data_dir)) if self._data_dir else None
+        entries = () if record is None else record.roles
+        self.view = cluster_view(families, figures, raised, at_ms, now_ms - began_ms, entries)
         if not self.view.problem:
             self.series.note(at_ms, series_values(self.view, figures))
 
@@ -130,7 +135,9 @@ class ClusterSampler:
             except Exception:
                 _log.exception("a look failed; the next one follows")
                 self.view = msgspec.structs.replace(self.view, problem="the console's look failed")
-            pause_s = max(self._refresh_s, self.view.took_ms / 1_000 / SHARE)
+            # To wait for one that is silent is no work.
+            worked_ms = self.view.took_ms - (TIMEOUT_MS if self.view.down else 0)
+            pause_s = max(self._refresh_s, worked_ms / 1_000 / SHARE)
             with self._wake:
                 if not self._stopping:
                     self._wake.wait(pause_s if self._is_watched() else max(pause_s, IDLE_S))

@@ -20,6 +20,7 @@ from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard
 from mqmesh.roles.exporter.families import ExportedMetric, Families, Series
 from mqmesh.roles.exporter.rates import Rates
+from mqmesh.roles.supervisor.run_file import RoleEntry
 
 NODE = ("cluster", "node_type", "node_id")
 NOW_MS = 1_700_000_000_000
@@ -99,6 +100,19 @@ def test_a_process_that_is_down_is_seen_at_once(board):
     _, view = view_of(look(1, up=0), Rates(), board, NOW_MS)
     assert view.down == 1
     assert view.processes[0] == ProcessView("broker", "broker-a", False)
+
+
+def test_a_process_that_died_and_came_back_is_marked(board):
+    entries = [
+        RoleEntry(role="broker", name="broker-a", restarts=1, started_ms=NOW_MS - 1_000),
+        RoleEntry(role="namesrv", name="n", endpoint="tcp://h:1", restarts=2, started_ms=1),
+    ]
+    families = look(1)
+    figures = figures_of(families, Rates(), NOW_MS)
+    view = cluster_view(families, figures, [], NOW_MS, 7, entries)
+    assert view.restarted == ["broker-a"]
+    page = open_console(ConsoleWorld(view=view)).get("/").text
+    assert "started again: broker-a" in page
 
 
 def test_without_name_servers_the_figures_are_old(board):
