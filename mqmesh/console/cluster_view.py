@@ -22,6 +22,10 @@ TOP: Final = 10
 """Topics and groups on the first page."""
 RESTART_MS: Final = 300_000
 """A process that was started again so long ago is marked."""
+STILL_MS: Final = 10_000
+"""A group's oldest message that is the same for so long is shown."""
+MOVED_MS: Final = 500
+"""Difference of store times that clocks and looks do not explain."""
 MAX_ALARMS: Final = 25
 """Alarms on the first page."""
 PENDING_MS: Final = 6_000
@@ -87,7 +91,9 @@ class GroupLag(msgspec.Struct, frozen=True):
         lag: Messages that are not done.
         lag_ms: Waiting time of the oldest of them.
         members: Connected consumers.
-        failing: Share of deliveries in the last ten minutes whose listener failed, 0 to 1.
+        failing: Share of deliveries in the last ten minutes whose listener failed, 0 to 1; members
+            report it each half minute.
+        retrying: Messages of the backlog that failed and are tried again; brokers know it at once.
     """
 
     group: str
@@ -95,6 +101,7 @@ class GroupLag(msgspec.Struct, frozen=True):
     lag_ms: int
     members: int
     failing: float
+    retrying: int = 0
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,12 +198,49 @@ def _groups(families: Families) -> Iterable[GroupLag]:
     for labels, waits_ms in families.sums(LAG_MS, ("node_id", *GROUP, "topic")).items():
         oldest[labels[1]] = max(waits_ms, oldest.get(labels[1], 0.0))
     failures, deliveries = families.sums(FAILURES, GROUP), families.sums(DELIVERIES, GROUP)
+    retrying = families.sums(LAG, GROUP, is_retry="true")
     for key, lag in families.sums(LAG, GROUP).items():
         failing = failures.get(key, 0.0) / max(deliveries.get(key, 0.0), 1.0)
         (group,) = key
         yield GroupLag(
-            group, int(lag), int(oldest.get(group, 0)), int(members.get(key, 0)), min(failing, 1.0)
+            group,
+            int(lag),
+            int(oldest.get(group, 0)),
+            int(members.get(key, 0)),
+            min(failing, 1.0),
+            int(retrying.get(key, 0)),
         )
+
+
+class Standstills:
+    """Groups with members whose oldest message does not move: a queue of theirs is stuck, perhaps.
+
+    A group may get on in other queues meanwhile, so that it is no ``group-stuck``.
+    """
+
+    def __init__(self) -> None:
+        # By broker, group and topic: store time of the oldest message, and since when it is.
+        self._oldest: dict[tuple[str, ...], tuple[float, int]] = {}
+
+    def look(self, families: Families, at_ms: int) -> list[AlarmView]:
+        """Notes the oldest message of each group; returns those that have not moved for long."""
+        members = families.sums(MEMBERS, GROUP)
+        by = ("node_id", *GROUP, "topic")
+        seen, found = {}, []
+        for key, waits_ms in families.sums(LAG_MS, by, is_retry="false").items():
+            _, group, topic = key
+            if not waits_ms or not members.get((group,)):
+                continue
+            oldest_ms, since_ms = self._oldest.get(key, (0.0, at_ms))
+            if abs(at_ms - waits_ms - oldest_ms) > MOVED_MS:
+                oldest_ms, since_ms = at_ms - waits_ms, at_ms
+            seen[key] = oldest_ms, since_ms
+            if at_ms - since_ms >= STILL_MS:
+                sentence = f"the oldest message of {group} in {topic} does not move"
+                labels = {"consumer_group": group, "topic": topic}
+                found.append(AlarmView("oldest-waits", "warning", sentence, since_ms, True, labels))
+        self._oldest = seen
+        return found
 
 
 def cluster_view(
@@ -206,6 +250,7 @@ def cluster_view(
     at_ms: int,
     took_ms: int,
     entries: Iterable[RoleEntry] = (),
+    stills: Iterable[AlarmView] = (),
 ) -> ClusterView:
     """Return the view of a look.
 
@@ -216,6 +261,7 @@ def cluster_view(
         at_ms: Wall clock.
         took_ms: Duration of the look.
         entries: Processes of the cluster's run file, where it is on this machine.
+        stills: What ``Standstills`` found.
     """
     restarts = _restarts(entries, at_ms)
     ups = families.sums(UP, PROCESS).items()
@@ -228,7 +274,7 @@ def cluster_view(
         for name in sorted(names)
     ]
     disk_node = max(figures.disks, key=figures.disks.__getitem__, default="")
-    alarms = sorted(_alarms(raised, at_ms), key=_urgency)
+    alarms = sorted([*_alarms(raised, at_ms), *stills], key=_urgency)
     answers = any(one.is_up and one.role == "namesrv" for one in processes)
     return ClusterView(
         at_ms=at_ms,

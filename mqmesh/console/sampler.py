@@ -9,7 +9,13 @@ from typing import Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.console.cluster_view import ClusterView, Figures, cluster_view, figures_of
+from mqmesh.console.cluster_view import (
+    ClusterView,
+    Figures,
+    Standstills,
+    cluster_view,
+    figures_of,
+)
 from mqmesh.console.config import ClusterSource
 from mqmesh.console.series import SeriesBook, SeriesKey
 from mqmesh.errors import MQMeshError
@@ -79,6 +85,7 @@ class ClusterSampler:
         self._data_dir = source.data_dir
         self._board = AlarmBoard(rules)
         self._rates = Rates()
+        self._stills = Standstills()
         self._refresh_s = refresh_ms / 1_000
         self._clock = clock
         self._watched_ms = -int(WATCHED_S * 1_000)
@@ -119,7 +126,9 @@ class ClusterSampler:
         self.figures = figures
         record = read_record(Path(self._data_dir)) if self._data_dir else None
         entries = () if record is None else record.roles
-        self.view = cluster_view(families, figures, raised, at_ms, now_ms - began_ms, entries)
+        stills = self._stills.look(families, at_ms)
+        took_ms = now_ms - began_ms
+        self.view = cluster_view(families, figures, raised, at_ms, took_ms, entries, stills)
         if not self.view.problem:
             self.series.note(at_ms, series_values(self.view, figures))
 

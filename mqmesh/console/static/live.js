@@ -16,7 +16,7 @@
     if (!text) since = null;
     problem = text;
     banner.hidden = !text;
-    banner.textContent = text && `${text} – what you see is of ${since.toLocaleTimeString()}; this page goes on by itself.`;
+    banner.textContent = text && `${text} – what you see is of ${since.toLocaleTimeString("en-GB")}; this page goes on by itself.`;
     document.body.classList.toggle("stale", !!text);
   };
 

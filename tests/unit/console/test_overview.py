@@ -8,9 +8,11 @@ from harness.console import WELL, ConsoleWorld, open_console
 
 from mqmesh.console.cluster_view import (
     PENDING_MS,
+    STILL_MS,
     AlarmView,
     GroupLag,
     ProcessView,
+    Standstills,
     cluster_view,
     figures_of,
 )
@@ -94,6 +96,25 @@ def test_what_fails_is_seen_before_its_alarm_is_due(board):
     (alarm,) = view.alarms
     assert (alarm.alarm, alarm.is_pending) == ("group-failing", True)
     assert view.lagging_groups[0].failing == 0.8
+
+
+def test_a_queue_that_does_not_move_is_seen_though_others_do():
+    stills = Standstills()
+
+    def look_at(at_ms, waits_ms, members=1):
+        families = Families(
+            [
+                of_group("rocketmq_consumer_lag_latency_milliseconds", waits_ms),
+                series("rocketmq_consumer_connections", members, consumer_group="billing"),
+            ]
+        )
+        return [one.labels["topic"] for one in stills.look(families, NOW_MS + at_ms)]
+
+    assert look_at(0, 1_000) == []
+    assert look_at(9_000, 10_003) == []
+    assert look_at(STILL_MS, 11_001) == ["orders"]
+    assert look_at(12_000, 300) == [], "it moved"
+    assert look_at(30_000, 18_300, members=0) == [], "nobody is there: that is another alarm"
 
 
 def test_a_process_that_is_down_is_seen_at_once(board):
