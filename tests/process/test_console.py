@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import http.client
+import itertools
 import json
 import os
 import re
@@ -17,11 +18,22 @@ from harness.commands import CommandProcess, free_ports, run_command, up_argumen
 from harness.patience import until
 
 from mqmesh.cli.processes.layout import key_file
+from mqmesh.console.app import find_routes
+from mqmesh.console.page import ConsoleAction
 from mqmesh.console.users import UsersFile, load_users, new_user, save_users
+from mqmesh.protocol.commands import Right
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.security.access_list import User, UserRole, read_access_list, write_access_list
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.security.access_list import (
+    AccessList,
+    User,
+    UserRole,
+    read_access_list,
+    write_access_list,
+)
 from mqmesh.security.keys import load_credentials, save_credentials
 from mqmesh.transport.zmq.handshakes import new_key_pair
 
@@ -42,7 +54,7 @@ class Site:
         self.port = console_port
         self.namesrv = ";".join(f"127.0.0.1:{port}" for port in ports[:2])
         self.keys = key_file(folder, "client")
-        self.passwords = {"admin": password, "viewer": PASSWORD}
+        self.passwords = {"admin": password, "viewer": PASSWORD, "shop": PASSWORD}
 
     def ask(self, method, path, user="admin", body=None, cookie="", form=None):
         """Asks by HTTP; returns status, headers and body."""
@@ -97,30 +109,29 @@ def site(tmp_path_factory):
         note = process.expect(r"cluster is ready in .*; console: (\S+);")[1]
         assert note == f"http://127.0.0.1:{console_port}/"
         found = Site(folder, ports, console_port, password)
-        add_viewer(found)
+        add_users(found)
         yield found
 
 
-def add_viewer(site):
-    """Makes the user ``viewer`` of role ``view``, who may log in."""
+def add_users(site):
+    """Makes ``viewer`` of role ``view``, and ``shop`` without any right; both may log in."""
     own = load_credentials(site.keys)
-    public, secret = new_key_pair()
-    path = site.folder / "security" / "viewer.toml"
-    save_credentials(
-        path,
-        msgspec.structs.replace(own, user="viewer", public_key=public, secret_key=secret),
-    )
+    made, stored = [], []
+    for name, role in (("viewer", UserRole.VIEW), ("shop", UserRole.NONE)):
+        public, secret = new_key_pair()
+        path = site.folder / "security" / f"{name}.toml"
+        keys = msgspec.structs.replace(own, user=name, public_key=public, secret_key=secret)
+        save_credentials(path, keys)
+        made.append(User(name, [public], role))
+        stored.append(new_user(name, PASSWORD, str(path)))
     today = datetime.datetime.now(datetime.UTC).date()
     with AccessClient(site.namesrv, credentials=str(site.keys)) as access:
         info = access.access_list()
         former = read_access_list(info.text, "test", today)
-        now = msgspec.structs.replace(
-            former.with_user(User("viewer", [public], UserRole.VIEW)), version=info.version + 1
-        )
+        now = AccessList(info.version + 1, [*former.user, *made])
         assert access.put_access_list(write_access_list(now), info.version) == []
     users = site.folder / "security" / "console-users.toml"
-    known = load_users(users).user
-    save_users(users, UsersFile(user=[*known, new_user("viewer", PASSWORD, str(path))]))
+    save_users(users, UsersFile(user=[*load_users(users).user, *stored]))
 
 
 def test_who_may_do_everything_makes_and_deletes_a_topic(site):
@@ -164,6 +175,50 @@ def test_who_may_only_look_is_refused_by_the_brokers(site):
     assert '"viewer"' in audit
 
 
+SAMPLES = {
+    "/new/topic": {"topic": "t9"},
+    "/new/group": {"group": "g9"},
+    "/topics/{topic}/settings": {"queues": 9},
+    "/topics/{topic}/delete": {"confirm": "kept"},
+    "/topics/{topic}/send": {"body": "x"},
+    "/groups/{group}/settings": {"retry_max_times": 3},
+    "/groups/{group}/delete": {"confirm": "ledger"},
+    "/groups/{group}/reset": {"topic": "kept", "to": "the first message"},
+    "/groups/{group}/skip": {"topic": "kept", "confirm": "ledger"},
+    "/groups/{group}/clone": {"target": "g9"},
+}
+"""Arguments of actions that would be done, were they allowed; others must not be done either."""
+SEEN = {"/groups/{group}/member": "?client_id=c", "/series": "?chart=messages"}
+TAIL = "/topics/{topic}/tail"
+"""It says in its state that it is refused."""
+
+
+def test_nobody_does_or_sees_what_a_right_is_missing_for(site):
+    with site.admin() as admin, GroupAdmin(site.namesrv, credentials=str(site.keys)) as groups:
+        admin.create_topic("kept", exist_ok=True)
+        groups.create_group(GroupConfig("ledger"), exist_ok=True)
+        before = admin.topic_configs(), groups.groups(), admin.topic_stats("kept")
+        held = {"viewer": (Right.NONE, Right.VIEW, Right.VIEW_OWN), "shop": (Right.NONE,)}
+        until(lambda: site.get("/about", "shop")["status"] == 200)
+        for route, user in itertools.product(find_routes(), held):
+            if route.right in held[user] or route.path == TAIL:
+                continue
+            path = re.sub(r"\{(\w+)\}", lambda found: NAMES.get(found[1], "x"), route.path)
+            path = path if path != "/" else "/overview"
+            if isinstance(route, ConsoleAction):
+                told = site.post(path, user, **SAMPLES.get(route.path, {}))
+            else:
+                status, _, _ = site.ask("GET", f"/api/v1{path}{SEEN.get(route.path, '')}", user)
+                told = {"status": status}
+            # What somebody may not know is not there.
+            refused = {403, 404} if route.path in SAMPLES else {400, 403, 404, 409}
+            assert told["status"] in refused, f"{user} at {route.path}: {told}"
+        assert (admin.topic_configs(), groups.groups(), admin.topic_stats("kept")) == before
+
+
+NAMES = {"topic": "kept", "group": "ledger"}
+
+
 def test_a_message_that_is_sent_is_tailed(site):
     with site.admin() as admin:
         admin.create_topic("orders", exist_ok=True)
@@ -178,13 +233,16 @@ def test_a_message_that_is_sent_is_tailed(site):
 
 
 def test_a_broker_that_died_is_seen_and_its_return_as_well(site):
-    def down():
-        return [one["name"] for one in site.get("/overview")["processes"] if not one["is_up"]]
+    def of_broker():
+        told = site.get("/overview")
+        assert told["problem"] == ""
+        return next(one for one in told["processes"] if one["name"] == "broker-a")
 
-    until(lambda: site.get("/overview")["problem"] == "" and not down())
+    until(lambda: of_broker()["is_up"])
     os.kill(site.pid("broker-a"), signal.SIGKILL)
-    assert until(lambda: "broker-a" in down())
-    until(lambda: not down())
+    # It is started again within a second, which a look may miss; that it died stays to be seen.
+    until(lambda: of_broker()["restarted_ms"])
+    until(lambda: of_broker()["is_up"])
 
 
 def test_a_console_that_was_restarted_asks_who_somebody_is(site):
