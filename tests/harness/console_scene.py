@@ -22,6 +22,8 @@ from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 
 TOPIC: Final = "orders"
 EMPTY: Final = "empty"
@@ -75,6 +77,18 @@ class Member:
         self.got.extend(messages)
 
 
+class Undecided(TransactionListener):
+    """Local transactions of which nobody knows how they end."""
+
+    def execute_local_transaction(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
+        """Leave the half message undecided."""
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
+        """Leave it undecided when the broker asks."""
+        return LocalTransactionState.UNKNOWN
+
+
 class ConsoleScene:
     """The cluster, its clients, and a browser in which ``admin`` is logged in.
 
@@ -89,6 +103,7 @@ class ConsoleScene:
         passwords: Of the console's users, by name.
         producer: Producer with keys of the administrator, whose messages are traced.
         members: Those of ``READ``.
+        half_id: Id of a half message that is parked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,6 +173,9 @@ class ConsoleScene:
         sent = orders()
         for begin in range(0, MESSAGES, BATCH):
             self.producer.send_batch(sent[begin : begin + BATCH])
+        with TransactionProducer("payments", listener=Undecided(), **keys) as payments:
+            half = payments.send_message_in_transaction(Message(TOPIC, b"half"))
+        self.half_id = half.send_result.message_id
         until(lambda: len({one.message_id for one in self.delivered()}) >= MESSAGES)
 
     # ---- For tasks ---------------------------------------------------------------------

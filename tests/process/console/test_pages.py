@@ -42,7 +42,8 @@ def axe(data_dir) -> str:
 def address(scene: ConsoleScene, path: str) -> str:
     """Fill the placeholders of a path with what is there."""
     client_id = scene.members[0].consumer.client_id
-    known = {"topic": TOPIC, "group": READ}
+    message_id = scene.half_id if "transactions" in path else scene.delivered()[0].message_id
+    known = {"topic": TOPIC, "group": READ, "message_id": message_id}
     filled = path.format(**{name: quote(value) for name, value in known.items()})
     return f"{filled}?{urlencode({'client_id': client_id, 'topic': TOPIC, 'group': READ})}"
 

@@ -128,7 +128,7 @@ def test_a_topic_that_is_not_there_is_a_sentence(world):
     assert "no topic &#39;nope&#39;" in page
 
 
-def test_who_may_read_no_message_is_told_which_right_is_missing():
+def test_a_user_who_may_read_no_message_sees_which_right_is_missing():
     world = ConsoleWorld(access_list=access_list_of())
     client = open_console(world, users_of("viewer", "admin"))
     client.log_in("viewer")
