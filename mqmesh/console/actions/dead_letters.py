@@ -18,7 +18,7 @@ from mqmesh.console.queries.dead_letters import (
 )
 from mqmesh.console.queries.groups import GroupArguments
 from mqmesh.console.rendering import segment
-from mqmesh.errors import GroupNotFound, InvalidArgument
+from mqmesh.errors import InvalidArgument
 from mqmesh.protocol.retries import ResendResult, ResendStatus, ResendTarget
 from mqmesh.sdk.admin.dead_letters import DeadLetter
 from mqmesh.sdk.admin.views.messages import (
@@ -123,7 +123,7 @@ async def plan_purge(visit: Visit, asked: GroupArguments) -> ActionPlan:
     async with visit.client(DeadLetterClient) as client:
         found = (await client.overview()).get(asked.group)
     if found is None:
-        raise GroupNotFound(f"group {asked.group} has no dead letters")
+        return ActionPlan(summary=f"Group {asked.group} has no dead letters.", possible=False)
     return ActionPlan(
         summary=f"All dead letters of group {asked.group} are deleted on every broker.",
         details=("Export them first if anybody may need them.",),
