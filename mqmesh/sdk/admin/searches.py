@@ -30,7 +30,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 MAX_LOOKED: Final = 100_000
 """Most messages that one search looks at."""
 READ_BYTES: Final = 1 * MIB
-MAX_SEARCH_BYTES: Final = 32 * MIB
+MAX_SEARCH_BYTES: Final = 8 * MIB
 """Messages that fit end a search when they have so many bytes."""
 
 
@@ -92,7 +92,7 @@ class SearchClient(QueryClient):
         """Return messages of a topic that fit a filter, newest first.
 
         It reads queues, the newest messages of each, and ends early when it has looked at
-        ``max_looked`` messages, or found 32 MiB.
+        ``max_looked`` messages, or found 8 MiB.
 
         Args:
             topic: Physical topic.

@@ -7,7 +7,13 @@ import random
 import msgspec
 import pytest
 
-from mqmesh.console.body_view import MAX_CHARACTERS, MAX_SHOWN_BYTES, hex_dump, view_body
+from mqmesh.console.body_view import (
+    MAX_CHARACTERS,
+    MAX_SHOWN_BYTES,
+    hex_dump,
+    preview,
+    view_body,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,3 +76,17 @@ def test_any_bytes_have_a_view():
         assert view.size == len(body)
         assert len(view.text) <= MAX_CHARACTERS
         view.text.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b"a\n\tb  c", "a b c"),
+        (b"\x00\x01z", "00 01 7a"),
+        (b"", ""),
+        (b"x" * 199 + "é".encode(), "x" * 199),
+        (b"<b>" * 1_000, "<b>" * 66 + "<b"),
+    ],
+)
+def test_a_preview_is_one_line_of_the_beginning(body, line):
+    assert preview(body) == line

@@ -72,6 +72,7 @@ def test_a_topic_has_its_queues_and_readers(world):
     assert [one["unread"] for one in told["queues"]] == [5, 0]
     page = open_console(world).get("/topics/orders").text
     assert 'href="/groups/ledger"' in page
+    assert 'href="/messages?topic=orders"' in page
 
 
 def test_a_topic_that_is_not_there_is_a_page_of_its_own(world):
