@@ -120,6 +120,7 @@ class ConsoleWorld:
             figures=self.figures if self.sees_all else None,
             series=self.series if self.sees_all else None,
             sees_all=self.sees_all,
+            namesrv_addr=config.namesrv_addr,
             tails=self.tails,
         )
 
