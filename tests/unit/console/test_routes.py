@@ -15,6 +15,7 @@ RIGHTS = {
     "/": "view",
     "/about": "none",
     "/api": "none",
+    "/clients": "view",
     "/cluster": "view",
     "/cluster/export": "view",
     "/cluster/import": "admin",
