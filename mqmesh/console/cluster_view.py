@@ -17,6 +17,10 @@ MESSAGES_IN: Final = "rocketmq_messages_in_total"
 MESSAGES_OUT: Final = "rocketmq_messages_out_total"
 DISK_USED: Final = "mqmesh_store_disk_used_ratio"
 LAG_MS: Final = "rocketmq_consumer_lag_latency_milliseconds"
+QUOTA_MESSAGES: Final = "mqmesh_quota_messages_total"
+QUOTA_BYTES: Final = "mqmesh_quota_bytes_total"
+QUOTA_REFUSALS: Final = "mqmesh_quota_refusals_total"
+REFUSALS: Final = "mqmesh_refusals_total"
 
 TOP: Final = 10
 """Topics and groups on the first page."""
@@ -160,12 +164,19 @@ class Figures(msgspec.Struct, frozen=True):
         out_per_s: Messages handed out a second, by topic.
         groups: Backlogs.
         disks: Used share of the disk, by broker.
+        used: Rates that users with quotas have, a second at the broker where it is most, by
+            exporter's name of the total, user and direction (``in`` or ``out``).
+        held_up: Requests of such users that had to wait since their brokers' start, by user.
+        refusals: Requests that were refused since the start, by node and response code.
     """
 
     in_per_s: dict[str, float]
     out_per_s: dict[str, float]
     groups: list[GroupLag]
     disks: dict[str, float]
+    used: dict[tuple[str, ...], float] = {}
+    held_up: dict[str, float] = {}
+    refusals: dict[tuple[str, ...], float] = {}
 
 
 def figures_of(families: Families, rates: Rates, now_ms: int) -> Figures:
@@ -186,10 +197,23 @@ def figures_of(families: Families, rates: Rates, now_ms: int) -> Figures:
                 rate = rates.rate((name, labels), total, now_ms)
                 found[topic] = found.get(topic, 0.0) + rate
         by_topic.append(found)
+    used: dict[tuple[str, ...], float] = {}
+    for name in (QUOTA_MESSAGES, QUOTA_BYTES):
+        for labels, total in families.sums(name, (*PROCESS, "user", "direction")).items():
+            key = (name, *labels[len(PROCESS) :])
+            used[key] = max(used.get(key, 0.0), rates.rate((name, labels), total, now_ms))
     rates.end_round()
     disks = {node: used for (node,), used in families.sums(DISK_USED, ("node_id",)).items()}
     in_per_s, out_per_s = by_topic
-    return Figures(in_per_s, out_per_s, list(_groups(families)), disks)
+    return Figures(
+        in_per_s,
+        out_per_s,
+        list(_groups(families)),
+        disks,
+        used,
+        {user: total for (user,), total in families.sums(QUOTA_REFUSALS, ("user",)).items()},
+        families.sums(REFUSALS, ("node_id", "response_code")),
+    )
 
 
 def _groups(families: Families) -> Iterable[GroupLag]:

@@ -1,0 +1,116 @@
+"""Access: users, rules, quotas, versions, refusals, audit log, and their actions."""
+
+from typing import Final
+
+from mqmesh.console.actions import access as actions
+from mqmesh.console.page import ConsoleAction, ConsolePage, Route, TableArguments
+from mqmesh.console.queries import access as queries
+from mqmesh.protocol.commands import Right
+
+ROUTES: Final[tuple[Route, ...]] = (
+    ConsolePage(
+        path="/access",
+        nav="Access",
+        title="Access",
+        right=Right.VIEW,
+        template="access.html",
+        arguments=TableArguments,
+        query=queries.access,
+        about="Users, version of the access list at every role, refusals.",
+    ),
+    ConsolePage(
+        path="/access/users/{name}",
+        title="User {name}",
+        right=Right.VIEW,
+        template="user.html",
+        arguments=queries.UserArguments,
+        query=queries.user,
+        about="One user: keys as fingerprints, rules, quota and its use.",
+    ),
+    ConsolePage(
+        path="/access/check",
+        title="May a user …?",
+        right=Right.VIEW,
+        template="access_check.html",
+        arguments=queries.CheckArguments,
+        query=queries.check,
+        about="Whether a user may do something, and by which rule.",
+    ),
+    ConsolePage(
+        path="/access/audit",
+        title="Audit log",
+        right=Right.ADMIN,
+        template="audit.html",
+        arguments=queries.AuditArguments,
+        query=queries.audit,
+        about="Newest lines of the audit log, where it is on the console's machine.",
+    ),
+    ConsoleAction(
+        path="/new/user",
+        title="New user",
+        verb="Add",
+        right=Right.ADMIN,
+        arguments=actions.NewUserForm,
+        plan=actions.plan_add,
+        do=actions.add,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/change",
+        title="Change user {name}",
+        verb="Apply",
+        right=Right.ADMIN,
+        arguments=actions.UserForm,
+        initial=actions.initial_user,
+        plan=actions.plan_change,
+        do=actions.change,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/delete",
+        title="Delete user {name}",
+        verb="Delete",
+        right=Right.ADMIN,
+        danger=True,
+        arguments=queries.UserArguments,
+        plan=actions.plan_delete,
+        do=actions.delete,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/rule",
+        title="Rule of {name}",
+        verb="Apply",
+        right=Right.ADMIN,
+        arguments=actions.RuleForm,
+        plan=actions.plan_rule,
+        do=actions.put_rule,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/delete-rule",
+        title="Delete a rule of {name}",
+        verb="Delete",
+        right=Right.ADMIN,
+        danger=True,
+        arguments=actions.DeleteRuleForm,
+        plan=actions.plan_delete_rule,
+        do=actions.delete_rule,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/add-key",
+        title="Further key of {name}",
+        verb="Add",
+        right=Right.ADMIN,
+        arguments=actions.AddKeyForm,
+        plan=actions.plan_add_key,
+        do=actions.add_key,
+    ),
+    ConsoleAction(
+        path="/access/users/{name}/remove-key",
+        title="Remove a key of {name}",
+        verb="Remove",
+        right=Right.ADMIN,
+        danger=True,
+        arguments=actions.RemoveKeyForm,
+        initial=actions.initial_key,
+        plan=actions.plan_remove_key,
+        do=actions.remove_key,
+    ),
+)
