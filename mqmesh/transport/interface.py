@@ -226,6 +226,20 @@ class Channel(Protocol):
     ) -> Command:
         """Sends a request and waits for its response."""
 
+    def is_connected(self) -> bool:
+        """Return True when ``post`` need not wait for a connection."""
+
+    def post(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> bool:
+        """Sends a request; returns True when its response is there already."""
+
+    def take(self) -> Command | None:
+        """Return the response to what was posted, if it is there."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when ``take`` may find something; -1 for none."""
+
     def cancel(self) -> None:
         """Makes requests fail soon; from any thread."""
 
@@ -283,10 +297,12 @@ class Transport(Protocol):
     Attributes:
         ring: The own keys and those of servers; None where nothing is encrypted.
         guard: Decides who may connect to servers of this transport; None where everybody may.
+        watches_channels: It has ``watch``.
     """
 
     ring: KeyRing | None
     guard: "Guard | None"
+    watches_channels: bool
 
     @property
     def loop(self) -> Loop:
@@ -334,6 +350,9 @@ class Transport(Protocol):
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> Channel:
         """Make a connection for requests of the caller's own thread."""
+
+    def watch(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Calls back once in the loop when a channel may have a response; from any thread."""
 
     def executor(self, name: str) -> Executor:
         """Make a helper thread, for calls that take long."""

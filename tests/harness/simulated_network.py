@@ -18,7 +18,7 @@ from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, Reques
 from mqmesh.protocol.codes import response_error
 from mqmesh.protocol.command import Command, Reply
 from mqmesh.testing.clock import ManualClock
-from mqmesh.transport.interface import OnDone
+from mqmesh.transport.interface import Channel, OnDone
 from mqmesh.transport.zmq.loop import EventLoop
 
 LATENCY_MS: Final = 1
@@ -140,9 +140,9 @@ class SimulatedNetwork:
             if not loop._stopping:
                 loop.close()
 
-    def transport(self) -> "SimulatedTransport":
-        """Makes a transport with a loop of its own."""
-        return SimulatedTransport(self)
+    def transport(self, *, watches: bool = False) -> "SimulatedTransport":
+        """Makes a transport with a loop of its own; ``watches`` channels if it is to."""
+        return SimulatedTransport(self, watches)
 
     def new_loop(self) -> EventLoop:
         """Makes a loop that ``turn`` turns."""
@@ -174,7 +174,7 @@ def _wants_to_run(thread: threading.Thread) -> bool:
 class SimulatedTransport:
     """The twin of ``mqmesh.transport.zmq.transport.ZmqTransport``, as far as clients use it."""
 
-    def __init__(self, network: SimulatedNetwork) -> None:
+    def __init__(self, network: SimulatedNetwork, watches: bool = False) -> None:
         self._network = network
         self._loop: EventLoop | None = None
         self.clock = network.clock
@@ -184,6 +184,7 @@ class SimulatedTransport:
         self.pause = time.sleep
         self.ring = None
         self.guard = None
+        self.watches_channels = watches
 
     @property
     def loop(self) -> EventLoop:
@@ -203,6 +204,17 @@ class SimulatedTransport:
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> "SimulatedChannel":
         """Makes a channel for requests that wait."""
         return SimulatedChannel(self._network, endpoint)
+
+    def watch(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Calls back when the answer to what a channel posted is due."""
+        assert isinstance(channel, SimulatedChannel)
+        if channel.due_ms is not None:
+            delay_ms = max(channel.due_ms - self.clock.monotonic_ms(), 0)
+
+            def plan() -> None:
+                self.loop.call_later(delay_ms, callback)
+
+            self.loop.call_soon_threadsafe(plan)
 
     def run_loop(self, target: Callable[[], None], name: str) -> "_ManualThread":
         """Stands for a thread."""
@@ -387,37 +399,76 @@ class SimulatedChannel:
     def __init__(self, network: SimulatedNetwork, endpoint: str) -> None:
         self.endpoint = endpoint
         self.closed = False
+        self.due_ms: int | None = None
         self._network = network
         self._cancelled = False
+        self._deadline_ms = 0
+        self._answer: Command | MQMeshError | None = None
 
     def request(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
     ) -> Command:
         """Sends a request and waits for its response."""
-        if self.closed or self._cancelled:
-            raise ClientClosed("closed")
-        server = self._network.servers.get(self.endpoint)
-        if server is None or not server.up:
+        self._check_open()
+        if not self.is_connected():
             self._network.clock.advance(timeout_ms)
             raise EndpointUnreachable("no connection in time")
-        answers: list[tuple[Reply, int]] = []
+        self.post(code, *parts, header=header, timeout_ms=timeout_ms)
+        now_ms = self._network.clock.monotonic_ms()
+        due_ms = self._deadline_ms if self.due_ms is None else self.due_ms
+        self._network.clock.advance(min(due_ms, self._deadline_ms) - now_ms)
+        answer = self.take()
+        assert answer is not None
+        return answer
+
+    def is_connected(self) -> bool:
+        """Returns True while the server is up."""
+        self._check_open()
+        server = self._network.servers.get(self.endpoint)
+        return server is not None and server.up
+
+    def post(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> bool:
+        """Sends a request; ``due_ms`` says when its response is there, None for never."""
+        server = self._network.servers[self.endpoint]
+        now_ms = self._network.clock.monotonic_ms()
+        self._deadline_ms, self.due_ms, self._answer = now_ms + timeout_ms, None, None
         server.requests.append(code)
         command = Command(code, 0, 0, memoryview(header), memoryview(b"".join(parts)))
-        server.serve(command, lambda reply, delay_ms: answers.append((reply, delay_ms)))
+
+        def answer(reply: Reply, delay_ms: int) -> None:
+            self._answer, self.due_ms = answer_of(reply), now_ms + delay_ms
+
+        server.serve(command, answer)
         if not server.up:
-            raise EndpointUnreachable("broke; whether the request was carried out is unknown")
-        if not answers or answers[0][1] >= timeout_ms:
-            self._network.clock.advance(timeout_ms)
+            self._answer = EndpointUnreachable("broke; whether it was carried out is unknown")
+            self.due_ms = now_ms
+        return False
+
+    def take(self) -> Command | None:
+        """Returns the response if it is due."""
+        self._check_open()
+        now_ms = self._network.clock.monotonic_ms()
+        if now_ms >= self._deadline_ms:
             raise RequestTimeout("no answer in time")
-        self._network.clock.advance(answers[0][1])
-        answer = answer_of(answers[0][0])
-        if isinstance(answer, MQMeshError):
-            raise answer
-        return answer
+        if self.due_ms is None or self.due_ms > now_ms:
+            return None
+        if isinstance(self._answer, MQMeshError):
+            raise self._answer
+        return self._answer
+
+    def fileno(self) -> int:
+        """Returns that there is no descriptor."""
+        return -1
 
     def cancel(self) -> None:
         """Makes all requests fail."""
         self._cancelled = True
+
+    def _check_open(self) -> None:
+        if self.closed or self._cancelled:
+            raise ClientClosed("closed")
 
     def close(self) -> None:
         """Closes the connection."""

@@ -293,7 +293,7 @@ def test_the_names_are_those_of_the_blocking_clients():
     blocking_only = {
         # A future where coroutines await, and what the blocking ones need among themselves.
         aio.Producer: {"send_async", "send_batch_async", "request_async", "reply_async"}
-        | {"can_send"},
+        | {"can_send", "take_answers_by"},
         aio.TransactionProducer: {"send_message_in_transaction_async", "end", "running"},
         aio.PullConsumer: {"acknowledge", "on_arrival"},
         aio.PushConsumer: set(),

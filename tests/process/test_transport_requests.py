@@ -355,8 +355,36 @@ def test_a_channel_gives_up_in_time_and_goes_on(wire, served, busy_poll):
     assert bytes(channel.request(ECHO, b"x", timeout_ms=2_000).body) == b"x", "not the late answer"
 
 
+def test_a_channel_takes_what_was_posted_when_its_descriptor_shows_it(wire, served):
+    channel = wire.closing(BlockingChannel(wire.context, served))
+    channel.request(ECHO, timeout_ms=2_000)
+    assert channel.is_connected()
+    loop = wire.closing(EventLoop())
+    loop.tick(0)
+    loop.call_later(10_000, lambda: loop.fail(TimeoutError("no answer")))
+    taken = []
+
+    def take() -> None:
+        taken.append(channel.take())
+        if taken[-1] is None:
+            loop.watch_once(channel.fileno(), take)
+        else:
+            loop.stop()
+
+    if channel.post(ECHO, b"later", timeout_ms=9_000):
+        loop.call_soon_threadsafe(take)
+    loop.watch_once(channel.fileno(), take)
+    loop.run()
+    assert bytes(taken[-1].body) == b"later"
+    channel.post(HOLD, timeout_ms=1)
+    with pytest.raises(RequestTimeout):
+        while channel.take() is None:
+            continue
+
+
 def test_a_channel_without_a_server_says_so(wire):
     channel = wire.closing(BlockingChannel(wire.context, NOWHERE))
+    assert not channel.is_connected()
     with pytest.raises(EndpointUnreachable):
         channel.request(ECHO, timeout_ms=150)
     channel.close()

@@ -1,15 +1,20 @@
 """Transfer of outcomes from a client loop to an asyncio loop, many at one wake-up."""
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.lanes import PendingBatch
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult, make_result
+from mqmesh.transport.interface import Channel
+
+MAX_CHANNELS_READ: Final = 64
+"""Channels whose descriptors are kept; beyond it they are forgotten and made anew."""
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None) -> None:
@@ -55,6 +60,39 @@ class AwaitedSend(asyncio.Future[SendResult], Coroutine[Any, Any, SendResult]):
 
     def close(self) -> None:
         """Do nothing: the message is sent."""
+
+
+class AnswerReader:
+    """Reader of answers in an event loop, which spares them the way through the client loop.
+
+    Args:
+        loop: The event loop; all methods are for its thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._descriptors: dict[Channel, int] = {}
+
+    def watch(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Calls back once when a channel may have a response; see ``Transport.watch``."""
+        descriptor = self._descriptors.get(channel)
+        if descriptor is None:
+            if len(self._descriptors) >= MAX_CHANNELS_READ:
+                self.close()
+            # Its own, because the channel may be closed before the event loop forgets it.
+            descriptor = self._descriptors[channel] = os.dup(channel.fileno())
+        self._loop.add_reader(descriptor, self._take, descriptor, callback)
+
+    def _take(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self._loop.remove_reader(descriptor)
+        callback()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for descriptor in self._descriptors.values():
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._descriptors.clear()
 
 
 class Completions:
@@ -121,7 +159,16 @@ class Completions:
         self._add(future)
 
     def _on_sent(self, sent: SendFuture) -> None:
-        self._add(sent.batch)
+        if self._reads_here():
+            self._end(sent.batch, self._waiting.pop(sent.batch))
+        else:
+            self._add(sent.batch)
+
+    def _reads_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
 
     def _add(self, one: asyncio.Future[Any] | PendingBatch) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.metrics import Readings
-from mqmesh.sdk.aio.completions import Completions
+from mqmesh.sdk.aio.completions import AnswerReader, Completions
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.producer.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
@@ -31,6 +31,7 @@ class Producer:
     def __init__(self, group: str, **options: Any) -> None:
         self._inner = self._make(group, **options)
         self._completions: Completions | None = None
+        self._reader: AnswerReader | None = None
         # Senders that wait, by topic, and the tasks that serve them.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}
@@ -53,6 +54,8 @@ class Producer:
         if self._completions is None:
             self._lines, self._serving = {}, {}
             self._completions = Completions(loop)
+            self._reader = AnswerReader(loop)
+            self._inner.take_answers_by(self._reader.watch)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Attach to an event loop, before the start in it."""
@@ -60,7 +63,9 @@ class Producer:
     async def close(self) -> None:
         """Waits a moment for sends without an outcome, then closes; from any event loop."""
         await asyncio.to_thread(self._inner.close)
-        self._completions = None
+        if self._reader is not None:
+            self._reader.close()
+        self._completions = self._reader = None
 
     @property
     def closed(self) -> bool:

@@ -55,24 +55,41 @@ class DirectChannels:
             The answer, or why there is none.
         """
         try:
-            channel = self._channels.get(broker_name)
-            if channel is None or channel.endpoint != endpoint or channel in self._broken:
-                channel = self._connect(broker_name, endpoint, channel)
-            if self._closed:
-                channel.cancel()  # it was made after close had looked
+            channel = self._channel(broker_name, endpoint)
             return channel.request(
                 request.code, *request.parts, header=request.header, timeout_ms=request.timeout_ms
             )
-        except ClientClosed as error:
-            if self._closed:
-                return error
-            return EndpointUnreachable(f"the connection to broker {endpoint} broke: {error}")
-        except MQMeshError as error:
-            return error
         except Exception as error:
-            # The engine's connection may do better.
-            _log.exception("broker %s could not be asked directly", endpoint)
-            return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")
+            return self._failure(endpoint, error)
+
+    def post(
+        self, broker_name: str, endpoint: str, request: OutgoingRequest
+    ) -> tuple[Channel, bool] | None:
+        """Sends a request and does not wait; after ``enter``, and ``take`` it before ``leave``.
+
+        Returns:
+            Its channel, and True when ``take`` may find the answer already; None if it could not be
+            sent at once.
+        """
+        try:
+            channel = self._channel(broker_name, endpoint)
+            if not channel.is_connected():
+                return None
+            parts, header = request.parts, request.header
+            is_there = channel.post(
+                request.code, *parts, header=header, timeout_ms=request.timeout_ms
+            )
+        except Exception as error:
+            self._failure(endpoint, error)
+            return None
+        return channel, is_there
+
+    def take(self, channel: Channel) -> Command | MQMeshError | None:
+        """Return the answer to what was posted, or why there is none; None for not yet."""
+        try:
+            return channel.take()
+        except Exception as error:
+            return self._failure(channel.endpoint, error)
 
     def interrupt(self, broker_name: str) -> None:
         """Give up the request that waits for a broker whose connection broke; from any thread."""
@@ -104,13 +121,26 @@ class DirectChannels:
         finally:
             self._lock.release()
 
-    def _connect(self, broker_name: str, endpoint: str, old: Channel | None) -> Channel:
-        if old is not None:
-            self._broken.discard(old)
-            del self._channels[broker_name]
-            old.close()
-        if self._closed or self._engine.closed:
-            raise ClientClosed("the producer is closed")
-        channel = self._engine.transport.channel(endpoint, busy_poll_us=self._busy_poll_us)
-        self._channels[broker_name] = channel
+    def _channel(self, broker_name: str, endpoint: str) -> Channel:
+        channel = self._channels.get(broker_name)
+        if channel is None or channel.endpoint != endpoint or channel in self._broken:
+            if channel is not None:
+                self._broken.discard(channel)
+                del self._channels[broker_name]
+                channel.close()
+            if self._closed or self._engine.closed:
+                raise ClientClosed("the producer is closed")
+            channel = self._engine.transport.channel(endpoint, busy_poll_us=self._busy_poll_us)
+            self._channels[broker_name] = channel
+        if self._closed:
+            channel.cancel()  # it was made after close had looked
         return channel
+
+    def _failure(self, endpoint: str, error: Exception) -> MQMeshError:
+        if isinstance(error, ClientClosed) and not self._closed:
+            return EndpointUnreachable(f"the connection to broker {endpoint} broke: {error}")
+        if isinstance(error, MQMeshError):
+            return error
+        # The engine's connection may do better.
+        _log.error("broker %s could not be asked directly", endpoint, exc_info=error)
+        return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")

@@ -41,10 +41,9 @@ from mqmesh.sdk.producer.send_result import (
     OnDone,
     SendFuture,
     SendResult,
-    make_result,
     tell_hooks,
 )
-from mqmesh.sdk.producer.sender import SEND_METRICS, Sender
+from mqmesh.sdk.producer.sender import SEND_METRICS, Sender, Watch
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
 from mqmesh.sdk.tracing.trace_dispatcher import STORE_S
 from mqmesh.security.keys import Credentials
@@ -143,6 +142,7 @@ class Producer:
         self._max_message_size = one.max_message_size
         self._retries = one.retry_times_when_send_failed
         self._async_retries = one.retry_times_when_send_async_failed
+        self._posts = self._engine.transport.watches_channels and not one.linger_ms
         self._may_join = self._retries == self._async_retries
         self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._codec = BatchCodec(
@@ -229,6 +229,7 @@ class Producer:
             self._sender.schedule()
             self._buffer.wait_empty(self.options.close_timeout_ms / 1_000)
             patience_s = max(deadline_ms - self._now_ms(), 0) / 1_000
+        self._sender.take_posted(ClientClosed("the producer was closed before an answer came"))
         self._direct.close(patience_s)
         self._engine.close()
         self._tracing.close()
@@ -301,19 +302,14 @@ class Producer:
         if not is_free or message.sharding_key is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._retries
-        batch = None
-        if not self.options.linger_ms:
-            batch = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
-        if batch is None:
-            bound = lane is not None
-            future = self._append(
-                lane, topic, message, deadline_ms, None, retries, bound, wait_store
-            )
-        elif batch.outcome is not None:
-            return make_result(batch, 0)
-        else:
-            future = SendFuture(batch, 0)
-        return self._await(future, deadline_ms)
+        if self._buffer.is_quiet and not self.options.linger_ms:
+            sent = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
+            if sent is not None:
+                return sent.result()
+        bound = lane is not None
+        return self._append(
+            lane, topic, message, deadline_ms, None, retries, bound, wait_store
+        ).result()
 
     def send_async(
         self,
@@ -353,8 +349,14 @@ class Producer:
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
-        bound = lane is not None
-        return self._append(lane, topic, message, deadline_ms, on_done, self._async_retries, bound)
+        retries = self._async_retries
+        if self._posts and self._buffer.is_quiet and not self._engine.loop.in_loop_thread:
+            sent = self._sender.send_lone(
+                lane, topic, message, deadline_ms, retries, True, on_done, waits=False
+            )
+            if sent is not None:
+                return sent
+        return self._append(lane, topic, message, deadline_ms, on_done, retries, lane is not None)
 
     def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never reports its outcome; it is not retried.
@@ -402,9 +404,7 @@ class Producer:
         self._check_blocking()
         deadline_ms = self._deadline(timeout_ms)
         retries = self.options.retry_times_when_send_failed
-        return self._await(
-            self._add_batch(messages, None, queue, deadline_ms, retries), deadline_ms
-        )
+        return self._add_batch(messages, None, queue, deadline_ms, retries).result()
 
     def send_batch_async(
         self,
@@ -643,6 +643,11 @@ class Producer:
             and self._buffer.pending_bytes < self.options.buffer_memory_bytes
         )
 
+    def take_answers_by(self, watch: Watch) -> None:
+        """Have answers to what leaves at once taken by another loop; for asyncio's producer."""
+        if self._posts:
+            self._sender.watch = watch
+
     # ---- Sending, the inner part -----------------------------------------------------
 
     def _topic(self, name: str, deadline_ms: int) -> TopicLanes:
@@ -737,11 +742,6 @@ class Producer:
         self._pace.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
         return future
 
-    def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
-        # The sender ends every send by its deadline; the grace is for a stuck machine.
-        left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
-        return future.result(left_ms / 1_000)
-
     # ---- Helpers ---------------------------------------------------------------------
 
     def _make_trace_producer(self, group: str) -> "Producer":
@@ -757,6 +757,7 @@ class Producer:
     def _broker_changed(self, broker_name: str, up: bool) -> None:
         if not up:
             self._direct.interrupt(broker_name)
+            self._sender.take_posted()
         self._sender.schedule()
 
     def _take_command(self, broker_name: str, command: Command) -> None:

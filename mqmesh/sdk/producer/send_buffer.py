@@ -67,6 +67,7 @@ class SendBuffer:
         self._max_batch_messages = options.batch_messages
         self._linger_ms = options.linger_ms
         self._lingering: deque[tuple[int, Lane, PendingBatch]] = deque()
+        self._has_company = False
         self._lanes: dict[MessageQueue, Lane] = {}
         self._ready: dict[str, deque[Lane]] = {}
         self._admission = make_admission(
@@ -78,6 +79,14 @@ class SendBuffer:
     def pending_bytes(self) -> int:
         """Bytes of all messages without an outcome."""
         return self._admission.bytes
+
+    @property
+    def is_quiet(self) -> bool:
+        """True while messages come one by one: none is without an outcome, the last one was alone.
+
+        Where several come together they share a request, and none of them leaves before the others.
+        """
+        return not (self._admission.bytes or self._has_company)
 
     def topic_lanes(
         self,
@@ -224,7 +233,7 @@ class SendBuffer:
         return batch
 
     def claim(self, batch: PendingBatch, lane: Lane | None, topic: TopicLanes) -> Lane | None:
-        """Puts a lone message in flight at once, if no other one is without an outcome.
+        """Puts a lone message in flight at once, if the buffer ``is_quiet``.
 
         Args:
             batch: From ``lone_batch``.
@@ -241,7 +250,7 @@ class SendBuffer:
         with self.lock:
             if self.closed:
                 raise closed_error()
-            if self._admission.bytes:
+            if self._admission.bytes or self._has_company:
                 return None
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
@@ -405,6 +414,7 @@ class SendBuffer:
         else:
             batch.error = result
         self._admission.bytes -= batch.size
+        self._has_company = len(batch.messages) > 1
         if self._room_wanted:
             self._room.notify_all()
         return True

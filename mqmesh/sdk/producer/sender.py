@@ -2,9 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from mqmesh.errors import (
     BrokerError,
@@ -47,7 +49,9 @@ from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.producer.send_buffer import SendBuffer
-from mqmesh.transport.requests import no_connection
+from mqmesh.sdk.producer.send_result import OnDone, SendFuture
+from mqmesh.transport.interface import Channel
+from mqmesh.transport.requests import no_connection, too_late
 
 _OK: Final = int(ResponseCode.SUCCESS)
 SEND_LATENCY_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0, 200.0, 500.0)
@@ -55,6 +59,19 @@ SEND_LATENCY_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0, 200
 
 _NAMES: Final = {status.value: status.name for status in SendStatus}
 _log = logging.getLogger(__name__)
+
+
+Watch = Callable[[Channel, Callable[[], None]], None]
+"""Calls back once when a channel may have a response."""
+
+
+class PostedRequest(msgspec.Struct, frozen=True, eq=False):
+    """A request that left from its caller's thread, which does not wait for the answer."""
+
+    request: OutgoingRequest
+    channel: Channel
+    lane: Lane
+    batch: PendingBatch
 
 
 class Sender:
@@ -79,6 +96,7 @@ class Sender:
             topic is ``OTHER``.
         latency: Latency of requests that a broker answered, in ms.
         lost: Messages of each topic that were given up because the client was closed.
+        watch: Has the answers to what leaves at once taken, in the client loop by default.
         has_room, schedule: See ``RequestOutbox``.
     """
 
@@ -103,6 +121,9 @@ class Sender:
         self._followed: dict[str, Backoff] = {}
         self._outbox = RequestOutbox(engine, self, options.max_requests_in_flight, pace)
         self._watches_linger = False
+        self._posted: PostedRequest | None = None
+        self._deadline_due_ms = 0
+        self.watch: Watch = engine.transport.watch
         self.ended: dict[tuple[str, ...], int] = {}
         self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
         self.lost: Counter[str] = Counter()
@@ -139,52 +160,119 @@ class Sender:
         deadline_ms: int,
         retries: int,
         wait_store: bool,
-    ) -> PendingBatch | None:
-        """Sends a message once in the calling thread, if no other one is without an outcome.
+        on_done: OnDone | None = None,
+        *,
+        waits: bool = True,
+    ) -> SendFuture | None:
+        """Sends a message once in the calling thread, if the buffer ``is_quiet``.
 
         Args:
             lane: Lane it must go to, or None for the next lane of ``topic``.
-            topic, message, deadline_ms, retries, wait_store: See ``SendBuffer.append``.
+            topic, message, deadline_ms, retries, wait_store, on_done: See ``SendBuffer.append``.
+            waits: Wait for the answer; else ``watch`` has it taken.
 
         Returns:
-            Its batch, which the client loop goes on with unless it is done; None when the message
-            has to be added to the buffer.
+            Its outcome, of which the client loop takes care unless it is done; None when the
+            message has to be added to the buffer.
 
         Raises:
             ClientClosed: The producer is closed.
         """
         batch = self._buffer.lone_batch(message, deadline_ms, retries, lane is not None, wait_store)
+        future = SendFuture(batch, 0)
+        if on_done is not None:
+            batch.callbacks.append(partial(on_done, future))
         try:
             claimed = self._buffer.claim(batch, lane, topic)
             if claimed is None:
                 return None
-            if not self._send_directly(batch):
+            if not self._send_directly(batch, claimed, waits):
                 self._buffer.put_back(batch)
             if claimed.listed:
                 self.schedule()
         except BaseException as error:
             # Ctrl-C in the middle: the lane must not stay in flight for ever.
             if batch.lane is not None:
-                self._finish(
-                    batch,
-                    error if isinstance(error, MQMeshError) else _interrupted(batch.queue),
-                )
+                known = error if isinstance(error, MQMeshError) else _interrupted(batch.queue)
+                self._finish(batch, known)
+                self.take_posted(known)
                 self.schedule()
             raise
-        return batch
+        return future
 
-    def _send_directly(self, batch: PendingBatch) -> bool:
+    def _send_directly(self, batch: PendingBatch, lane: Lane, waits: bool) -> bool:
         name, direct = batch.queue.broker_name, self._direct
         endpoint = self._engine.brokers.live_endpoint(name)
         if direct is None or endpoint is None or not direct.enter():
             return False
+        posted = None
         try:
             request = self._request(name, [batch])
-            if request is not None:
+            if request is None:
+                return True
+            if waits:
                 self._outbox.take_elsewhere(request, direct.request(name, endpoint, request))
+                return True
+            posted = direct.post(name, endpoint, request)
+            if posted is None:
+                batch.attempts -= 1
+                return False
+            channel, is_there = posted
+            self._posted = PostedRequest(request, channel, lane, batch)
         finally:
-            direct.leave()
+            if posted is None:
+                direct.leave()
+        if is_there:
+            self._on_readable()
+        else:
+            self._watch_posted(self._posted)
         return True
+
+    def _watch_posted(self, posted: "PostedRequest") -> None:
+        self.watch(posted.channel, self._on_readable)
+        # Mostly the client loop looks for a late answer early enough already.
+        if not 0 < self._deadline_due_ms <= posted.batch.deadline_ms:
+            self._deadline_due_ms = posted.batch.deadline_ms
+            self._engine.post(self._look_for_late)
+
+    def _on_readable(self) -> None:
+        self.take_posted()
+        posted = self._posted
+        if posted is not None:
+            self._watch_posted(posted)
+
+    def take_posted(self, error: MQMeshError | None = None) -> None:
+        """Takes the answer to a request whose caller does not wait, if it is there.
+
+        From any thread: the one that finds the request in its place deals with it.
+
+        Args:
+            error: Ends it without an answer.
+        """
+        with self._buffer.lock:
+            posted, self._posted = self._posted, None
+        if posted is None or self._direct is None:
+            return
+        answer = self._direct.take(posted.channel) or error
+        if answer is None:
+            self._posted = posted
+            return
+        self._direct.leave()
+        try:
+            self._outbox.take_elsewhere(posted.request, answer)
+        except ClientClosed as closed:
+            self._finish(posted.batch, closed)
+        if posted.lane.listed:
+            self.schedule()
+
+    def _look_for_late(self) -> None:
+        posted, now_ms = self._posted, self._engine.loop.clock.monotonic_ms()
+        self._deadline_due_ms = 0
+        if posted is not None and posted.batch.deadline_ms <= now_ms:
+            self.take_posted(too_late(posted.channel.endpoint))
+        elif posted is not None:
+            self._deadline_due_ms = posted.batch.deadline_ms
+            self._engine.loop.call_later(posted.batch.deadline_ms - now_ms, self._look_for_late)
 
     def end_all(self, error: MQMeshError, whose: str) -> None:
         """Ends every batch that has no outcome yet, and lets no message in any more.
@@ -195,6 +283,7 @@ class Sender:
             error: Error for those who wait.
             whose: Owner's name in the log, which reports losses also where nobody waits.
         """
+        self.take_posted(error)
         self._outbox.close(error)
         for batch in self._buffer.close():
             self._finish(batch, error)

@@ -217,7 +217,10 @@ class SimulatedChannel:
         self.endpoint = endpoint
         self._refused: AuthenticationFailed | None = None
         self._node = node
-        self._next_opaque = 1
+        self._opaque = 0
+        self._breaks_before = 0
+        self._deadline_ms = 0
+        self._callback: Callable[[], None] | None = None
         self._connected = False
         self._breaks = 0
         self._stopped = False
@@ -239,31 +242,69 @@ class SimulatedChannel:
         """Sends a request and waits for its response; errors as there."""
         self._check_open()
         end_ms = self._node.simulation.now_ms + timeout_ms
-        opaque = self._next_opaque
-        self._next_opaque += 1
         self._node.wait_until(
             lambda: self._connected or self._stopped or self._refused is not None, timeout_ms
         )
+        left_ms = max(end_ms - self._node.simulation.now_ms, 0)
+        self.post(code, *parts, header=header, timeout_ms=left_ms)
+        self._node.wait_until(lambda: self._is_over, left_ms)
+        answer = self.take()
+        if answer is None:
+            raise too_late(self.endpoint)
+        return answer
+
+    def is_connected(self) -> bool:
+        """Return True when ``post`` finds a connection; errors as of ``request``."""
         self._check_open()
         if self._refused is not None:
             raise self._refused
-        if not self._connected:
+        return self._connected
+
+    def post(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> bool:
+        """Sends a request whose response ``take`` returns; arguments and errors as there."""
+        if not self.is_connected():
             raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
-        breaks = self._breaks
-        self._line.send(encode_frame(code, opaque, *parts, header=header))
-        self._node.wait_until(
-            lambda: opaque in self._answers or self._breaks != breaks or self._stopped,
-            max(end_ms - self._node.simulation.now_ms, 0),
-        )
-        answer = self._answers.pop(opaque, None)
+        self._opaque += 1
+        self._breaks_before = self._breaks
+        self._deadline_ms = self._node.simulation.now_ms + timeout_ms
+        self._line.send(encode_frame(code, self._opaque, *parts, header=header))
+        return False
+
+    def take(self) -> Command | None:
+        """Return the response to the last request, if it is there; errors as of ``request``."""
+        answer = self._answers.pop(self._opaque, None)
         if answer is not None:
             if answer.code != ResponseCode.SUCCESS:
                 raise response_error(answer)
             return answer
         self._check_open()
-        if self._breaks != breaks:
+        if self._breaks != self._breaks_before:
             raise broken(self.endpoint)
-        raise too_late(self.endpoint)
+        if self._node.simulation.now_ms >= self._deadline_ms:
+            raise too_late(self.endpoint)
+        return None
+
+    def fileno(self) -> int:
+        """Return that there is no descriptor."""
+        return -1
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Calls back once when ``take`` may find something."""
+        self._callback = callback
+        if self._is_over:
+            self._call_back()
+
+    @property
+    def _is_over(self) -> bool:
+        is_broken = self._breaks != self._breaks_before
+        return self._opaque in self._answers or is_broken or self._stopped
+
+    def _call_back(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
     def cancel(self) -> None:
         """Makes a request that is waiting, and all later ones, fail soon."""
@@ -287,8 +328,10 @@ class SimulatedChannel:
     def _down(self, broke: bool, refused: AuthenticationFailed | None) -> None:
         self._connected, self._refused = False, refused
         self._breaks += broke
+        self._call_back()
 
     def _take(self, frame: bytes) -> None:
         command = decode_frame(memoryview(frame))
         if command.is_response:
             self._answers = {command.opaque: command}  # what came late is nobody's
+            self._call_back()

@@ -3,11 +3,12 @@
 import random
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits
+from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -49,6 +50,7 @@ class SimulatedTransport:
         self._network = network
         self.ring = ring
         self.guard = guard
+        self.watches_channels = True
 
     @property
     def random(self) -> random.Random:
@@ -107,6 +109,11 @@ class SimulatedTransport:
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> SimulatedChannel:
         """Make a connection for requests that wait."""
         return SimulatedChannel(self._network, self.node, endpoint, self.ring)
+
+    def watch(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Calls back once in the loop when a channel may have a response."""
+        assert isinstance(channel, SimulatedChannel)
+        channel.watch(partial(self.loop.deliver, callback))
 
     def executor(self, name: str) -> SimulatedExecutor:
         """Make a helper thread."""

@@ -48,7 +48,8 @@ class BlockingChannel:
         ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self._next_opaque = 1
+        self._opaque = 0
+        self._deadline = 0.0
         self._closed = False
         self._cancelled = False
         self._busy_poll = busy_poll or BusyPoll(0)
@@ -78,40 +79,67 @@ class BlockingChannel:
             ClientClosed: After ``close``.
             LocalProtocolError, RemoteProtocolError: A frame that breaks the protocol.
         """
+        is_there = self.post(code, *parts, header=header, timeout_ms=timeout_ms)
+        while True:
+            if not is_there:
+                self._busy_poll.wait(self._poll, SLICE_MS / 1_000)
+            answer = self.take()
+            if answer is not None:
+                return answer
+            is_there = self._is_readable()
+
+    def post(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> bool:
+        """Sends a request whose response ``take`` returns; arguments and errors as of ``request``.
+
+        Returns:
+            True when ``take`` may find something already, which ``fileno`` may not show any more.
+        """
         if self._closed or self._cancelled:
             self._check_open()
         if self._refused is not None:
             self._try_again(self._refused)
-        deadline = time.monotonic() + timeout_ms / 1_000
-        opaque = self._next_opaque
-        self._next_opaque += 1
-        frame = encode_frame(code, opaque, *parts, header=header)
+        self._deadline = time.monotonic() + timeout_ms / 1_000
+        self._opaque += 1
+        frame = encode_frame(code, self._opaque, *parts, header=header)
         if self._poll.poll(0):
             self._look()  # a break before this request is not its concern
         if not self._connected:
-            self._wait_for_connection(deadline)
+            self._wait_for_connection(self._deadline)
         try:
             self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
-            self._send(frame, deadline)
-        while True:
-            try:
-                # The descriptor signals changes only; what is there already must be asked for.
-                if not int(self._socket.get(_EVENTS)) & _IN:
-                    self._busy_poll.wait(self._poll, SLICE_MS / 1_000)
+            self._send(frame, self._deadline)
+        return self._is_readable()
+
+    def is_connected(self) -> bool:
+        """Return True when ``post`` need not wait for a connection; errors as of ``request``."""
+        self._check_open()
+        if self._poll.poll(0):
+            self._look()
+        return self._connected
+
+    def take(self) -> Command | None:
+        """Return the response to the last request, if it is there; errors as of ``request``."""
+        try:
+            while True:
                 answer = self._socket.recv(_NOBLOCK, copy=False)
-            except zmq.Again:
-                self._check(deadline)
-                continue
-            command = decode_frame(answer.buffer)
-            # Answers to requests that were given up, and pieces of illegal messages, are skipped.
-            is_own = command.flags & RESPONSE and command.opaque == opaque
-            if is_own and not answer.more:
-                break
-            self._check(deadline)
+                command = decode_frame(answer.buffer)
+                is_own = command.flags & RESPONSE and command.opaque == self._opaque
+                # Answers to requests given up, and pieces of illegal messages, are skipped.
+                if is_own and not answer.more:
+                    break
+        except zmq.Again:
+            self._check(self._deadline)
+            return None
         if command.code != _SUCCESS:
             raise response_error(command)
         return command
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when ``take`` may find something."""
+        return self._poll.fileno()
 
     def cancel(self) -> None:
         """Makes a request that is waiting, and all later ones, fail soon; from any thread."""
@@ -150,6 +178,10 @@ class BlockingChannel:
         self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._drop()
         self._open()
+
+    def _is_readable(self) -> bool:
+        # The descriptor signals changes only; what is there already must be asked for.
+        return bool(int(self._socket.get(_EVENTS)) & _IN)
 
     def _send(self, frame: bytes, deadline: float) -> None:
         while True:

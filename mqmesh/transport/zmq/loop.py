@@ -13,6 +13,7 @@ from typing import Final
 import zmq
 
 from mqmesh.clock import Clock, SystemClock
+from mqmesh.errors import ClientClosed
 from mqmesh.transport.interface import Timer
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.descriptors import descriptors_for
@@ -109,6 +110,23 @@ class EventLoop:
         self._by_descriptor[descriptor] = one
         if socket is not None:
             self._touched[one] = None
+
+    def watch_once(self, descriptor: int, handler: Callable[[], None]) -> None:
+        """Calls ``handler`` once when a descriptor can be read; from any thread, also again.
+
+        The loop runs; it forgets a descriptor that is closed.
+
+        Raises:
+            ClientClosed: The loop is closed.
+        """
+        self._by_descriptor[descriptor] = _WatchedSource(None, descriptor, handler)
+        events = select.EPOLLIN | select.EPOLLONESHOT
+        try:
+            self._poll.modify(descriptor, events)
+        except FileNotFoundError:
+            self._poll.register(descriptor, events)
+        except ValueError as error:
+            raise ClientClosed("the event loop is closed") from error
 
     def touch(self, source: Socket) -> None:
         """Have a socket that was used outside of its handler asked before the next wait."""

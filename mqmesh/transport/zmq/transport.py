@@ -11,7 +11,7 @@ from mqmesh.clock import Clock, SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import Command
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits
+from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -52,6 +52,7 @@ class ZmqTransport:
             check_pair(ring.own)
         self.ring = ring
         self.guard = guard
+        self.watches_channels = True
         self._context: sockets.Context | None = None
         self._loop: EventLoop | None = None
         self._zap = None if guard is None else ZapHandler(self.context, self.loop, guard)
@@ -145,6 +146,10 @@ class ZmqTransport:
         return BlockingChannel(
             self.context, endpoint, busy_poll=BusyPoll(busy_poll_us), ring=self.ring
         )
+
+    def watch(self, channel: Channel, callback: Callable[[], None]) -> None:
+        """Calls back once in the loop when a channel may have a response; from any thread."""
+        self.loop.watch_once(channel.fileno(), callback)
 
     def executor(self, name: str) -> ThreadPoolExecutor:
         """Make a helper thread."""

@@ -24,13 +24,16 @@ class World:
     def broker(self):
         return next(iter(self.cluster.brokers.values()))
 
-    def producer(self, *, topic: str | None = "t", **options) -> Producer:
-        """A started producer that knows the route of a topic and has met its brokers."""
+    def producer(self, *, topic: str | None = "t", watches: bool = False, **options) -> Producer:
+        """A started producer that knows the route of a topic and has met its brokers.
+
+        With ``watches`` its transport watches channels: asynchronous sends leave at once.
+        """
         options = {"close_timeout_ms": 1, **options}
         producer = Producer(
             "g",
             namesrv_addr=self.cluster.namesrv_addr,
-            transport=self.network.transport(),
+            transport=self.network.transport(watches=watches),
             **options,
         )
         self.producers.append(producer)
@@ -58,5 +61,8 @@ def world():
         producer.close()
         assert producer._buffer.pending_bytes == 0, "room was given back to the byte"
         assert not producer._sender._outbox._flying
+        assert producer._sender._posted is None
+        assert producer._direct.enter(), "nobody has the channels"
+        producer._direct.leave()
         assert all(not lane.in_flight for lane in producer._buffer._lanes.values())
     network.close()

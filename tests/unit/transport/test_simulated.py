@@ -244,6 +244,27 @@ def test_a_blocking_request_lets_the_simulation_run():
         channel.request(SILENT, timeout_ms=1_000)
 
 
+def test_what_is_posted_is_taken_when_the_watch_calls_back():
+    pair = Pair()
+    channel = pair.asking.channel(ENDPOINT)
+    channel.request(ECHO, b"connected", timeout_ms=1_000)
+    taken = []
+    channel.post(ECHO, b"posted", timeout_ms=1_000)
+    pair.asking.watch(channel, lambda: taken.append(channel.take()))
+    assert taken == []
+    pair.simulation.run(100)
+    assert [bytes(one.body) for one in taken] == [b"posted"]
+    channel.post(SILENT, timeout_ms=1_000)
+    pair.asking.watch(channel, lambda: taken.append(None))
+    pair.simulation.run(100)
+    assert len(taken) == 1
+    pair.server_node.kill()
+    pair.simulation.run(100)
+    assert taken[1:] == [None]
+    with pytest.raises(EndpointUnreachable):
+        channel.take()
+
+
 def test_hints_reach_who_listens():
     pair = Pair()
     heard = []

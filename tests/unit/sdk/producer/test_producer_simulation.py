@@ -51,7 +51,7 @@ class Course:
         self.producer = Producer(
             "g",
             namesrv_addr=self.cluster.namesrv_addr,
-            transport=network.transport(),
+            transport=network.transport(watches=seed % 2 == 0),
             send_msg_timeout_ms=self.random.choice([300, 1_000, 3_000]),
             buffer_memory_bytes=self.random.choice([2_000, 1_000_000]),
             batch_messages=self.random.choice([1, 5, 2_000]),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from mqmesh.errors import ClientClosed
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport.zmq import loop as loop_module
 from mqmesh.transport.zmq.loop import LOOK_ROUND_MS, EventLoop
@@ -181,6 +182,26 @@ def test_a_readable_descriptor_is_reported_until_it_is_read(loop, pipe):
     loop.remove(pipe[0])
     loop.tick(0)
     assert calls == [1, 1]
+
+
+def test_a_descriptor_that_is_watched_once_is_reported_once(loop, pipe):
+    read, write = pipe
+    seen = []
+    loop.tick(0)
+    loop.watch_once(read, lambda: seen.append(1))
+    loop.tick(0)
+    os.write(write, b"x")
+    loop.tick(100)
+    loop.tick(0)
+    assert seen == [1]
+    loop.watch_once(read, lambda: seen.append(2))
+    loop.tick(100)
+    assert seen == [1, 2]
+    other = EventLoop()
+    other.tick(0)
+    other.close()
+    with pytest.raises(ClientClosed):
+        other.watch_once(read, lambda: seen.append(3))
 
 
 def test_a_source_removed_by_another_handler_in_the_same_turn_is_left_alone(loop, pipe):
