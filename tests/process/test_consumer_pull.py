@@ -362,6 +362,26 @@ def test_iterating_gives_every_message_and_each_is_done_when_the_next_is_asked_f
     assert sorted(done + rest) == list(range(100))
 
 
+def test_iterating_goes_on_where_it_was_left_by_whatever_means(cluster, topic):
+    async def main():
+        found = []
+        async with aio_consumer_of(cluster, topic) as consumer:
+            await consumer.subscribe(topic)
+            for count in (3, 40):
+                async for message in consumer:
+                    found.append(message)
+                    if len(found) >= count:
+                        break
+                found.append(await anext(consumer))
+            while len(found) < 100:
+                found.append(await anext(consumer))
+            await consumer.close()
+            assert [message async for message in consumer] == []
+        return numbers_of(found)
+
+    assert sorted(asyncio.run(main())) == list(range(100))
+
+
 def test_an_asyncio_consumer_seeks_commits_and_polls(cluster, topic):
     async def main():
         async with aio_consumer_of(cluster, topic, auto_commit=False) as consumer:
