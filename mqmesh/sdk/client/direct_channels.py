@@ -55,7 +55,9 @@ class DirectChannels:
             The answer, or why there is none.
         """
         try:
-            channel = self._channel(broker_name, endpoint)
+            channel = self._channels.get(broker_name)
+            if channel is None or channel.endpoint != endpoint or self._broken or self._closed:
+                channel = self._channel(broker_name, endpoint)
             return channel.request(
                 request.code, *request.parts, header=request.header, timeout_ms=request.timeout_ms
             )

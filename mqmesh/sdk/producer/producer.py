@@ -296,13 +296,16 @@ class Producer:
                 return joined.result()
         if not is_plain(message, self._max_message_size):
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
-        deadline_ms = self._deadline(timeout_ms)
+        if timeout_ms is None:
+            deadline_ms = self._clock_ns() // 1_000_000 + self._timeout_ms
+        else:
+            deadline_ms = self._deadline(timeout_ms)
         topic = self._routes.topics.get(message.topic) or self._topic(message.topic, deadline_ms)
         lane = None
         if not is_free or message.sharding_key is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._retries
-        if self._buffer.is_quiet and not self.options.linger_ms:
+        if not self.options.linger_ms:
             sent = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
             if sent is not None:
                 return sent.result()

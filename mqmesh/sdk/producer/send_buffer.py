@@ -505,7 +505,7 @@ class SendBuffer:
             return
         batch.lane = None
         lane.in_flight -= 1
-        if not (lane.in_flight or lane.idle):
+        if lane.open is not None or lane.closed or lane.returned:
             self._list_ready(lane)
 
     def _unlist_empty(self, broker_name: str) -> None:

@@ -391,7 +391,8 @@ class Sender:
                     self._end((), (), latency_ms)
                     break
             else:
-                return Effects(told=partial(_tell, self._end(batches, outcomes, latency_ms)))
+                ended = self._end(batches, outcomes, latency_ms)
+                return Effects(told=ended[0].tell if len(ended) == 1 else partial(_tell, ended))
         return Effects(later=[(0, partial(self._judge_all, broker_name, batches, results))])
 
     def _end(

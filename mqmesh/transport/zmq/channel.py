@@ -86,7 +86,7 @@ class BlockingChannel:
             answer = self.take()
             if answer is not None:
                 return answer
-            is_there = self._is_readable()
+            is_there = bool(int(self._socket.get(_EVENTS)) & _IN)
 
     def post(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
@@ -111,7 +111,8 @@ class BlockingChannel:
             self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
             self._send(frame, self._deadline)
-        return self._is_readable()
+        # The descriptor signals changes only; what is there already must be asked for.
+        return bool(int(self._socket.get(_EVENTS)) & _IN)
 
     def is_connected(self) -> bool:
         """Return True when ``post`` need not wait for a connection; errors as of ``request``."""
@@ -178,10 +179,6 @@ class BlockingChannel:
         self._handshakes = HandshakeWatch(self.endpoint, self._ring)
         self._drop()
         self._open()
-
-    def _is_readable(self) -> bool:
-        # The descriptor signals changes only; what is there already must be asked for.
-        return bool(int(self._socket.get(_EVENTS)) & _IN)
 
     def _send(self, frame: bytes, deadline: float) -> None:
         while True:
