@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from mqmesh.console.app import Console
@@ -174,6 +177,24 @@ def open_console(
     config = ConsoleConfig(**settings)
     console = Console(config, world.clock, users, {"": world})  # type: ignore[dict-item]
     return ConsoleClient(console.app, base_url=address, raise_server_exceptions=True)
+
+
+@contextmanager
+def serve_console(
+    world: ConsoleWorld, users: UsersFile | None = None, **settings: Any
+) -> Iterator[str]:
+    """Serve a console over a world of fakes to real browsers; yields its address."""
+    console = Console(ConsoleConfig(**settings), world.clock, users, {"": world})  # type: ignore[dict-item]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        options = uvicorn.Config(console.app, log_config=None, lifespan="off", ws="none")
+        server = uvicorn.Server(options)
+        thread = threading.Thread(target=server.run, args=([listening],), name="console")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def pages_of(client: ConsoleClient) -> Iterator[str]:
