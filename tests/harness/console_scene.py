@@ -143,13 +143,7 @@ class ConsoleScene:
         self.shop_keys = security / "shop.toml"
         self.cli("user", "add", "viewer", "--role", "view", "-o", str(self.viewer_keys))
         self.cli("user", "add", "shop", "--pub", "others", "-o", str(self.shop_keys))
-        self._let_in("viewer", self.viewer_keys)
-
-    def _let_in(self, name: str, keys: Path) -> None:
-        path = self.data / "security" / "console-users.toml"
-        self.passwords[name] = f"password of {name}"
-        user = new_user(name, self.passwords[name], str(keys))
-        save_users(path, UsersFile(user=[*load_users(path).user, user]))
+        self.let_in("viewer", self.viewer_keys)
 
     def _fill(self) -> None:
         keys: dict[str, Any] = {
@@ -179,6 +173,13 @@ class ConsoleScene:
         until(lambda: len({one.message_id for one in self.delivered()}) >= MESSAGES)
 
     # ---- For tasks ---------------------------------------------------------------------
+
+    def let_in(self, name: str, keys: Path) -> None:
+        """Let somebody log in at the console, who acts by a file of keys."""
+        path = self.data / "security" / "console-users.toml"
+        self.passwords[name] = f"password of {name}"
+        user = new_user(name, self.passwords[name], str(keys))
+        save_users(path, UsersFile(user=[*load_users(path).user, user]))
 
     def delivered(self) -> list[StoredMessage]:
         """Return what the members of ``READ`` got so far."""
