@@ -149,6 +149,9 @@ class RequestOutbox:
                 self._network.post(self._pump)
             except ClientClosed:
                 return  # the closing thread ends what waits
+            except BaseException:
+                self._turns.planned = False  # Ctrl-C: nobody would plan one any more
+                raise
 
     def post(self, event: Event) -> None:
         """Post an event to the client loop, soon; from any thread.

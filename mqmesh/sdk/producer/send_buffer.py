@@ -343,6 +343,11 @@ class SendBuffer:
             lanes = self._ready.get(broker_name)
             while lanes and len(taken) < max_batches:
                 lane = lanes[0]
+                if lane.in_flight:
+                    # Listed twice, or too early, by a thread that was interrupted.
+                    lanes.popleft()
+                    lane.listed = False
+                    continue
                 room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
                 while room and (batch := lane.first()) is not None:
                     if taken and size + batch.size > max_bytes:
@@ -406,25 +411,33 @@ class SendBuffer:
         Returns:
             True when it had no result yet; the caller has to ``tell`` it, without the lock.
         """
+        is_first = batch.outcome is None and batch.error is None
+        if is_first:
+            is_outcome = isinstance(result, BatchOutcome)
+            # No call in between: Ctrl-C must not strike in the middle of this.
+            if is_outcome:
+                batch.outcome = result  # type: ignore[assignment]
+            else:
+                batch.error = result  # type: ignore[assignment]
+            self._admission.bytes -= batch.size
+            self._has_company = len(batch.messages) > 1
         self._land(batch)
-        if batch.outcome is not None or batch.error is not None:
-            return False
-        if isinstance(result, BatchOutcome):
-            batch.outcome = result
-        else:
-            batch.error = result
-        self._admission.bytes -= batch.size
-        self._has_company = len(batch.messages) > 1
         if self._room_wanted:
             self._room.notify_all()
-        return True
+        return is_first
 
     def put_back(self, batch: PendingBatch) -> None:
-        """Ends a batch's flight: it is sent again before all that were not sent yet."""
+        """Ends a batch's flight: it is sent again before all that were not sent yet.
+
+        Raises:
+            ClientClosed: After ``close``; the batch stays in flight, and the caller ends it.
+        """
         with self.lock:
             lane = batch.lane
             if lane is None:
                 return  # it was ended meanwhile
+            if self.closed:
+                raise closed_error()
             place = len(lane.returned)
             # Those of the same flight may have come back in another order.
             while place and lane.returned[place - 1].first_sequence > batch.first_sequence:
@@ -490,23 +503,29 @@ class SendBuffer:
         due_ms = self._loop.clock.monotonic_ms() + self._linger_ms
         return due_ms if due_ms + DEADLINE_SPREAD_MS <= deadline_ms else 0
 
-    def _list_ready(self, lane: Lane) -> None:
-        """List a lane in which something waits, or will soon: it can be taken unless it flies."""
+    def _list_ready(self, lane: Lane, *, landing: int = 0) -> None:
+        """List a lane in which something waits, or will soon: it can be taken unless it flies.
+
+        Args:
+            lane: Lane.
+            landing: Flights of it that end now.
+        """
         if lane.lingers and not (lane.closed or lane.returned):
             return
-        if not (lane.in_flight or lane.listed):
-            lane.listed = True
+        if lane.in_flight <= landing and not lane.listed:
             self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
+            lane.listed = True
 
     def _land(self, batch: PendingBatch) -> None:
         """End the flight of a batch, if it is in flight; what waits in its lane is ready then."""
         lane = batch.lane
         if lane is None:
             return
+        # First listed and then landed: Ctrl-C in between leaves it in flight, to be ended again.
+        if lane.open is not None or lane.closed or lane.returned:
+            self._list_ready(lane, landing=1)
         batch.lane = None
         lane.in_flight -= 1
-        if lane.open is not None or lane.closed or lane.returned:
-            self._list_ready(lane)
 
     def _unlist_empty(self, broker_name: str) -> None:
         lanes = self._ready.get(broker_name)

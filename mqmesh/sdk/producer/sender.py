@@ -191,12 +191,15 @@ class Sender:
             if claimed.listed:
                 self.schedule()
         except BaseException as error:
-            # Ctrl-C in the middle: the lane must not stay in flight for ever.
-            if batch.lane is not None:
+            # Ctrl-C anywhere: the lane must not stay in flight, nor what waits in it be forgotten.
+            if batch.size:
                 known = error if isinstance(error, MQMeshError) else _interrupted(batch.queue)
                 self._finish(batch, known)
-                self.take_posted(known)
-                self.schedule()
+                posted = self._posted
+                if posted is not None and posted.batch is batch:
+                    self.take_posted(known)
+                batch.tell()
+            self.schedule()
             raise
         return future
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 
 import pytest
@@ -256,6 +258,95 @@ def test_ctrl_c_in_a_synchronous_send_leaves_the_queue_usable(world, monkeypatch
     world.run()
     assert waiting[0].result().queue_offset == 1
     assert producer.send(message("3"), queue=queue()).queue_offset == 2
+
+
+class Strike:
+    """Ctrl-C at one of the calls that the producer's modules make; only there Python looks for it.
+
+    Args:
+        at: Number of the call, from 0.
+    """
+
+    MODULES = ("mqmesh/sdk/producer/", "mqmesh/sdk/client/outbox.py")
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+
+    def __enter__(self):
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame, event, arg) -> None:
+        if event not in ("call", "c_return") or not self._is_ours(frame):
+            return
+        self.left -= 1
+        if self.left < 0:
+            sys.setprofile(None)
+            self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+            raise KeyboardInterrupt
+
+    def _is_ours(self, frame) -> bool:
+        return any(one in frame.f_code.co_filename for one in self.MODULES)
+
+
+def test_ctrl_c_at_any_call_of_a_synchronous_send_leaves_the_producer_whole(world, monkeypatch):
+    producer = world.producer()
+    world.call(lambda: producer.send(message("0"), queue=queue()))
+    serve = world.broker.serve
+    behind = []
+
+    def overtake(command, answer):
+        sys.setprofile(None)
+        monkeypatch.setattr(world.broker, "serve", serve)
+        behind.append(producer.send_async(message("behind"), queue=queue()))
+        serve(command, answer)
+        sys.setprofile(strike._look)
+
+    for at in range(1_000):
+        behind.clear()
+        monkeypatch.setattr(world.broker, "serve", overtake)
+        strike = Strike(at)
+        with strike, contextlib.suppress(KeyboardInterrupt):
+            producer.send(message("1"), queue=queue())
+        monkeypatch.setattr(world.broker, "serve", serve)
+        world.run(50)
+        assert producer._buffer.pending_bytes == 0, strike.where
+        assert all(one.done() and one.result() for one in behind), strike.where
+        assert producer.send(message("2"), queue=queue()).status is SendStatus.SEND_OK, strike.where
+        if not strike.where:
+            break
+    assert 20 < at < 999
+
+
+def test_ctrl_c_at_any_call_of_an_asynchronous_send_leaves_the_producer_whole(world):
+    producer = world.producer()
+    for at in range(1_000):
+        with Strike(at) as strike, contextlib.suppress(KeyboardInterrupt):
+            producer.send_async(message("1"))
+        future = producer.send_async(message("2"))
+        world.run(50)
+        assert future.done() and future.result(), strike.where
+        assert producer._buffer.pending_bytes == 0, strike.where
+        if not strike.where:
+            break
+    assert 10 < at < 999
+
+
+def test_a_lone_send_that_comes_back_to_a_closed_buffer_is_ended(world, monkeypatch):
+    """No connection, and meanwhile the client's thread has died and ended all it knew of."""
+    producer = world.producer()
+
+    def die(broker_name: str) -> None:
+        producer._sender.end_all(ClientClosed("dead"), "g")
+
+    monkeypatch.setattr(producer._engine.brokers, "live_endpoint", die)
+    with pytest.raises(ClientClosed):
+        producer.send(message("1"))
+    assert producer._buffer.pending_bytes == 0
 
 
 def test_what_waits_behind_a_failed_direct_send_is_sent(world, monkeypatch):
