@@ -74,6 +74,10 @@ class CreationRate:
         if len(self._spent) > MAX_CLIENTS:
             del self._spent[next(iter(self._spent))]
 
+    def forget(self, client: Client) -> None:
+        """Forget a client that is gone: its connection does not come back."""
+        self._spent.pop(client, None)
+
     def _left_of(self, client: Client, now_ms: int) -> float:
         """Return the pieces that a client has spent and that have not been filled up again."""
         spent, at_ms = self._spent.get(client, (0.0, now_ms))
@@ -110,6 +114,11 @@ class AutoCreation:
         """A client made a topic with so many queues."""
         self.topics.note(client, now_ms)
         self.queues.note(client, now_ms, queues)
+
+    def forget(self, peer: Peer) -> None:
+        """Forget a connection that broke; what a user has made is remembered."""
+        for rate in (self.topics, self.queues, self.groups):
+            rate.forget(peer)
 
     def metrics(self, name: str) -> dict[LabelValues, int]:
         """``made`` or ``refused``, by kind."""

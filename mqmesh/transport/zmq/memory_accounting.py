@@ -136,6 +136,13 @@ class PeerMemory:
         self.held -= size
         return size
 
+    def clear(self) -> int:
+        """Forget what is held for a peer that is gone, which others may refer to for long."""
+        size, self.held = self.held, 0
+        self.frames.clear()
+        self._marks.clear()
+        return size
+
     def incoming(self, received: Received, now_ms: int, *, most_frames: int) -> int:
         """Return the peer's bytes that wait in ZeroMQ to be read here.
 

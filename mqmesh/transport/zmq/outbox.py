@@ -80,7 +80,7 @@ class Outbox:
         """Forget a peer that is gone, and what was held for it."""
         self._waiting.pop(account, None)
         self._deaf.discard(account)
-        self.held -= account.held
+        self.held -= account.clear()
 
     def close(self) -> None:
         """Plans nothing any more."""

@@ -516,8 +516,8 @@ class CommandServer:
         if served is None:
             return
         served.is_gone = True
-        self._outbox.forget(served)
         self._relief.peer_left(served, self._loop.clock.monotonic_ms())
+        self._outbox.forget(served)
         if self._on_disconnect is None:
             return
         try:

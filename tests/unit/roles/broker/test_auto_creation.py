@@ -1,6 +1,7 @@
 """How many topics, queues and groups a client makes in a minute by using them."""
 
 import pytest
+from harness.peers import KeptPeer
 
 from mqmesh.errors import SystemBusy
 from mqmesh.roles.broker import auto_creation
@@ -70,3 +71,11 @@ def test_a_topic_of_more_queues_than_a_minute_s_is_made_all_the_same_and_paid_fo
     with pytest.raises(SystemBusy):
         creation.check_topic(b"one", 1, 60_000)
     creation.check_topic(b"one", 1, 63_000)
+
+
+def test_a_connection_that_broke_is_not_held_any_more():
+    creation, peer = AutoCreation(topics=1, queues=8, groups=1), KeptPeer(b"one")
+    creation.note_topic(peer, 8, 0)
+    creation.groups.note(peer, 0)
+    creation.forget(peer)
+    assert [len(creation.topics), len(creation.queues), len(creation.groups)] == [0, 0, 0]

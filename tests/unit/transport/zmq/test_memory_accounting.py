@@ -53,6 +53,14 @@ def test_answers_that_wait_here_count_too(account):
     assert account.held == 5
 
 
+def test_nothing_is_kept_in_memory_for_a_peer_that_is_gone(account):
+    """Tables of groups and of late answers hold the peer itself for longer."""
+    account.keep(b"answer")
+    account.mark(FakeMark(), 100, 7)
+    assert account.clear() == 106
+    assert (account.held, len(account.frames), account.in_zmq) == (0, 0, False)
+
+
 @pytest.mark.parametrize("size", [0, 255, 256, 5_000])
 def test_a_peer_whose_frames_were_all_read_has_nothing_waiting(account, size):
     for _ in range(1_000):

@@ -63,6 +63,7 @@ class MembershipFeature(Feature):
     def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Mark a client as lost."""
         self._groups.on_disconnect(peer, now_ms)
+        self._auto_creation.forget(peer)
 
     def topic_deleted(self, topic: str) -> None:
         """Forget the owners of a topic's queues."""
