@@ -129,7 +129,9 @@ class Browser:
     def picture(self, path: Path, width: int) -> None:
         """Take a picture of the whole page."""
         self.driver.set_window_size(width, 800)
-        height = int(self.driver.execute_script("return document.documentElement.scrollHeight"))
+        # The window has a frame around the page.
+        script = "return document.documentElement.scrollHeight + outerHeight - innerHeight"
+        height = int(self.driver.execute_script(script))
         self.driver.set_window_size(width, min(max(height, 500), 4_000))
         self.driver.save_screenshot(str(path))
 

@@ -84,8 +84,10 @@ def _traffic(namesrv: str) -> Iterator[None]:
     with GroupAdmin(namesrv) as groups:
         groups.create_group(GroupConfig("ledger"))
         groups.reset_offset("ledger", "orders", ResetWhere.FIRST)
-    producer = Producer("shop", namesrv_addr=namesrv)
-    consumers = [PushConsumer(group, namesrv_addr=namesrv) for group in ("billing", "failing")]
+    producer = Producer("shop", namesrv_addr=namesrv, msg_trace=1)
+    consumers = [
+        PushConsumer(group, namesrv_addr=namesrv, msg_trace=1) for group in ("billing", "failing")
+    ]
     consumers[0].subscribe("orders", listener=lambda messages: None)
     consumers[1].subscribe("payments", listener=fail)
 
@@ -119,11 +121,21 @@ def take_for_docs(browser: Browser, theme: str, folder: Path) -> None:
         browser.open(PAGES[name])
         browser.find(".u-legend")
         browser.picture(folder / f"{name}-{theme}.png", 1_200)
+    take_message(browser, folder / f"message-{theme}.png")
+    browser.open(PAGES["group"])
     browser.press("Reset")
     browser.press("Continue", "dialog")
     browser.test("plan")
     browser.driver.set_window_size(1_200, 760)
     browser.driver.save_screenshot(str(folder / f"reset-{theme}.png"))
+
+
+def take_message(browser: Browser, path: Path) -> None:
+    """Take the picture of a message that a group failed to consume."""
+    browser.open("/messages?topic=payments&until=15s")
+    browser.find('[data-test="messages"] tbody a').click()
+    browser.test("span-consume")
+    browser.picture(path, 1_200)
 
 
 def take_all(browser: Browser, theme: str, folder: Path) -> None:
