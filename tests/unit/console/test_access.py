@@ -10,7 +10,7 @@ from harness.console import KEY, ConsoleWorld, open_console, users_of
 
 from mqmesh.console.cluster_view import QUOTA_MESSAGES, Figures
 from mqmesh.console.queries.access import AUDIT_BYTES, fingerprint
-from mqmesh.errors import UnsupportedCommand
+from mqmesh.errors import NoPermission, UnsupportedCommand
 from mqmesh.protocol.admin import AccessListInfo
 from mqmesh.roles.audit_log import AuditLine
 from mqmesh.sdk.admin.access import AccessListState
@@ -253,6 +253,15 @@ def test_a_role_that_took_no_list_is_named(world):
     path = "/access/users/shop/delete-rule"
     done = client.act(path, client.csrf(path), effect="deny", number="1").text
     assert "h:2 has the former list still: no answer" in done
+
+
+def test_what_brokers_refuse_is_forbidden_and_says_why(world):
+    world.answers["put_access_list"] = NoPermission("user viewer lacks the role admin")
+    client = open_console(world)
+    path = "/access/users/shop/delete-rule"
+    answer = client.act(path, client.csrf(path), effect="deny", number="1")
+    assert answer.status_code == 403
+    assert "lacks the role admin" in answer.text
 
 
 @pytest.fixture
