@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "coordination",
         "sdk",
     },
-    "console": {"base", "protocol", "filtering", "security", "sdk", "aio", "roles"},
+    "console": {"base", "protocol", "filtering", "security", "storage", "sdk", "aio", "roles"},
     "testing": {
         "base",
         "batch",

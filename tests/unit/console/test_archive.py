@@ -1,0 +1,84 @@
+"""Snapshots: those of this machine are listed, damaged ones with the reason; one is made."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from harness.console import ConsoleWorld, open_console
+
+from mqmesh.protocol.admin import ConfigEntry
+from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
+from mqmesh.protocol.snapshots import SnapshotInfo
+from mqmesh.storage.tools.snapshot import MANIFEST, Manifest, seal_manifest
+
+
+def entry(key, value):
+    text = msgspec.json.encode(value).decode()
+    return ConfigEntry(key, text, '""', text, False, False)
+
+
+@pytest.fixture
+def world(tmp_path):
+    for name, text in (
+        ("b.good", seal_manifest(msgspec.json.encode(manifest(created_ms=5_000)))),
+        ("b.torn", b"{"),
+    ):
+        folder = tmp_path / "snapshots" / name
+        folder.mkdir(parents=True)
+        (folder / MANIFEST).write_bytes(text)
+    settings = [entry("snapshot.root_dir", ""), entry("store_path_root_dir", str(tmp_path / "b"))]
+    brokers = [BrokerData("c", "broker-a", {0: BrokerAddress("h:1")})]
+    made = SnapshotInfo("/data/snapshots/x", "broker-a", 0, 100, 7, 4_096, 3, 250)
+    return ConsoleWorld(
+        {
+            "cluster": ClusterInfo(brokers),
+            "config": lambda name: {0: settings, 2: settings},
+            "create_snapshot": made,
+        }
+    )
+
+
+def manifest(**others):
+    return Manifest(
+        mqmesh_version="0.1.0",
+        cluster_name="c",
+        broker_name="broker-a",
+        broker_id=0,
+        store_id=1,
+        epoch=1,
+        start_offset=0,
+        end_offset=0,
+        files=[],
+        **others,
+    )
+
+
+def test_snapshots_of_this_machine_are_listed_once_with_what_is_damaged(world):
+    found = open_console(world).get("/api/v1/archive").json()["snapshots"]["rows"]
+    assert [(one["name"], one["created_ms"]) for one in found] == [("b.good", 5_000), ("b.torn", 0)]
+    assert "cannot be decoded" in found[1]["problem"]
+    page = open_console(world).get("/archive").text
+    assert "b.good" in page
+    assert "cannot be decoded" in page
+
+
+def test_a_user_who_may_not_see_everything_sees_no_files(world):
+    world.sees_all = False
+    assert open_console(world).get("/api/v1/archive").json()["snapshots"]["rows"] == []
+
+
+@pytest.mark.parametrize("root", ["", "/nonexistent"])
+def test_snapshots_elsewhere_are_said_where(world, root):
+    settings = [entry("snapshot.root_dir", root)]
+    world.answers["config"] = lambda name: {0: settings}
+    assert "snapshot.root_dir" in open_console(world).get("/archive").text
+
+
+def test_a_broker_makes_a_snapshot(world):
+    client = open_console(world)
+    path = "/new/snapshot"
+    assert "<option" in client.get(path).text
+    csrf = client.csrf(path)
+    assert "links" in client.act(path, csrf, "plan", broker_name="broker-a").text
+    done = client.act(path, csrf, broker_name="broker-a").text
+    assert "7 messages are in /data/snapshots/x" in done
