@@ -64,6 +64,8 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             defaults.
         read_only: Offer no action, and refuse each.
         allow_body_view: Show bodies of messages; without it sizes and properties only.
+        archive: Directory of the archive that `mqmesh archive` fills, for look-ups; "" for none.
+            It needs the extra ``archive``.
         max_query_messages: Messages that one search looks at, 1 to 100,000.
         refresh_ms: Time from one look to the next while somebody looks, 500 to 60,000 ms.
     """
@@ -90,6 +92,7 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     monitor_file: str = ""
     read_only: bool = False
     allow_body_view: bool = True
+    archive: str = ""
     max_query_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     refresh_ms: Annotated[int, msgspec.Meta(ge=500, le=60_000)] = 2_000
 

@@ -18,6 +18,16 @@ ROUTES: Final[tuple[Route, ...]] = (
         query=queries.archive,
         about="Snapshots of brokers, where they are on the console's machine.",
     ),
+    ConsolePage(
+        path="/archive/find",
+        title="Look up in the archive",
+        right=Right.SUB,
+        template="archive_find.html",
+        arguments=queries.FindArguments,
+        query=queries.find,
+        needs_view=True,
+        about="Messages of the archive by topic, key, id and time.",
+    ),
     ConsoleAction(
         path="/new/snapshot",
         title="New snapshot",

@@ -1,16 +1,23 @@
-"""Snapshots of brokers on this machine."""
+"""Snapshots of brokers on this machine, and look-ups in the archive, without Java."""
 
 import asyncio
+import importlib
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 from mqmesh.aio import BrokerAdmin
-from mqmesh.console.page import TableArguments, TablePage, Visit, table_page
-from mqmesh.errors import MQMeshError
+from mqmesh.console.page import TableArguments, TablePage, Text, Visit, table_page
+from mqmesh.errors import ConfigError, MQMeshError, NoPermission
 from mqmesh.protocol.admin import ConfigEntry
+from mqmesh.protocol.commands import Right
 from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.storage.tools.snapshot import Manifest, list_snapshots
+from mqmesh.user_times import parse_time
+
+SHOWN_BODY: Final = 200
+MOST_FOUND: Final = 50
 
 
 class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,16 +42,86 @@ class SnapshotRow(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class SourceRow(msgspec.Struct, frozen=True):
+    """A store of which the archive has messages.
+
+    Attributes:
+        broker: Name of the store in the archive.
+        position: Commit-log offset to which its messages are there.
+        keys_position: Commit-log offset to which their keys can be looked up.
+        ingests: Steps that led there.
+        missing_bytes: Bytes of log that are missing before some of them.
+    """
+
+    broker: str
+    position: int
+    keys_position: int
+    ingests: int
+    missing_bytes: int
+
+
 class ArchiveView(msgspec.Struct, frozen=True):
-    """Snapshots, and who can make them.
+    """Snapshots, and what the archive has.
 
     Attributes:
         brokers: Broker groups.
         snapshots: One page of those on this machine.
+        sources: Stores of the archive.
+        problem: Why the archive cannot be read; "" if it can, or there is none.
     """
 
     brokers: list[str]
     snapshots: TablePage[SnapshotRow]
+    sources: list[SourceRow] = []
+    problem: str = ""
+
+
+class FindArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a look-up in the archive; one of them at least, or it finds nothing.
+
+    Attributes:
+        topic: Only of this topic.
+        key: Only with this key.
+        message_id: Only with this id.
+        since: Stored then or later: an age such as 2d, or a moment.
+        until: Stored then or before.
+    """
+
+    topic: Text = ""
+    key: Text = ""
+    message_id: Text = ""
+    since: Text = ""
+    until: Text = ""
+
+
+class FoundRow(msgspec.Struct, frozen=True):
+    """A message of the archive.
+
+    Attributes:
+        stored_ms: When it was stored, ms since 1970.
+        topic: Its topic.
+        place: Broker, queue and queue offset.
+        message_id: Its id.
+        body: The first 200 bytes as text.
+    """
+
+    stored_ms: int
+    topic: str
+    place: str
+    message_id: str
+    body: str
+
+
+class FoundView(msgspec.Struct, frozen=True):
+    """Messages of the archive, oldest place in the log first.
+
+    Attributes:
+        rows: The first 50 that the user may read.
+        cut: Why some are missing; "" if none are.
+    """
+
+    rows: list[FoundRow]
+    cut: str = ""
 
 
 async def archive(visit: Visit, asked: TableArguments) -> ArchiveView:
@@ -59,7 +136,14 @@ async def archive(visit: Visit, asked: TableArguments) -> ArchiveView:
                     rows += await asyncio.to_thread(_rows_of, root, broker_name)
     once = {one.name: one for one in rows}.values()
     searched = ("name", "broker_name", "problem")
-    return ArchiveView(brokers, table_page(once, asked, searched, sort="-created_ms"))
+    table = table_page(once, asked, searched, sort="-created_ms")
+    if not visit.config.archive or not visit.sees_all:
+        return ArchiveView(brokers, table)
+    try:
+        sources = await asyncio.to_thread(_sources, visit.config.archive)
+    except MQMeshError as error:
+        return ArchiveView(brokers, table, problem=str(error))
+    return ArchiveView(brokers, table, sources)
 
 
 def snapshot_root(entries: list[ConfigEntry]) -> Path | None:
@@ -89,3 +173,74 @@ def _rows_of(root: Path, broker_name: str) -> list[SnapshotRow]:
         else SnapshotRow(name=path.name, broker_name="", problem=str(one))
         for path, one in found
     ]
+
+
+def archive_module(name: str) -> Any:
+    """Import a module of the archive.
+
+    Raises:
+        ConfigError: Its packages are not there.
+    """
+    try:
+        return importlib.import_module(f"mqmesh.spark.{name}")
+    except ImportError as error:
+        if (error.name or "").startswith("mqmesh"):
+            raise
+        raise ConfigError(f"{error}: pip install 'mqmesh[archive]'") from error
+
+
+def _sources(path: str) -> list[SourceRow]:
+    with archive_module("failures").errors_of_libraries():
+        return [
+            SourceRow(
+                one.broker,
+                one.position,
+                one.keys_position,
+                len(one.ingests),
+                sum(step.gap_before for step in one.gaps),
+            )
+            for one in archive_module("tables").sources(path)
+        ]
+
+
+async def find(visit: Visit, asked: FindArguments) -> FoundView:
+    """Return messages of the archive that the user may read."""
+    if not visit.config.archive or visit.cluster:
+        raise ConfigError("no archive is named: set archive in the console's settings")
+    if not any(msgspec.structs.astuple(asked)):
+        return FoundView([])
+    if asked.topic and not visit.rights.may(Right.SUB, asked.topic):
+        raise NoPermission(f"your user may not read topic {asked.topic!r}")
+    now_ms = visit.clock.wall_ms()
+    conditions = {
+        "topic": asked.topic,
+        "key": asked.key,
+        "message_id": asked.message_id,
+        "from_ms": parse_time(asked.since, now_ms, "since") if asked.since else None,
+        "to_ms": parse_time(asked.until, now_ms, "until") if asked.until else None,
+    }
+    found = await asyncio.to_thread(_find, visit.config.archive, conditions)
+    rows = [one for one in found.rows if visit.rights.may(Right.SUB, one["topic"])]
+    hidden = len(found.rows) - len(rows)
+    notes = [f"{hidden} are in topics that your user may not read"] if hidden else []
+    if found.more:
+        notes.append(f"there are more than {MOST_FOUND}: narrow the time")
+    return FoundView(
+        [_found_row(one, shows_body=visit.config.allow_body_view) for one in rows],
+        "; ".join(notes),
+    )
+
+
+def _find(path: str, conditions: dict[str, Any]) -> Any:
+    with archive_module("failures").errors_of_libraries():
+        return archive_module("find").find(path, most=MOST_FOUND, **conditions)
+
+
+def _found_row(row: dict[str, Any], *, shows_body: bool) -> FoundRow:
+    return FoundRow(
+        int(row["store_timestamp"].timestamp() * 1_000),
+        row["topic"],
+        f"{row['broker']}/{row['queue_id']}@{row['queue_offset']}",
+        row["message_id"],
+        row["body"][:SHOWN_BODY].decode("utf-8", "replace") if shows_body else "",
+    )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+from types import SimpleNamespace
+
 import msgspec
 import pytest
-from harness.console import ConsoleWorld, open_console
+from harness.console import KEY, ConsoleWorld, open_console
 
+from mqmesh.console.queries import archive as queries
 from mqmesh.protocol.admin import ConfigEntry
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
 from mqmesh.protocol.snapshots import SnapshotInfo
+from mqmesh.security.access_list import AccessList, Action, Rule, User, UserRole
 from mqmesh.storage.tools.snapshot import MANIFEST, Manifest, seal_manifest
 
 
@@ -82,3 +88,67 @@ def test_a_broker_makes_a_snapshot(world):
     assert "links" in client.act(path, csrf, "plan", broker_name="broker-a").text
     done = client.act(path, csrf, broker_name="broker-a").text
     assert "7 messages are in /data/snapshots/x" in done
+
+
+class FakeArchive:
+    """Modules of an archive with two messages."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, name):
+        return self
+
+    def errors_of_libraries(self):
+        return contextlib.nullcontext()
+
+    def sources(self, path):
+        gap = SimpleNamespace(gap_before=64)
+        return [
+            SimpleNamespace(
+                broker="b", position=100, keys_position=90, ingests=[gap, gap], gaps=[gap]
+            )
+        ]
+
+    def find(self, path, **asked):
+        self.asked.append(asked)
+        rows = [row("orders", b"<i>"), row("secret", b"no")]
+        return SimpleNamespace(rows=rows, more=True)
+
+
+def row(topic, body):
+    at = datetime.datetime.fromtimestamp(5, datetime.UTC)
+    names = ("store_timestamp", "topic", "broker", "queue_id", "queue_offset", "message_id", "body")
+    return dict(zip(names, (at, topic, "b", 0, 7, "0C6A", body), strict=True))
+
+
+def test_the_archive_has_its_gaps_and_is_looked_up_by_key_and_time(world, monkeypatch):
+    fake = FakeArchive()
+    monkeypatch.setattr(queries, "archive_module", fake)
+    client = open_console(world, archive="/archive")
+    (source,) = client.get("/api/v1/archive").json()["sources"]
+    assert (source["ingests"], source["missing_bytes"], source["keys_position"]) == (2, 64, 90)
+    page = client.get("/archive/find", params={"key": "4711", "since": "2d"}).text
+    assert "&lt;i&gt;" in page
+    assert "more than 50" in page
+    (asked,) = fake.asked
+    assert asked["key"] == "4711"
+    assert asked["from_ms"] == world.clock.wall_ms() - 2 * 86_400_000
+
+
+def test_messages_of_topics_that_a_user_may_not_read_are_left_out(world, monkeypatch):
+    monkeypatch.setattr(queries, "archive_module", FakeArchive())
+    rule = Rule([Action.SUB], ["orders"])
+    reader = User("", [KEY], UserRole.VIEW, allow=[rule])
+    world.access_list = AccessList(1, [reader])
+    client = open_console(world, archive="/archive")
+    found = client.get("/api/v1/archive/find", params={"key": "4711"}).json()
+    assert [one["topic"] for one in found["rows"]] == ["orders"]
+    assert "1 are in topics" in found["cut"]
+    assert client.get("/archive/find", params={"topic": "secret"}).status_code == 403
+    world.sees_all = False
+    assert client.get("/archive/find", params={"key": "1"}).status_code == 403
+
+
+def test_without_an_archive_it_is_said_which_setting_names_it(world):
+    assert "set archive in" in open_console(world).get("/archive/find").text

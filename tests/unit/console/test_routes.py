@@ -26,6 +26,7 @@ RIGHTS = {
     "/access/users/{name}/rule": "admin",
     "/api": "none",
     "/archive": "view",
+    "/archive/find": "SUB",
     "/clients": "view",
     "/cluster": "view",
     "/cluster/export": "view",
