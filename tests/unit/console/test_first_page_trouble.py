@@ -67,26 +67,37 @@ class FakeCollector:
         pass
 
 
+class Watch:
+    """A sampler with its fakes."""
+
+    def __init__(self):
+        self.clock, self.collector = ManualClock(), FakeCollector()
+        source = ClusterSource(name="c", namesrv_addr=["h:1"])
+        self.sampler = ClusterSampler(source, [], REFRESH_MS, self.clock, self.collector)
+
+    def look(self):
+        self.sampler.look()
+        self.clock.advance(REFRESH_MS)
+
+
 @pytest.fixture
-def sampler():
-    source = ClusterSource(name="c", namesrv_addr=["h:1"])
-    made = ClusterSampler(source, [], REFRESH_MS, ManualClock(), FakeCollector())
+def watch():
+    made = Watch()
     yield made
-    made.stop()
+    made.sampler.stop()
 
 
-def page_after(sampler, trouble):
+def page_after(watch, trouble):
     """Look for 15 s at a cluster that had been well, and return the first page."""
     changed = {(one.exported.name, one.labels[1:3]) for one in trouble}
     for _ in range(5):
-        sampler.look()
-        sampler._clock.advance(REFRESH_MS)
-    sampler._collector.found = trouble + [
+        watch.look()
+    watch.collector.found = trouble + [
         one for one in WELL if (one.exported.name, one.labels[1:3]) not in changed
     ]
     for _ in range(0, SHOWS_MS, REFRESH_MS):
-        sampler.look()
-        sampler._clock.advance(REFRESH_MS)
+        watch.look()
+    sampler = watch.sampler
     return open_console(ConsoleWorld(view=sampler.view, figures=sampler.figures)).get("/").text
 
 
@@ -101,13 +112,13 @@ def page_after(sampler, trouble):
     ],
     ids=["dead schedule", "no schedule", "full disk", "failing group", "stuck queue"],
 )
-def test_it_is_seen_within_15_s(sampler, trouble, alarm, sentence):
-    page = page_after(sampler, trouble)
+def test_it_is_seen_within_15_s(watch, trouble, alarm, sentence):
+    page = page_after(watch, trouble)
     alarms = page.partition('data-test="alarms"')[2].partition("</section>")[0]
     assert f'data-test="alarm-{alarm}"' in alarms
     assert sentence in alarms
     assert page.index('data-test="alarms"') < page.index('data-test="card-processes"')
 
 
-def test_a_cluster_that_stays_well_has_no_alarm(sampler):
-    assert 'data-test="alarms"' not in page_after(sampler, [])
+def test_a_cluster_that_stays_well_has_no_alarm(watch):
+    assert 'data-test="alarms"' not in page_after(watch, [])
