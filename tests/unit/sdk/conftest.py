@@ -59,10 +59,11 @@ def world():
     yield world
     for producer in world.producers:
         producer.close()
-        assert producer._buffer.pending_bytes == 0, "room was given back to the byte"
-        assert not producer._sender._outbox._flying
-        assert producer._sender._posted is None
-        assert producer._direct.enter(), "nobody has the channels"
-        producer._direct.leave()
-        assert all(not lane.in_flight for lane in producer._buffer._lanes.values())
+        buffer, sender, channels = producer._buffer, producer._sender, producer._direct
+        assert buffer.pending_bytes == 0, "room was given back to the byte"
+        assert not sender._outbox._flying
+        assert sender._posted is None
+        assert channels.enter(), "nobody has the channels"
+        channels.leave()
+        assert all(not lane.in_flight for lane in buffer._lanes.values())
     network.close()

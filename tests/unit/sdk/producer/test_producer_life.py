@@ -208,8 +208,9 @@ def test_the_death_of_the_engine_ends_every_send(world, monkeypatch, caplog):
     def die(_):
         raise MemoryError
 
-    monkeypatch.setattr(producer._engine.loop, "tick", die)
-    producer._engine._thread.join()
+    engine = producer._engine
+    monkeypatch.setattr(engine.loop, "tick", die)
+    engine._thread.join()
     assert {type(future.exception()) for future in futures} == {ClientClosed}
     with pytest.raises(ClientClosed, match="died"):
         producer.send_async(message())
@@ -238,8 +239,9 @@ def test_a_producer_that_is_started_after_a_fork_has_a_key_of_its_own(world):
     before = producer._codec.key
     producer._forked()
     producer.start()
-    assert producer._codec.key != before
-    assert producer._codec.producer_id != producer_id_of(before)
+    codec = producer._codec
+    assert codec.key != before
+    assert codec.producer_id != producer_id_of(before)
 
 
 def test_ctrl_c_in_a_synchronous_send_leaves_the_queue_usable(world, monkeypatch):
@@ -274,13 +276,13 @@ class Strike:
         self.where = ""
 
     def __enter__(self):
-        sys.setprofile(self._look)
+        sys.setprofile(self.look)
         return self
 
     def __exit__(self, *raised: object) -> None:
         sys.setprofile(None)
 
-    def _look(self, frame, event, arg) -> None:
+    def look(self, frame, event, arg) -> None:
         if event not in ("call", "c_return") or not self._is_ours(frame):
             return
         self.left -= 1
@@ -304,7 +306,7 @@ def test_ctrl_c_at_any_call_of_a_synchronous_send_leaves_the_producer_whole(worl
         monkeypatch.setattr(world.broker, "serve", serve)
         behind.append(producer.send_async(message("behind"), queue=queue()))
         serve(command, answer)
-        sys.setprofile(strike._look)
+        sys.setprofile(strike.look)
 
     for at in range(1_000):
         behind.clear()
