@@ -73,8 +73,10 @@
     if (all) all.form.querySelectorAll(`[name="${all.dataset.all}"]`).forEach((one) => { one.checked = all.checked; });
   });
 
+  // An action may remove what the page shows; then its outcome leads to another page.
+  const isLeaving = () => dialog.querySelector("form.htmx-request, a.primary");
   const tick = () => {
-    if (document.hidden) return;
+    if (document.hidden || isLeaving()) return;
     htmx.trigger(document.body, "tick");
     if (document.querySelector("[data-retry]")) {
       fetch(location.href).then((answer) => answer.ok && location.reload(), () => {});

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -84,7 +85,7 @@ def test_14_messages_are_found_by_time_and_sql(scene, browser):
     assert browser.text('[data-test="total"]') == "9 messages"
     assert [row[3] for row in rows(browser, '[data-test="messages"]')] == ["new"] * 9
     browser.open(f"/messages?topic={TOPIC}")
-    browser.wait(lambda: "Looked at 1,000 of 1," in browser.text("main"))
+    browser.wait(lambda: re.search(r"Looked at 1,000 of [\d,]{5,}", browser.text("main")))
 
 
 @pytest.fixture
