@@ -15,6 +15,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         right=Right.VIEW,
         template="cluster.html",
         query=queries.cluster,
+        needs_view=True,
         about="Broker groups with masters and followers, name servers, processes.",
     ),
     ConsolePage(
