@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
+from harness.console import ConsoleWorld, open_console
 from harness.indexed_store import make_messages_batch
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles
@@ -20,6 +21,7 @@ from harness.store_files import StoreFiles
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import ConfigError
 from mqmesh.message import Message
+from mqmesh.protocol.route import ClusterInfo
 from mqmesh.spark import export, tables
 from mqmesh.spark import find as find_module
 from mqmesh.spark.find import FoundRows, find
@@ -321,6 +323,20 @@ def test_status_is_told_without_java(archive, scene):
     assert source.gaps == []
     assert source.ingests[0].from_offset == 0
     assert sum(one.rows for one in tables.partitions(archive)) == scene.count
+
+
+def test_the_console_shows_the_archive_and_looks_messages_up(archive, scene):
+    world = ConsoleWorld({"cluster": ClusterInfo([])})
+    client = open_console(world, archive=archive)
+    (source,) = client.get("/api/v1/archive").json()["sources"]
+    end = Snapshot(scene.snapshots[-1]).manifest.end_offset
+    assert (source["broker"], source["position"], source["missing_bytes"]) == ("broker-a", end, 0)
+    wanted = find(archive, topic="flights", key="N14228", most=50).rows
+    found = client.get("/api/v1/archive/find", params={"key": "N14228"}).json()["rows"]
+    assert [one["message_id"] for one in found] == [one["message_id"] for one in wanted]
+    assert "N14228" in client.get("/archive/find", params={"key": "N14228"}).text
+    late = client.get("/api/v1/archive/find", params={"key": "N14228", "until": "2026-02-01"})
+    assert late.json()["rows"] == []
 
 
 @pytest.mark.parametrize(
