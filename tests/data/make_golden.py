@@ -30,6 +30,8 @@ from mqmesh.protocol.replication import HeldCommit
 from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
+    DeliveryRecord,
+    DeliveryRun,
     GroupRecord,
     GroupSettings,
     OffsetsRecord,
@@ -66,6 +68,18 @@ STATE = [
     OffsetsRecord("g", "gone"),
     SentBackRecord("g", 9),
     SentBackRecord("gone"),
+    DeliveryRecord(
+        "g",
+        "t",
+        2**32 - 1,
+        7,
+        2**63 - 1,
+        2**32 + 5,
+        [(7, 9), (70, 1_094)],
+        [DeliveryRun(7, 2, 1), DeliveryRun(70, b"\x01\x80", 3, 1_700_000_000_000)],
+        adds=True,
+    ),
+    DeliveryRecord("g", "gone", 0),
 ]
 """All kinds of state records."""
 STARTED_FILE = Path(__file__).resolve().parent / "started-as-v1.json"

@@ -14,6 +14,8 @@ from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.window import LeaseNumbers
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.client_rpc.feature import ClientRpcFeature
 from mqmesh.roles.broker.features.delays.feature import DelaysFeature
@@ -55,6 +57,7 @@ from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.state_records import (
+    DeliveryRecord,
     GroupRecord,
     OffsetsRecord,
     SentBackRecord,
@@ -95,6 +98,10 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
 """All features of a broker, in the order in which their hooks are called."""
 
 
+MOST_RUNS: Final = 200_000
+"""Leases and waiting runs of one broker, at 360 bytes of memory each."""
+
+
 class SharedState:
     """State that several features use, each owned by the feature of its folder.
 
@@ -107,6 +114,7 @@ class SharedState:
         groups: Clients, the members of groups, and the owners of queues.
         group_table: Settings of groups.
         committed: Offsets that groups have committed.
+        windows: Messages that groups hold which acknowledge each.
         moved: Offsets that were moved under running consumers.
         by_group: Messages and bytes handed out to each group.
         queue_locks: Locks of ordered consumers.
@@ -128,6 +136,11 @@ class SharedState:
             busy_retry_after_ms=config.busy_retry_after_ms,
         )
         self.committed = CommittedOffsets(config.max_consumer_offsets, config.busy_retry_after_ms)
+        self.windows = DeliveryWindows(
+            LeaseNumbers(first_number(core.epoch), MOST_RUNS),
+            self.committed,
+            lambda: core.clock.wall_ms() - core.clock.monotonic_ms(),
+        )
         self.moved = OffsetResets()
         self.by_group = GroupPulls()
         self.queue_locks = _queue_locks_of(core)
@@ -152,6 +165,8 @@ class SharedState:
         core.state.keep(GroupRecord, self.group_table, urgent=True)
         core.state.keep(SentBackRecord, self.committed.sent_back)
         core.state.keep(OffsetsRecord, self.committed)
+        # Behind the offsets: a window's floor is newer than what they say of its queue.
+        core.state.keep(DeliveryRecord, self.windows, changes_of=self.windows.changes_of)
 
 
 class BrokerFeatures:

@@ -57,7 +57,7 @@ class StateTable(Protocol):
         changed: Keys of what is not in the log yet, in the order of the changes.
     """
 
-    changed: dict[Any, None]
+    changed: dict[Any, Any]
 
     def state_keys(self) -> Iterable[Any]:
         """Keys of all that it holds."""
@@ -110,7 +110,8 @@ class StateLog:
         self.records_written = 0
         self._store = store
         self._tables: dict[type[StateRecord], StateTable] = {}
-        self._urgent: list[dict[Any, None]] = []
+        self._changes: dict[StateTable, Callable[[Any], Iterable[StateRecord]]] = {}
+        self._urgent: list[dict[Any, Any]] = []
         self._clock = clock
         self._segment_bytes = config.mapped_file_size_commit_log
         self._most_body_bytes = min(MOST_BODY_BYTES, config.max_batch_bytes // 2)
@@ -130,16 +131,27 @@ class StateLog:
         self._making_bytes = 0
         self._left: deque[tuple[StateTable, Any]] = deque()
 
-    def keep(self, kind: type[StateRecord], table: StateTable, *, urgent: bool = False) -> None:
+    def keep(
+        self,
+        kind: type[StateRecord],
+        table: StateTable,
+        *,
+        urgent: bool = False,
+        changes_of: Callable[[Any], Iterable[StateRecord]] | None = None,
+    ) -> None:
         """Registers a table that is kept in the log.
 
         Args:
             kind: Records that hold what the table holds.
             table: Empty yet.
             urgent: Changes are written in the turn in which they came.
+            changes_of: Returns the records of what has changed of a key, where ``records_of``
+                returns more than that.
         """
         assert kind not in self._tables
         self._tables[kind] = table
+        if changes_of is not None:
+            self._changes[table] = changes_of
         if urgent:
             self._urgent.append(table.changed)
 
@@ -228,11 +240,12 @@ class StateLog:
 
     def _records(self, slice_size: int) -> Iterator[StateRecord]:
         for table in self._tables.values():
+            records_of = self._changes.get(table, table.records_of)
             for key in table.changed:
-                yield from table.records_of(key)
+                yield from records_of(key)
         for place in range(slice_size):
             table, key = self._left[place]
-            if key not in table.changed:
+            if key not in table.changed or table in self._changes:
                 yield from table.records_of(key)
 
     # ---- Snapshots ---------------------------------------------------------------------

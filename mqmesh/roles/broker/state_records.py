@@ -18,6 +18,8 @@ kind state record             fields
 2    ``GroupRecord``          group, settings or nil
 3    ``OffsetsRecord``        group, topic, offsets by queue id or nil, whether it adds
 4    ``SentBackRecord``       group, queue offset from which its marks count, or nil
+5    ``DeliveryRecord``       group, topic, queue id, floor or nil, next offset, first valid
+                              lease, spans cleared, runs in them, whether it adds
 ==== ======================== =========================================================
 
 On disk: kinds are never renumbered, fields are added at the end only. The same tables stand in
@@ -101,7 +103,53 @@ class SentBackRecord(msgspec.Struct, tag=4, array_like=True, frozen=True):
     counts_from: _Offset | None = None
 
 
-StateRecord = TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord
+class DeliveryRun(msgspec.Struct, array_like=True, frozen=True):
+    """Messages that were handed out and are not settled.
+
+    Attributes:
+        first: Queue offset of the first one.
+        held: How many follow one another; else a bit each, from the lowest bit of the first byte.
+        attempt: How often they were handed out.
+        due_ms: When they are handed out again, wall clock; 0 while a member has them.
+    """
+
+    first: _Offset
+    held: (
+        Annotated[int, msgspec.Meta(ge=1, le=1_024)]
+        | Annotated[bytes, msgspec.Meta(max_length=128)]
+    )
+    attempt: _Count
+    due_ms: _Offset = 0
+
+
+class DeliveryRecord(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Delivery window of a group in a queue, or what has changed of it.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        queue_id: Message queue.
+        floor: All messages before it are settled; None for no window any more.
+        next_offset: No message from it on was ever handed out.
+        valid_from: Leases of smaller numbers are stale.
+        cleared: Spans, first offset and end, of which ``runs`` says all: what else was open in
+            them is settled.
+        runs: Messages that are open.
+        adds: To what the record before says of the window; else instead of it.
+    """
+
+    group: str
+    topic: str
+    queue_id: _Count
+    floor: _Offset | None = None
+    next_offset: _Offset = 0
+    valid_from: _Offset = 0
+    cleared: list[tuple[_Offset, _Offset]] = []
+    runs: list[DeliveryRun] = []
+    adds: bool = False
+
+
+StateRecord = TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord | DeliveryRecord
 
 
 class StateBody(msgspec.Struct, array_like=True, frozen=True):

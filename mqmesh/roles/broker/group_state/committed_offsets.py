@@ -91,6 +91,12 @@ class CommittedOffsets:
         queues[queue_id] = queue_offset
         self.changed[group, topic] = None
 
+    def place(self, group: str, topic: str, queue_id: int, queue_offset: QueueOffset) -> None:
+        """Follow the floor of a delivery window, of which the log says by itself where it is."""
+        queues = self._groups.setdefault(group, {}).setdefault(topic, {})
+        self._count += queue_id not in queues
+        queues[queue_id] = queue_offset
+
     def remove_group(self, group: str) -> int:
         """Forgets all offsets of a group; returns how many."""
         topics = self._groups.pop(group, {})

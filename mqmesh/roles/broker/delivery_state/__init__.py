@@ -1,0 +1,1 @@
+"""State of groups that acknowledge each message: what members hold, and what comes again. Pure."""

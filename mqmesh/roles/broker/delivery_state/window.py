@@ -1,0 +1,582 @@
+"""Delivery window of a group in a queue: leased, waiting and settled messages. Pure.
+
+All messages before ``floor`` are settled, none from ``next_offset`` on was ever handed out. Between
+them stand runs: messages that were handed out together, of which the open ones, a bit each, are
+in one state:
+
+    hand_out           ack: bits go; without bits the run goes, and the floor moves
+    --------> LEASED ------------------------------------------------------> (settled)
+               |  ^  extend
+      expired, |  | hand_out_again, attempt + 1
+      nack     v  |
+              WAITING ----- leave -----> LEAVING ------ gone --------------> (settled)
+                                         sent back, until that is stored
+
+Two runs never have a message in common; their spans may overlap once a part was given back.
+"""
+
+import enum
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import Final
+
+import msgspec
+
+MAX_RUN: Final = 1_024
+"""Messages that one lease may span."""
+SLOT_MS: Final = 100
+"""Deadlines are kept in slots of this length, so a lease may end so much later."""
+NOBODY: Final = 0
+"""Lease of a run that nobody holds, or whose holder did not show it to this master yet."""
+
+
+class RunState(enum.Enum):
+    """States of the open messages of a run."""
+
+    LEASED = "leased"
+    """A member has them until the deadline; with the lease ``NOBODY``, one of before a restart."""
+    WAITING = "waiting"
+    """They are handed out again once they are due."""
+    LEAVING = "leaving"
+    """They are being sent back, or become dead letters; settled once that is stored."""
+
+
+class Settled(enum.Enum):
+    """Outcomes of a settlement."""
+
+    OK = "ok"
+    STALE = "stale"
+    """Another lease has one of the messages by now, or the lease is of before a reset."""
+    LEAVING = "leaving"
+    """One of the messages is being sent back just now."""
+
+
+class Run(msgspec.Struct, eq=False):
+    """Messages that were handed out together, and are in one state.
+
+    Attributes:
+        first: Queue offset of bit 0.
+        bits: Messages that are not settled, a bit each.
+        attempt: How often they were handed out.
+        state: See ``RunState``.
+        lease: Number of the lease; ``NOBODY`` unless it is ``LEASED``.
+        member: Member that holds it.
+        until_ms: When the lease ends, or when the wait does; monotonic clock.
+        since_ms: When it was handed out last; monotonic clock.
+    """
+
+    first: int
+    bits: int
+    attempt: int
+    state: RunState = RunState.WAITING
+    lease: int = NOBODY
+    member: str = ""
+    until_ms: int = 0
+    since_ms: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of open messages."""
+        return self.bits.bit_count()
+
+    @property
+    def low(self) -> int:
+        """Queue offset of the first open message."""
+        return self.first + (self.bits & -self.bits).bit_length() - 1
+
+    @property
+    def end(self) -> int:
+        """Queue offset behind the last open message."""
+        return self.first + self.bits.bit_length()
+
+    def within(self, first: int, bits: int) -> int:
+        """Return those of its open messages that are among others, as bits from ``self.first``."""
+        shift = first - self.first
+        return self.bits & (bits << shift if shift >= 0 else bits >> -shift)
+
+
+class LeaseNumbers:
+    """Numbers of leases, of one broker, and the count of its runs.
+
+    Args:
+        first: Below all numbers to come, above those of earlier epochs.
+        most: Runs that the broker keeps.
+
+    Attributes:
+        first: See above.
+        last: Number given out last.
+        most: Runs that the broker keeps; each takes some 360 bytes.
+        runs: Runs that there are.
+    """
+
+    def __init__(self, first: int, most: int) -> None:
+        self.first = self.last = first
+        self.most = most
+        self.runs = 0
+
+    def take(self) -> int:
+        """Return a new number."""
+        self.last += 1
+        return self.last
+
+    @property
+    def is_full(self) -> bool:
+        """True when no run may be added any more."""
+        return self.runs >= self.most
+
+
+class DeliveryWindow:
+    """Delivery window of one group in one queue.
+
+    Args:
+        start: First message that is handed out.
+        numbers: Numbers of the broker's leases.
+        on_change: Called with the span, first offset and end, in which runs have changed.
+
+    Attributes:
+        next_offset: First message that was never handed out.
+        valid_from: Leases before this number were given out before a reset, and are stale.
+        unsettled: Messages that were handed out and are not settled.
+    """
+
+    def __init__(
+        self, start: int, numbers: LeaseNumbers, on_change: Callable[[int, int], None]
+    ) -> None:
+        self.next_offset = start
+        self.valid_from = 0
+        self.unsettled = 0
+        self._numbers = numbers
+        self._changed = on_change
+        # Two lists in one order: the search in a list of numbers is one call.
+        self._firsts: list[int] = []
+        self._runs: list[Run] = []
+        self._leases: dict[int, Run] = {}
+        self._slots: dict[int, dict[Run, None]] = {}
+        self._slot_order: list[int] = []
+        self._ready: list[tuple[int, int, Run]] = []
+        self._serial = count()
+
+    # ---- What there is ---------------------------------------------------------------
+
+    @property
+    def floor(self) -> int:
+        """Queue offset before which all messages are settled: the group's committed offset."""
+        floor = self.next_offset
+        for run in self._runs:
+            if run.first >= floor:
+                break
+            floor = min(floor, run.low)
+        return floor
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, in order of their first offset; not to be changed."""
+        return self._runs
+
+    def holder_of_most(self) -> tuple[str, int]:
+        """Return the member that holds most messages, and how many; "" and 0 for none."""
+        held: Counter[str] = Counter()
+        for run in self._runs:
+            if run.lease != NOBODY:
+                held[run.member] += run.count
+        return held.most_common(1)[0] if held else ("", 0)
+
+    # ---- Hand out --------------------------------------------------------------------
+
+    def hand_out(self, end: int, bits: int, member: str, now_ms: int, lease_ms: int) -> Run | None:
+        """Lease messages that were never handed out.
+
+        Args:
+            end: New ``next_offset``, at or behind the old one.
+            bits: Messages of the lease, from the old ``next_offset`` on, at most ``MAX_RUN``; those
+                between that are not among them are settled. 0 for none.
+            member: Member that gets them.
+            now_ms: Monotonic clock.
+            lease_ms: Length of the lease.
+
+        Returns:
+            The lease; None for no message.
+        """
+        first = self.next_offset
+        assert first <= end and first + bits.bit_length() <= end
+        assert bits.bit_length() <= MAX_RUN
+        self.next_offset = end
+        run = None
+        if bits:
+            run = self._lease(Run(first, bits, 1), member, now_ms, lease_ms)
+        self._changed(first, end)
+        return run
+
+    def due(self) -> Run | None:
+        """Return the run with the oldest message that waits and is due; see ``tick``."""
+        ready = self._ready
+        while ready:
+            low, _, run = heapq.heappop(ready)
+            if run.bits and run.state is RunState.WAITING and run.until_ms == 0:
+                heapq.heappush(ready, (run.low, next(self._serial), run))
+                if low == run.low:
+                    return run
+        return None
+
+    def hand_out_again(self, run: Run, most: int, member: str, now_ms: int, lease_ms: int) -> Run:
+        """Lease messages once more.
+
+        Args:
+            run: From ``due``.
+            most: Messages of the lease, at least 1; the others wait on.
+            member: Member that gets them.
+            now_ms: Monotonic clock.
+            lease_ms: Length of the lease.
+        """
+        first, bits, attempt = run.low, run.bits >> (run.low - run.first), run.attempt
+        self._remove(run)
+        taken = _lowest(bits, most)
+        if rest := bits & ~taken:
+            shift = (rest & -rest).bit_length() - 1
+            self._wait(Run(first + shift, rest >> shift, attempt), 0)
+        leased = self._lease(Run(first, taken, attempt + 1), member, now_ms, lease_ms)
+        self._changed(first, first + bits.bit_length())
+        return leased
+
+    # ---- Settle ----------------------------------------------------------------------
+
+    def ack(self, lease: int, first: int, bits: int) -> Settled:
+        """Settle messages; those that are settled already are right.
+
+        Args:
+            lease: Under which the member got them. Another one is right, too, as long as nobody
+                has the messages: late work is not thrown away.
+            first: Queue offset of bit 0.
+            bits: Messages.
+        """
+        run = self._leases.get(lease)
+        if run is not None:  # nearly always
+            mask = run.within(first, bits)
+            if mask.bit_count() == bits.bit_count():
+                self._take(run, mask)
+                self._changed(first, first + bits.bit_length())
+                return Settled.OK
+        claimed = self._claim(lease, first, bits)
+        if isinstance(claimed, Settled):
+            return claimed
+        self._carve(claimed)
+        return Settled.OK
+
+    def nack(
+        self, lease: int, first: int, bits: int, *, due_ms: int = 0, counts: bool = True
+    ) -> Run | Settled:
+        """Let messages wait until they are handed out again.
+
+        Args:
+            lease: As for ``ack``.
+            first: Queue offset of bit 0.
+            bits: Messages.
+            due_ms: When they are due, monotonic clock; 0 for at once.
+            counts: The attempt failed; else it was none.
+
+        Returns:
+            What waits; ``OK`` if all are settled already.
+        """
+        claimed = self._claim(lease, first, bits)
+        if isinstance(claimed, Settled):
+            return claimed
+        if not claimed:
+            return Settled.OK
+        run = self._carve(claimed)
+        if not counts:
+            run.attempt = max(run.attempt - 1, 0)
+        self._wait(run, due_ms)
+        self._changed(run.first, run.end)
+        return run
+
+    def extend(
+        self, lease: int, first: int, bits: int, member: str, now_ms: int, lease_ms: int
+    ) -> Settled:
+        """Let a lease end later; one that ended goes on if nobody else has its messages.
+
+        Args:
+            lease: All of its messages are extended.
+            first: Queue offset of bit 0.
+            bits: Messages of it that the member has.
+            member: The member.
+            now_ms: Monotonic clock.
+            lease_ms: It lasts so long from now on, or longer if it did.
+        """
+        run = self._leases.get(lease)
+        if run is not None:
+            if run.member != member:
+                return Settled.STALE
+            self._until(run, max(run.until_ms, now_ms + lease_ms))
+            return Settled.OK
+        claimed = self._claim(lease, first, bits)
+        if isinstance(claimed, Settled):
+            return claimed
+        if claimed:
+            run = self._carve(claimed)
+            self._lease(run, member, now_ms, lease_ms, number=lease)
+            self._changed(run.first, run.end)
+        return Settled.OK
+
+    def meet(self, lease: int, first: int, bits: int, end: int, most: int) -> None:
+        """Take note of messages that were handed out before a failover and are not in the log.
+
+        They, and those before them, become runs whose holders are to show them.
+
+        Args:
+            lease: That the member shows.
+            first: Queue offset of bit 0.
+            bits: Messages.
+            end: Of the queue.
+            most: Messages that ``next_offset`` may move.
+        """
+        behind = first + bits.bit_length()
+        start = self.next_offset
+        if behind <= start or behind > end or behind - start > most:
+            return
+        if not self.valid_from <= lease <= self._numbers.first:
+            return
+        for at in range(start, behind, MAX_RUN):
+            run = Run(at, (1 << min(MAX_RUN, behind - at)) - 1, 1)
+            self._wait(run, 0)
+        self.next_offset = behind
+        self._changed(start, behind)
+
+    def leave(self, run: Run) -> None:
+        """Hold back a run that waits, until it is sent back: ``gone`` or ``wait`` follow."""
+        assert run.state is RunState.WAITING and run.bits
+        self._unslot(run)
+        run.state = RunState.LEAVING
+
+    def gone(self, run: Run) -> None:
+        """Settle a run that was sent back, unless the window was dropped meanwhile."""
+        if run.bits and run.state is RunState.LEAVING:
+            first, end = run.low, run.end
+            self._remove(run)
+            self._changed(first, end)
+
+    def wait(self, run: Run, due_ms: int) -> None:
+        """Let a run wait that could not be sent back.
+
+        Args:
+            run: It is ``LEAVING``.
+            due_ms: When it is due, monotonic clock.
+        """
+        if run.bits and run.state is RunState.LEAVING:
+            run.state = RunState.WAITING
+            self._until(run, due_ms)
+
+    def release(self, member: str) -> list[Run]:
+        """Let wait what a member holds; return that."""
+        found = [run for run in self._runs if run.lease != NOBODY and run.member == member]
+        for run in found:
+            self._expire(run)
+        return found
+
+    def tick(self, now_ms: int) -> list[Run]:
+        """Note the time: leases end, and what waits becomes due.
+
+        Returns:
+            Runs whose lease ended.
+        """
+        expired: list[Run] = []
+        order = self._slot_order
+        while order and order[0] < now_ms // SLOT_MS:
+            for run in list(self._slots[order[0]]):
+                if run.state is RunState.LEASED:
+                    self._expire(run)
+                    expired.append(run)
+                else:
+                    self._until(run, 0)
+            del self._slots[heapq.heappop(order)]
+        return expired
+
+    def pass_over(self, end: int) -> None:
+        """Settle all messages before a queue offset: they are gone from the log."""
+        start = self.floor
+        if end <= start:
+            return
+        self.clear_before(end)
+        self.next_offset = max(self.next_offset, end)
+        self._changed(start, end)
+
+    # ---- The log ---------------------------------------------------------------------
+
+    def spans_of(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[Run, int]]:
+        """Yield the runs that have open messages within spans, and which, from ``run.first`` on."""
+        for first, end in spans:
+            at = bisect_left(self._firsts, first - MAX_RUN + 1)
+            for run in self._runs[at : bisect_left(self._firsts, end)]:
+                mask = run.bits
+                if first > run.first:
+                    mask &= -1 << (first - run.first)
+                if end < run.end:
+                    mask &= (1 << (end - run.first)) - 1
+                if mask:
+                    yield run, mask
+
+    def restore(self, first: int, bits: int, attempt: int, due_ms: int) -> None:
+        """Take over a run from the log.
+
+        Args:
+            first: Queue offset of bit 0.
+            bits: Its open messages.
+            attempt: How often they were handed out.
+            due_ms: When they are due, wall clock; 0 if somebody had them.
+        """
+        state = RunState.WAITING if due_ms else RunState.LEASED
+        self._add(Run(first, bits, attempt, state, since_ms=due_ms))
+
+    def clear(self, first: int, end: int) -> None:
+        """Forget the open messages of a span, of which the log says something else."""
+        for run, mask in list(self.spans_of([(first, end)])):
+            self._take(run, mask)
+
+    def clear_before(self, floor: int) -> None:
+        """Forget the open messages before the floor."""
+        for run in self._runs[: bisect_left(self._firsts, floor)]:
+            self._take(run, run.bits & ((1 << (floor - run.first)) - 1))
+
+    def bound(self, end: int) -> bool:
+        """Forget what lies behind the end of the queue; True if there was any."""
+        if self.next_offset <= end:
+            return False
+        for run in list(self._runs):
+            kept = (1 << max(end - run.first, 0)) - 1
+            self._take(run, run.bits & ~kept)
+        before, self.next_offset = self.next_offset, end
+        self._changed(min(end, before), before)
+        return True
+
+    def resume(self, now_ms: int, wall_ms: int, quiet_ms: int) -> None:
+        """Begin to serve, with what the log says.
+
+        Args:
+            now_ms: Monotonic clock.
+            wall_ms: Wall clock.
+            quiet_ms: Members have so long to show what they hold.
+        """
+        for run in self._runs:
+            due_wall_ms, run.since_ms = run.since_ms, now_ms
+            if run.state is RunState.WAITING:
+                wait_ms = due_wall_ms - wall_ms
+                self._until(run, now_ms + wait_ms if wait_ms > 0 else 0)
+            else:
+                self._until(run, now_ms + quiet_ms)
+
+    def drop(self) -> None:
+        """Forget all runs: the window is over."""
+        for run in list(self._runs):
+            self._take(run, run.bits)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _claim(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
+        """Return the open ones of these messages, by run, if the lease may settle all of them."""
+        if lease < self.valid_from or first + bits.bit_length() > self.next_offset:
+            return Settled.STALE
+        claimed = list(self.spans_of([(first, first + bits.bit_length())]))
+        claimed = [(run, mask) for run, _ in claimed if (mask := run.within(first, bits))]
+        for run, _ in claimed:
+            if run.state is RunState.LEAVING:
+                return Settled.LEAVING
+            if run.lease not in (NOBODY, lease):
+                return Settled.STALE
+        return claimed
+
+    def _carve(self, claimed: list[tuple[Run, int]]) -> Run:
+        """Take messages out of their runs; return them as a run that is in no list yet."""
+        if not claimed:
+            return Run(self.next_offset, 0, 0)
+        low = min(run.first + (mask & -mask).bit_length() - 1 for run, mask in claimed)
+        bits = 0
+        for run, mask in claimed:
+            shift = run.first - low
+            bits |= mask << shift if shift >= 0 else mask >> -shift
+        carved = Run(low, bits, max(run.attempt for run, _ in claimed))
+        for run, mask in claimed:
+            self._take(run, mask)
+        self._changed(low, carved.end)
+        return carved
+
+    def _take(self, run: Run, mask: int) -> None:
+        """Take open messages out of a run, which goes without any."""
+        if mask == run.bits:
+            self._remove(run)
+        elif mask:
+            self.unsettled -= mask.bit_count()
+            run.bits &= ~mask
+
+    def _lease(
+        self, run: Run, member: str, now_ms: int, lease_ms: int, *, number: int = NOBODY
+    ) -> Run:
+        run.state, run.member, run.since_ms = RunState.LEASED, member, now_ms
+        run.lease = number or self._numbers.take()
+        self._leases[run.lease] = run
+        self._add(run)
+        self._until(run, now_ms + lease_ms)
+        return run
+
+    def _wait(self, run: Run, due_ms: int) -> None:
+        run.state, run.lease, run.member = RunState.WAITING, NOBODY, ""
+        self._add(run)
+        self._until(run, due_ms)
+
+    def _expire(self, run: Run) -> None:
+        self._leases.pop(run.lease, None)
+        run.state, run.lease, run.member = RunState.WAITING, NOBODY, ""
+        self._until(run, 0)
+        self._changed(run.low, run.end)
+
+    def _until(self, run: Run, until_ms: int) -> None:
+        """Set until when a run is leased, or waits; 0 for a wait that is over."""
+        self._unslot(run)
+        run.until_ms = until_ms
+        if until_ms == 0:
+            heapq.heappush(self._ready, (run.low, next(self._serial), run))
+            return
+        slot = until_ms // SLOT_MS
+        runs = self._slots.get(slot)
+        if runs is None:
+            runs = self._slots[slot] = {}
+            heapq.heappush(self._slot_order, slot)
+        runs[run] = None
+
+    def _unslot(self, run: Run) -> None:
+        if (runs := self._slots.get(run.until_ms // SLOT_MS)) is not None:
+            runs.pop(run, None)
+
+    def _add(self, run: Run) -> None:
+        at = bisect_right(self._firsts, run.first)
+        self._firsts.insert(at, run.first)
+        self._runs.insert(at, run)
+        self.unsettled += run.count
+        self._numbers.runs += 1
+
+    def _remove(self, run: Run) -> None:
+        at = bisect_left(self._firsts, run.first)
+        while self._runs[at] is not run:
+            at += 1
+        del self._firsts[at], self._runs[at]
+        self.unsettled -= run.count
+        self._numbers.runs -= 1
+        self._leases.pop(run.lease, None)
+        self._unslot(run)
+        run.bits = 0
+
+
+def _lowest(bits: int, most: int) -> int:
+    """Return the lowest bits, at most so many."""
+    if bits.bit_count() <= most:
+        return bits
+    taken = (1 << most) - 1
+    if bits & taken == taken:
+        return taken  # nearly always
+    taken = 0
+    for _ in range(most):
+        low = bits & -bits
+        taken |= low
+        bits ^= low
+    return taken

@@ -1,0 +1,249 @@
+"""Delivery windows of all groups; kept in the log, see ``state_log``, as records of changes."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from mqmesh.roles.broker.delivery_state.window import (
+    DeliveryWindow,
+    LeaseNumbers,
+    Run,
+    RunState,
+)
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.state_records import DeliveryRecord, DeliveryRun
+from mqmesh.units import MAX_OFFSET, QueueOffset
+
+WindowKey = tuple[str, str, int]
+"""Group, physical topic and queue id."""
+
+MOST_RUNS_PER_RECORD: Final = 1_000
+MOST_SPANS: Final = 1_000
+"""Changes of a window that are noted one by one; with more it is written as a whole."""
+
+_Spans = dict[int, int]
+
+
+class DeliveryWindows:
+    """Windows of all groups in all queues, and what of them is not in the log yet.
+
+    The floor of a window is the committed offset of its group.
+
+    Args:
+        numbers: Numbers of leases.
+        committed: Committed offsets of all groups.
+        wall_offset_ms: Returns the wall clock minus the monotonic clock.
+
+    Attributes:
+        numbers: See above.
+        changed: Of each window, where it changed: first offset and end of each span. None for a
+            window that is written as a whole.
+    """
+
+    def __init__(
+        self,
+        numbers: LeaseNumbers,
+        committed: CommittedOffsets,
+        wall_offset_ms: Callable[[], int],
+    ) -> None:
+        self.numbers = numbers
+        self.changed: dict[WindowKey, _Spans | None] = {}
+        self._committed = committed
+        self._wall_offset_ms = wall_offset_ms
+        self._windows: dict[WindowKey, DeliveryWindow] = {}
+        self._of_group: dict[str, dict[WindowKey, DeliveryWindow]] = {}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def find(self, key: WindowKey) -> DeliveryWindow | None:
+        """Return a window, or None."""
+        return self._windows.get(key)
+
+    def of_group(self, group: str) -> dict[WindowKey, DeliveryWindow]:
+        """Return the windows of a group; not to be changed."""
+        return self._of_group.get(group, {})
+
+    def items(self) -> Iterable[tuple[WindowKey, DeliveryWindow]]:
+        """Return all windows."""
+        return self._windows.items()
+
+    def begin(self, key: WindowKey, start: int) -> DeliveryWindow:
+        """Make a window, which has none of the leases that an earlier one may have given out.
+
+        Args:
+            key: Of a queue in which the group has no window.
+            start: Queue offset at which it begins.
+
+        Raises:
+            SystemBusy: There are too many committed offsets.
+        """
+        self._committed.commit(*key, QueueOffset(start))
+        window = self._make(key, start)
+        window.valid_from = self.numbers.last + 1
+        self.changed[key] = None
+        return window
+
+    def drop(self, key: WindowKey) -> None:
+        """Forget a window: the committed offset of its group stays where it is."""
+        window = self._forget(key)
+        if window is not None:
+            window.drop()
+            self.changed[key] = None
+
+    def drop_group(self, group: str) -> None:
+        """Forget the windows of a group."""
+        for key in list(self.of_group(group)):
+            self.drop(key)
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget the windows in the queues of a topic."""
+        for key in [key for key in self._windows if key[1] == topic]:
+            self.drop(key)
+
+    def resume(
+        self, end_of: Callable[[str, int], int], now_ms: int, wall_ms: int, quiet_ms: int
+    ) -> int:
+        """Begin to serve, with what the log says.
+
+        Args:
+            end_of: Of a topic and queue, the offset behind its last message.
+            now_ms: Monotonic clock.
+            wall_ms: Wall clock.
+            quiet_ms: Members have so long to show what they hold.
+
+        Returns:
+            Number of windows that ended behind the end of their queue, and end there now.
+        """
+        bounded = 0
+        for (_, topic, queue_id), window in self._windows.items():
+            bounded += window.bound(end_of(topic, queue_id))
+            window.resume(now_ms, wall_ms, quiet_ms)
+        return bounded
+
+    # ---- The log ---------------------------------------------------------------------
+
+    def state_keys(self) -> list[WindowKey]:
+        """Keys of all windows."""
+        return list(self._windows)
+
+    def records_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
+        """Yield the state records that say all of a window, which may not be there any more."""
+        return self._records(key, None)
+
+    def changes_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
+        """Yield the state records of what has changed in a window."""
+        return self._records(key, self.changed[key])
+
+    def apply(self, record: DeliveryRecord) -> None:
+        """Take over what a record says."""
+        key = (record.group, record.topic, record.queue_id)
+        floor = record.floor
+        window = self._windows.get(key)
+        if window is not None and (floor is None or not record.adds):
+            window.drop()
+            window = self._forget(key)
+            window = None
+        if floor is None:
+            return
+        if window is None:
+            window = self._make(key, floor)
+        window.valid_from = record.valid_from
+        window.next_offset = record.next_offset
+        for first, end in record.cleared:
+            window.clear(first, end)
+        for run in record.runs:
+            bits = (1 << run.held) - 1 if isinstance(run.held, int) else _bits(run.held)
+            if bits:
+                window.restore(run.first, bits, run.attempt, run.due_ms)
+        window.clear_before(floor)
+        self._committed.place(*key, QueueOffset(floor))
+
+    def _records(self, key: WindowKey, spans: _Spans | None) -> Iterator[DeliveryRecord]:
+        group, topic, queue_id = key
+        window = self._windows.get(key)
+        if window is None:
+            yield DeliveryRecord(group, topic, queue_id)
+            return
+        floor = window.floor
+        wanted = [(floor, MAX_OFFSET)] if spans is None else _merged(spans, floor)
+        told: dict[Run, int] = {}
+        for run, mask in window.spans_of(wanted):
+            told[run] = told.get(run, 0) | mask
+        runs = [self._told(run, mask) for run, mask in told.items()]
+        adds, cleared = spans is not None, [] if spans is None else wanted
+        for start in range(0, len(runs) or 1, MOST_RUNS_PER_RECORD):
+            part = runs[start : start + MOST_RUNS_PER_RECORD]
+            yield DeliveryRecord(
+                group,
+                topic,
+                queue_id,
+                floor,
+                window.next_offset,
+                window.valid_from,
+                cleared if start == 0 else [],
+                part,
+                adds or start > 0,
+            )
+
+    def _told(self, run: Run, mask: int) -> DeliveryRun:
+        shift = (mask & -mask).bit_length() - 1
+        bits = mask >> shift
+        size = bits.bit_length()
+        is_whole = bits.bit_count() == size
+        due_ms = 0
+        if run.state is not RunState.LEASED:
+            # What is due, or being sent back, goes out at once wherever this is read.
+            due_ms = run.until_ms + self._wall_offset_ms() if run.until_ms else 1
+        return DeliveryRun(
+            run.first + shift,
+            size if is_whole else bits.to_bytes((size + 7) // 8, "little"),
+            run.attempt,
+            due_ms,
+        )
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _make(self, key: WindowKey, start: int) -> DeliveryWindow:
+        def note(first: int, end: int) -> None:
+            self._note(key, window, first, end)
+
+        window = DeliveryWindow(start, self.numbers, note)
+        self._windows[key] = window
+        self._of_group.setdefault(key[0], {})[key] = window
+        return window
+
+    def _forget(self, key: WindowKey) -> DeliveryWindow | None:
+        window = self._windows.pop(key, None)
+        if window is not None:
+            of_group = self._of_group[key[0]]
+            del of_group[key]
+            if not of_group:
+                del self._of_group[key[0]]
+        return window
+
+    def _note(self, key: WindowKey, window: DeliveryWindow, first: int, end: int) -> None:
+        self._committed.place(*key, QueueOffset(window.floor))
+        spans = self.changed.setdefault(key, {})
+        if spans is None:
+            return
+        spans[first] = max(spans.get(first, 0), end)
+        if len(spans) > MOST_SPANS:
+            self.changed[key] = None
+
+
+def _merged(spans: _Spans, floor: int) -> list[tuple[int, int]]:
+    """Return spans in order, without what lies before the floor, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for first in sorted(spans):
+        low, end = max(first, floor), spans[first]
+        if low >= end:
+            continue
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((low, end))
+    return found
+
+
+def _bits(data: bytes) -> int:
+    return int.from_bytes(data, "little")
