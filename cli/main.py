@@ -208,7 +208,7 @@ def _without_number(error: OSError) -> str:
 
 def _usage(error: click.ClickException) -> str:
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-    advice = f" (`{command} --help` tells more)" if command else ""
+    advice = f" (`{command} --help` says more)" if command else ""
     return f"{error.format_message()}{advice}"
 
 

@@ -6,7 +6,7 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${MQMESH_VENV:-$ROOT/.venv}"
 
-# A machine may be told to keep no compiled Python; then each of the thousands of processes that tests
+# A machine may be set to keep no compiled Python; then each of the thousands of processes that tests
 # start compiles 300 modules anew, which is more than half of a broker's start.
 unset PYTHONDONTWRITEBYTECODE
 

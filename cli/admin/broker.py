@@ -186,7 +186,7 @@ def queue(name: str, topic: str, queue_id: int, start: int, count: int, namesrv:
 
 @click.command()
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @cluster_options
 def clean(name: str, dry_run: bool, namesrv: str) -> None:
     """Have the broker NAME remove old log segments now, whatever the hour is.

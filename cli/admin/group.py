@@ -174,7 +174,7 @@ def _settings(function: _F) -> _F:
         click.option(
             "--notify/--no-notify",
             default=None,
-            help="Members are told at once when others come and go. [default: yes]",
+            help="Members are notified at once when others join or leave. [default: yes]",
         ),
         click.option(
             "--retry-max-times",
@@ -294,7 +294,7 @@ def progress(name: str, topic: str, namesrv: str) -> None:
 
     OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
     the queue's last one. IN FLIGHT are messages that members have and are not done with. WAITING
-    tells how long the oldest message that is not done has been there. What failed and waits for its
+    is the age of the oldest message that is not done. What failed and waits for its
     retry is lag, in no queue; what is delayed or half a transaction is none. Members of a group
     that broadcasts keep their offsets by themselves: how far they are `mqmesh group running` asks
     them.
@@ -320,7 +320,7 @@ def progress(name: str, topic: str, namesrv: str) -> None:
     if is_for_people and found.differing:
         print_warning(
             f"{found.differing} of {found.members} members subscribe differently from the group; "
-            "messages are missed; `mqmesh group connections` tells more"
+            "messages are missed; `mqmesh group connections` shows them"
         )
     if is_for_people and found.message_model == MessageModel.BROADCASTING:
         print_warning("members of a broadcasting group keep their offsets by themselves")
@@ -403,7 +403,7 @@ def _setting_lines(group: str, brokers: Sequence[GroupBrokerView]) -> list[str]:
             f"group {group} on {one.broker_name}: "
             f"{'may' if one.consume_enable else 'may not'} consume, "
             f"{'may' if one.consume_broadcast_enable else 'may not'} broadcast, {retries}"
-            f"{'' if notified else ', members are not told of others'}"
+            f"{'' if notified else ', members are not notified of others'}"
             f"{'' if one.is_configured else ' (nothing was set: defaults)'}"
         )
     return lines

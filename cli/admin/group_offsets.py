@@ -174,7 +174,7 @@ def _print_moves(moves: OffsetMovesView) -> None:
     Table(_MOVES, moves.queues).print()
     counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
     if moves.dry_run:
-        text = f"would read {counts.format('skip')} members would be told; nothing was changed"
+        text = f"would read {counts.format('skip')} members would be notified; nothing was changed"
     else:
-        text = f"reads {counts.format('skips')} members were told"
+        text = f"reads {counts.format('skips')} members were notified"
     say(f"group {moves.group} {text}")

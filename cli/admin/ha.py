@@ -369,7 +369,7 @@ def _print_epochs(logs: list[LogView], last: int) -> None:
 def verify(broker: str, rate: int, namesrv: str) -> int:
     """Compare the logs of all replicas of BROKER, as far as they must be the same.
 
-    Each reads its log from the disk, a MiB at a time, and tells checksums. Exit code 1 when there
+    Each reads its log from the disk, a MiB at a time, and answers checksums. Exit code 1 when there
     is a difference; it ends after ten of them.
 
     \b

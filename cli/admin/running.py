@@ -108,7 +108,7 @@ def running(name: str, client_id: str, stack: bool, namesrv: str) -> int:
     of them, the messages that are with its listener right now, what it did in the last half
     minute; FAILED/S in the last ten minutes, in which most retries come again. HANDLING is the
     average time of a listener's call; it grows while one hangs. A consumer with
-    admin_introspection = False tells nothing.
+    admin_introspection = False answers nothing.
 
     \b
     Examples:

@@ -320,7 +320,7 @@ def delete(name: str, yes: bool, broker: str, namesrv: str) -> None:
 @click.argument("name")
 @cluster_options
 def route(name: str, namesrv: str) -> None:
-    """Show which brokers carry a topic, as clients are told.
+    """Show which brokers carry a topic, as name servers answer clients.
 
     \b
     Examples:

@@ -159,7 +159,7 @@ def by_offset(topic: str, queue_id: int, offset: int, broker: str, namesrv: str)
 @click.option("-c", "--client", "client_id", required=True, help="Member of the group.")
 @cluster_options
 def hand_to(message_id: str, group: str, client_id: str, namesrv: str) -> int:
-    """Have one member of a group consume a message now, and tell what came of it.
+    """Have one member of a group consume a message now, and show the result.
 
     Its listener is called at once, beside what it consumes otherwise. No offset moves and
     nothing is retried; the listener can see it (message.is_handed_over). MESSAGE_ID is a message

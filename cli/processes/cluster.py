@@ -306,7 +306,7 @@ def down(
 
     Nothing running is no error. After a crash of `mqmesh up` itself it clears up.
 
-    With names, as `mqmesh status` tells them, only these processes stop, until
+    With names, as `mqmesh status` shows them, only these processes stop, until
     `mqmesh restart`. A master hands its lead over first.
 
     \b

@@ -151,6 +151,6 @@ def remove_user(name: str, users_file: Path) -> None:
 
 def _password() -> str:
     if sys.stdin is not None and sys.stdin.isatty():
-        told: str = click.prompt("Password", hide_input=True, confirmation_prompt=True)
-        return told
+        password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        return password
     return "" if sys.stdin is None else sys.stdin.readline().rstrip("\n")

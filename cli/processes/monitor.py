@@ -32,7 +32,7 @@ _ALARMS: Final = (
 @process_options
 @cluster_options
 def monitor(process: ProcessOptions, once: bool, namesrv: str) -> int:
-    """Watch a cluster, and tell of what is wrong: in the log, to a program, to a web service.
+    """Watch a cluster, and report alarms: in the log, to a program, to a web service.
 
     With --once it looks, prints what is wrong, and ends: for cron. What must last before it is an
     alarm counts at once then; what grows is known from the second look on, with a state_file.

@@ -399,7 +399,7 @@ def expire(
 @archive.command()
 @_archive
 @click.option("--older-than", default="7d", show_default=True, metavar="AGE")
-@click.option("--dry-run", is_flag=True, help="Only tell which files would go.")
+@click.option("--dry-run", is_flag=True, help="Only show which files would be deleted.")
 @json_option
 def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
     """Remove files that no version of the tables needs any more.
@@ -459,7 +459,7 @@ def run(
 ) -> int:
     """Snapshot each broker of this machine, take it into the archive, delete it again.
 
-    With --every it goes on until Ctrl-C; what fails is told, and tried again the next time.
+    With --every it goes on until Ctrl-C; a failure is reported, and tried again the next time.
 
     \b
     Examples:

@@ -78,7 +78,7 @@ def export(
     """Write messages of a topic into files, or send them again.
 
     With resend they get new ids and the property ARCHIVE_ORIGIN; OUTPUT is a small file that
-    tells how far it has come, so that a command that was stopped goes on where it was.
+    records its progress, so that a command that was stopped goes on where it was.
 
     \b
     Examples:
@@ -185,7 +185,7 @@ def _state(path: Path | None) -> Resent | None:
     try:
         return msgspec.json.decode(document, type=Resent)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} does not tell how far an export has come: {error}") from error
+        raise ConfigError(f"{path} does not record the progress of an export: {error}") from error
 
 
 def _behind(found: Iterator[dict[str, Any]], done: Resent | None) -> Iterator[dict[str, Any]]:

@@ -146,10 +146,12 @@ class Gate:
                 if new_cookie:
                     carrier = Response()
                     incoming.set_cookie(carrier, new_cookie)
-                    told = MutableHeaders(scope=message)
-                    told.append("set-cookie", carrier.headers["set-cookie"])
+                    answer_headers = MutableHeaders(scope=message)
+                    answer_headers.append("set-cookie", carrier.headers["set-cookie"])
                     if "hx-request" in headers:
-                        told["HX-Refresh"] = "true"  # its page has the token of a former session
+                        answer_headers["HX-Refresh"] = (
+                            "true"  # its page has the token of a former session
+                        )
             await send(message)
 
         try:

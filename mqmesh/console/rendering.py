@@ -109,8 +109,8 @@ def segment(value: Any) -> str:
 
 def link(path: str, /, **arguments: Any) -> str:
     """Return a path with a query string; empty arguments are left out."""
-    told = {key: value for key, value in arguments.items() if value not in (None, "", False)}
-    return path + ("?" + urlencode(told) if told else "")
+    given = {key: value for key, value in arguments.items() if value not in (None, "", False)}
+    return path + ("?" + urlencode(given) if given else "")
 
 
 def again_link(path: str, asked: msgspec.Struct, of_path: Collection[str], **changes: Any) -> str:

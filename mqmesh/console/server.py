@@ -205,5 +205,5 @@ class ConsoleServer:
         answers = not view.problem and self._clock.wall_ms() - view.at_ms < SILENT_MS
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         info = RoleInfo("console", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
-        told = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
-        return answers, msgspec.json.encode(told)
+        fields = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
+        return answers, msgspec.json.encode(fields)

@@ -302,10 +302,10 @@ def _latency_by_command(
     counts: Mapping[RequestCode, CommandCount],
 ) -> dict[LabelValues, Distribution]:
     return {
-        (code.name.lower(), held, answer): told
+        (code.name.lower(), held, answer): total
         for code, count in counts.items()
         for held, meter in (("false", count.latency), ("true", count.held_latency))
-        for answer, told in meter.read().items()
+        for answer, total in meter.read().items()
     }
 
 

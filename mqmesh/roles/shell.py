@@ -103,11 +103,11 @@ class RoleShell:
         self.on_access_change: Callable[[], None] | None = None
         self._board = MetricBoard(max_label_sets)
         self._readings = Listings[_Reading]()
-        self.tell(_PROCESS_METRICS, lambda: self)
-        self.tell(dispatching.METRICS, lambda: self.dispatch.counts)
+        self.expose(_PROCESS_METRICS, lambda: self)
+        self.expose(dispatching.METRICS, lambda: self.dispatch.counts)
         if guard is not None:
-            self.tell(guarding.METRICS, lambda: guard)
-            self.tell(quotas.METRICS, lambda: guard.quotas)
+            self.expose(guarding.METRICS, lambda: guard)
+            self.expose(quotas.METRICS, lambda: guard.quotas)
 
     @property
     def uptime_ms(self) -> int:
@@ -154,10 +154,10 @@ class RoleShell:
             self.dispatch.keep(self.access.handlers)
             self.every(LOOK_MS, self._review)
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
-        self.tell(_CONNECTION_METRICS, self._opened)
+        self.expose(_CONNECTION_METRICS, self._opened)
         return self.server
 
-    def tell(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
+    def expose(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
         """Adds metrics to those that the role reports.
 
         Args:
@@ -206,15 +206,15 @@ class RoleShell:
 
     def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> RuntimeInfo:
         """Answers GET_BROKER_RUNTIME_INFO with a page."""
-        listing, told = asked.listing, self._readings.take(asked.listing)
-        if told is None or told.place != asked.place:
-            listing, told = 0, _Reading(self._board.pages())
-        metrics, more = next(told.pages)
-        told.place += 1
+        listing, listed = asked.listing, self._readings.take(asked.listing)
+        if listed is None or listed.place != asked.place:
+            listing, listed = 0, _Reading(self._board.pages())
+        metrics, more = next(listed.pages)
+        listed.place += 1
         if not more:
             return RuntimeInfo(metrics, listing)
-        listing = self._readings.keep(listing, told)
-        return RuntimeInfo(metrics, listing, told.place)
+        listing = self._readings.keep(listing, listed)
+        return RuntimeInfo(metrics, listing, listed.place)
 
     def _review(self) -> None:
         assert self.access is not None

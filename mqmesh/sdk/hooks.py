@@ -304,7 +304,7 @@ class HookCalls:
                 self._told.add(method)
                 name = ".".join(method.__qualname__.split(".")[-2:])
                 error = error_to_log()
-                _log.error("%s failed; its further errors are not told", name, exc_info=error)
+                _log.error("%s failed; its further errors are not logged", name, exc_info=error)
 
 
 def _written(hooks: Sequence[Hooks], name: str) -> list[Callable[[Any], None]]:

@@ -38,8 +38,8 @@ def class_archive_options(java: Java, packages: str, cache: Path, now_s: float) 
         cache.mkdir(parents=True, exist_ok=True)
     except OSError:
         return ""
-    told = f"{java.home.resolve()} {java.version} {base_changed} {packages}"
-    path = cache / f"classes-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsa"
+    described = f"{java.home.resolve()} {java.version} {base_changed} {packages}"
+    path = cache / f"classes-{hashlib.sha256(described.encode()).hexdigest()[:16]}.jsa"
     if any(one.isspace() for one in str(path)) or not os.access(cache, os.W_OK):
         return ""  # options are split at spaces
     try:

@@ -114,7 +114,7 @@ def turn_to_fetch() -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("wb")
     except OSError as error:
-        _log.info("nobody can be told that jars are fetched: %s", error)
+        _log.info("the progress of fetching jars cannot be shown: %s", error)
         yield
         return
     with file:

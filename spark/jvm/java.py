@@ -99,7 +99,7 @@ def _look(home: Path, source: str) -> Java | str:
         return f"{program}, which cannot be run: {error}"
     match = _VERSION.search(done.stderr + done.stdout)
     if match is None:
-        return f"{program}, which does not tell its version"
+        return f"{program}, which does not print its version"
     # Until Java 8 the version was 1.8.
     version = int(match[2] or 0) if match[1] == "1" else int(match[1])
     return Java(home, version, source) if version >= OLDEST else f"{version}"

@@ -10,7 +10,7 @@ from mqmesh.sdk.connector.queue_reader import QueueEdges, QueueReader, Stretch, 
 
 from .options import END, FIRST, Bound, LiveOptions, Place, Places, queue_name
 
-HOW_TO_GO_ON = "option failOnDataLoss 'false' goes on without what is lost, and tells it in the log"
+HOW_TO_GO_ON = "option failOnDataLoss 'false' goes on without what is lost, and logs it"
 
 _log = logging.getLogger(__name__)
 

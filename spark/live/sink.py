@@ -191,7 +191,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if self._sink.idempotent and (query is None or batch is None):
             raise ConfigError(
-                "Spark does not tell which batch of which query this is, so repetitions cannot be "
+                "Spark does not say which batch of which query this is, so repetitions cannot be "
                 "recognised; option idempotent 'false' goes on, and may send messages twice"
             )
         first = int(batch or 0) << _ROWS_BITS

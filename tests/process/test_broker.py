@@ -435,7 +435,7 @@ def test_a_recovering_broker_can_be_told_to_stop(wire, short_tmp_path, monkeypat
     )
     broker = BrokerServer(config, wire.transport)
     wire.loop.call_later(10, wire.loop.stop)
-    with pytest.raises(StoppedEarly, match="told to stop"):
+    with pytest.raises(StoppedEarly, match="asked to stop"):
         broker.start()
     broker.stop()
 

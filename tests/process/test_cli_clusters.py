@@ -441,7 +441,7 @@ def test_a_group_is_shown_with_what_was_set(run, cluster, topic, capsys):
     assert listed == found
     assert main.main(["group", "show", group]) == 0
     shown = capsys.readouterr().out
-    assert "5 retries, members are not told of others" in shown
+    assert "5 retries, members are not notified of others" in shown
 
 
 def test_dead_letters_are_counted_by_age_and_purged(run, cluster, topic, capsys):

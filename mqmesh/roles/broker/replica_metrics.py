@@ -91,7 +91,7 @@ COUNT_METRICS: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
     ),
     counter(
         "ha_nacks_total",
-        "followers told to cut or copy, and acknowledgements that were refused",
+        "followers that had to cut or copy, and acknowledgements that were refused",
         lambda replica: replica.total.nacks,
     ),
     counter(

@@ -360,7 +360,7 @@ class BrokerServer:
             ReplicaPeers(self._connect_replica),
             World(self._loop, self._clock, chance),
         )
-        self._shell.tell(MEMBER_METRICS, self._member.status)
+        self._shell.expose(MEMBER_METRICS, self._member.status)
 
     def _connect_replica(self, where: str, server_key: str) -> Connection:
         """Return a connection to another replica, which must prove the key that it reports."""
@@ -368,7 +368,7 @@ class BrokerServer:
         if ring is not None and server_key:
             if guard is None or not guard.is_broker(server_key, self._config.broker_name):
                 raise ConfigError(
-                    f"{where} tells the key {server_key:.40}, which no user of role broker has "
+                    f"{where} names the key {server_key:.40}, which no user of role broker has "
                     f"that may be {self._config.broker_name!r}"
                 )
             ring.learn(endpoint, server_key)
@@ -656,7 +656,7 @@ class BrokerServer:
             self._loop.tick(0)
             if self._loop.stopping:
                 # Nothing is half done: recovery begins anew with the next start.
-                raise StoppedEarly("told to stop while the store was recovering")
+                raise StoppedEarly("asked to stop while the store was recovering")
 
     def _on_disconnect(self, peer: Peer) -> None:
         if self._role is not None:
@@ -735,19 +735,19 @@ class BrokerServer:
     # ---- Metrics -----------------------------------------------------------------------
 
     def _tell_metrics(self) -> None:
-        tell = self._shell.tell
+        expose = self._shell.expose
         for kind in FEATURES:
-            tell(kind.metrics, partial(self._feature, kind))
-        tell(STORE_METRICS, lambda: self._opened_features().core.store.stats())
-        tell(AUTO_CREATION_METRICS, lambda: self._opened_features().state.auto_creation)
-        tell(REGISTRATION_METRICS, lambda: self._opened_role().links)
-        tell((INDEX_STATE,), self._index_status)
+            expose(kind.metrics, partial(self._feature, kind))
+        expose(STORE_METRICS, lambda: self._opened_features().core.store.stats())
+        expose(AUTO_CREATION_METRICS, lambda: self._opened_features().state.auto_creation)
+        expose(REGISTRATION_METRICS, lambda: self._opened_role().links)
+        expose((INDEX_STATE,), self._index_status)
         if has_index(self._config):
-            tell(INDEX_PROCESS_METRICS, self._index_status)
-            tell(INDEX_METRICS, lambda: self._index_status().progress)
+            expose(INDEX_PROCESS_METRICS, self._index_status)
+            expose(INDEX_METRICS, lambda: self._index_status().progress)
         if self._config.ha.mode is not HaMode.OFF:
-            tell(REPLICA_METRICS, self._ha_status)
-            tell(COUNT_METRICS, lambda: self._replication)
+            expose(REPLICA_METRICS, self._ha_status)
+            expose(COUNT_METRICS, lambda: self._replication)
 
     def _ha_status(self) -> HaStatus:
         role = self._role

@@ -302,7 +302,7 @@ class StateLog:
             _log.error("the snapshot of topics, groups and offsets at %d is damaged", at)
             at = self._pointer_before(at, low)
         raise CorruptRecord(
-            f"{STATE_TOPIC}, which tells of topics, groups and consumer offsets, is damaged from "
+            f"{STATE_TOPIC}, which keeps topics, groups and consumer offsets, is damaged from "
             f"{low} to {end}, and every consumer group would begin anew; put back a copy of the "
             "store"
         )

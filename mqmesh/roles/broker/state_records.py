@@ -7,7 +7,7 @@ A state record says what is true of one thing from now on. Records stand in the 
 position msgpack      meaning
 ======== ============ ==================================================================
 0        int          version, 1
-1        int          snapshot_at: from this queue offset on the topic tells everything
+1        int          snapshot_at: from this queue offset on the topic holds everything
 2        array        state records, each an array that begins with its kind
 ======== ============ ==================================================================
 

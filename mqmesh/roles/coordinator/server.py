@@ -103,7 +103,7 @@ class CoordinatorServer:
         )
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
-        self._shell.tell(REGISTRY_METRICS, lambda: self._registry)
+        self._shell.expose(REGISTRY_METRICS, lambda: self._registry)
         self._shell.look_after_peers()
         self._plan_look()
         self._shell.ready()

@@ -102,7 +102,7 @@ class AlarmBoard:
         """
         look = ClusterObservation(families, self.state.history, now_ms)
         seen = dict(self._find(look))
-        told: list[Alarm] = []
+        due: list[Alarm] = []
         for key, (alarm, for_ms) in seen.items():
             known = self.state.known.get(key)
             if known is None:
@@ -114,13 +114,13 @@ class AlarmBoard:
             is_again = bool(self._repeat_ms) and now_ms - known.told_ms >= self._repeat_ms
             if is_due and (not known.told_ms or is_again):
                 known.told_ms = now_ms
-                told.append(known.alarm)
+                due.append(known.alarm)
         for key in self.state.known.keys() - seen.keys():
             over = self.state.known.pop(key)
             if over.told_ms:
-                told.append(msgspec.structs.replace(over.alarm, status="resolved"))
+                due.append(msgspec.structs.replace(over.alarm, status="resolved"))
         self.state.history.end_look(families, now_ms)
-        return told
+        return due
 
     def firing(self) -> list[Alarm]:
         """Return the alarms that are on and were reported."""
@@ -131,13 +131,13 @@ class AlarmBoard:
             # Once for each threshold that some group has.
             for threshold in dict.fromkeys(one.threshold for one in plan.values() if one.enabled):
                 for labels, value in rule.find(look, threshold):
-                    told = dict(zip(rule.by, labels, strict=True))
-                    one = _plan_of(plan, told.get("consumer_group", ""), told.get("topic", ""))
+                    due = dict(zip(rule.by, labels, strict=True))
+                    one = _plan_of(plan, due.get("consumer_group", ""), due.get("topic", ""))
                     if not one.enabled or one.threshold != threshold:
                         continue
                     summary = rule.sentence(labels, value, threshold)
                     since_ms = look.now_ms
-                    found = (rule.alarm, rule.severity, told, value, threshold, summary, since_ms)
+                    found = (rule.alarm, rule.severity, due, value, threshold, summary, since_ms)
                     yield "\t".join((rule.alarm, *labels)), (Alarm(*found), one.for_ms)
 
 

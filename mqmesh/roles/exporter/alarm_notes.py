@@ -53,13 +53,13 @@ def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
 
 def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
     """Alarms in the form of Alertmanager's webhook, version 4."""
-    told = alarms[:MOST_TOLD]
-    is_over = all(one.status == "resolved" for one in told)
+    sent = alarms[:MOST_TOLD]
+    is_over = all(one.status == "resolved" for one in sent)
     return {
         "version": "4",
         "receiver": "mqmesh",
         "status": "resolved" if is_over else "firing",
-        "truncatedAlerts": len(alarms) - len(told),
+        "truncatedAlerts": len(alarms) - len(sent),
         "alerts": [
             {
                 "status": one.status,
@@ -68,7 +68,7 @@ def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
                 "startsAt": _moment(one.since_ms),
                 "endsAt": _moment(now_ms) if one.status == "resolved" else NO_END,
             }
-            for one in told
+            for one in sent
         ],
     }
 

@@ -106,10 +106,14 @@ class ClusterObservation(msgspec.Struct, frozen=True):
         """Return how much the sums of a counter grew within so long; see ``History.growth``."""
         # Counters of different labels are different totals, and so are those of two processes: one
         # that does not answer any more takes nothing back.
-        told = "".join(f"{{{label}={value}}}" for label, value in where.items()) + f"[{window_ms}]"
+        selector = (
+            "".join(f"{{{label}={value}}}" for label, value in where.items()) + f"[{window_ms}]"
+        )
         sums = self.families.sums(name, (*PROCESS, *by), **where)
         found: dict[Labels, float | None] = {}
-        for labels, grown in self.history.growth(name + told, sums, self.now_ms, window_ms).items():
+        for labels, grown in self.history.growth(
+            name + selector, sums, self.now_ms, window_ms
+        ).items():
             key = labels[len(PROCESS) :]
             before = found.get(key)
             found[key] = grown if before is None else before + (grown or 0.0)
@@ -144,8 +148,8 @@ class AlarmRule(msgspec.Struct, frozen=True):
 
     def sentence(self, labels: Labels, value: float, threshold: float) -> str:
         """Return the alarm as a sentence."""
-        told = dict(zip(self.by, labels, strict=True))
-        return self.summary.format(value=value, threshold=threshold, **told)
+        selector = dict(zip(self.by, labels, strict=True))
+        return self.summary.format(value=value, threshold=threshold, **selector)
 
 
 def over(name: str, by: Labels = NODE, **where: str) -> Find:

@@ -77,9 +77,9 @@ class Families:
         exported, values = self._by_name.get(name, (None, {}))
         for labels, value in values.items():
             assert exported is not None
-            told = dict(zip(exported.labels, labels, strict=True))
-            if isinstance(value, Distribution) or not where.items() <= told.items():
+            pairs = dict(zip(exported.labels, labels, strict=True))
+            if isinstance(value, Distribution) or not where.items() <= pairs.items():
                 continue
-            key = tuple(told.get(label, "") for label in by)
+            key = tuple(pairs.get(label, "") for label in by)
             found[key] = found.get(key, 0.0) + value
         return found

@@ -84,7 +84,7 @@ def exported_as_rocketmq(metric: Metric) -> tuple[ExportedMetric, tuple[str, ...
 def _rocketmq(
     name: str, kind: MetricKind, help: str, labels: tuple[str, ...]
 ) -> tuple[ExportedMetric, tuple[str, ...]]:
-    constants = next((told for start, told in _CONSTANTS.items() if name.startswith(start)), ())
+    constants = next((pairs for start, pairs in _CONSTANTS.items() if name.startswith(start)), ())
     names = (*NODE_LABELS, SCOPE[0], *(key for key, _ in constants), *labels)
     return ExportedMetric(name, kind, help, names), (SCOPE[1], *(value for _, value in constants))
 

@@ -49,35 +49,35 @@ def text_of(families: Families) -> bytes:
         help = exported.help.replace("\\", r"\\").replace("\n", r"\n")
         parts.append(f"# HELP {name} {help}\n# TYPE {name} {exported.kind}\n")
         if exported.kind is MetricKind.HISTOGRAM:
-            for labels, told in series.items():
-                if isinstance(told, Distribution):
-                    parts += _histogram(exported, labels, told)
+            for labels, sample in series.items():
+                if isinstance(sample, Distribution):
+                    parts += _histogram(exported, labels, sample)
             continue
         form = _line(name, exported.labels)
         parts += [
-            form % (*_escaped(labels), _number(told))
-            for labels, told in series.items()
-            if not isinstance(told, Distribution)
+            form % (*_escaped(labels), _number(sample))
+            for labels, sample in series.items()
+            if not isinstance(sample, Distribution)
         ]
     return "".join(parts).encode()
 
 
 def _histogram(
-    exported: ExportedMetric, labels: tuple[str, ...], told: Distribution
+    exported: ExportedMetric, labels: tuple[str, ...], sample: Distribution
 ) -> Iterator[str]:
     name, values = exported.name, _escaped(labels)
     bucket = _line(f"{name}_bucket", (*exported.labels, "le"))
-    bounds = (*map(_number, told.bounds), "+Inf")
-    for bound, count in zip(bounds, accumulate(told.counts), strict=True):
+    bounds = (*map(_number, sample.bounds), "+Inf")
+    for bound, count in zip(bounds, accumulate(sample.counts), strict=True):
         yield bucket % (*values, bound, _number(count))
-    yield _line(f"{name}_count", exported.labels) % (*values, _number(told.count))
-    yield _line(f"{name}_sum", exported.labels) % (*values, _number(told.total))
+    yield _line(f"{name}_count", exported.labels) % (*values, _number(sample.count))
+    yield _line(f"{name}_sum", exported.labels) % (*values, _number(sample.total))
 
 
 def _line(name: str, labels: tuple[str, ...]) -> str:
     """Return the form of a line, for the values of the labels, and the value."""
-    told = ",".join(f'{label}="%s"' for label in labels)
-    return f"{name}{{{told}}} %s\n" if told else f"{name} %s\n"
+    sample = ",".join(f'{label}="%s"' for label in labels)
+    return f"{name}{{{sample}}} %s\n" if sample else f"{name} %s\n"
 
 
 def _escaped(values: tuple[str, ...]) -> tuple[str, ...]:

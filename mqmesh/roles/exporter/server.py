@@ -133,9 +133,9 @@ class ExporterServer:
         answers = self._names.answers()
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         info = RoleInfo("exporter", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
-        told = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
+        fields = msgspec.structs.asdict(info) | {"namesrv_answers": answers}
         status = HTTPStatus.OK if answers else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, msgspec.json.encode(told)
+        return status, msgspec.json.encode(fields)
 
 
 class NamesrvHealth:

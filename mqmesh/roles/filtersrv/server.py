@@ -130,8 +130,8 @@ class FilterServer:
             max_frame_bytes=MAX_FRAME_BYTES,
         )
         server = self._shell.open(handlers, limits=limits)
-        self._shell.tell(FILTER_METRICS, self._table.status)
-        self._shell.tell(WORKER_METRICS, lambda: self._places)
+        self._shell.expose(FILTER_METRICS, self._table.status)
+        self._shell.expose(WORKER_METRICS, lambda: self._places)
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]

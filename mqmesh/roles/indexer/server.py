@@ -90,8 +90,8 @@ class IndexerServer:
             RequestCode.QUERY_MESSAGE_BY_ID: self._query,
         }
         server = self._shell.open(handlers, self._queries.drop_peer)
-        self._shell.tell(INDEX_METRICS, self._progress)
-        self._shell.tell(QUERY_METRICS, lambda: self._queries)
+        self._shell.expose(INDEX_METRICS, self._progress)
+        self._shell.expose(QUERY_METRICS, lambda: self._queries)
         endpoint = server.bind(self._config.endpoint)
         self._shell.ready()
         return endpoint

@@ -145,7 +145,7 @@ class NameServer:
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{host}:{config.listen_port}")
         self._ticks = self._shell.every(config.scan_interval_ms, self._tick)
-        self._shell.tell(ROUTE_METRICS, lambda: self._table)
+        self._shell.expose(ROUTE_METRICS, lambda: self._table)
         self._shell.look_after_peers()
         self._shell.ready()
         if config.allow_insecure_bind:

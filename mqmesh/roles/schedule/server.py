@@ -89,7 +89,7 @@ class ScheduleServer:
         self._lock = StoreLock(self._root)
         begin_in(self._root, self._config.security)
         endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
-        self._shell.tell(SCHEDULE_METRICS, self._service.status)
+        self._shell.expose(SCHEDULE_METRICS, self._service.status)
         self._link = NamesrvLink(
             self._transport,
             list(self._config.namesrv_addr),

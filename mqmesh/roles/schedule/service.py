@@ -407,12 +407,12 @@ class ScheduleService:
 
         def done(answer: Command) -> None:
             self._in_flight -= 1
-            told = decode_header(DeliverDueResponse, answer.header)
-            runs = table.settle(taken, told.statuses, told.record_offset)
+            response = decode_header(DeliverDueResponse, answer.header)
+            runs = table.settle(taken, response.statuses, response.record_offset)
             self._delivered += sum(count for _, _, count in runs)
-            early = DueStatus.NOT_DUE in told.statuses
-            self._note_time(told.now_ms, exact=early)
-            if len(told.statuses) < len(taken.runs) or len(runs) >= BACKLOG_MESSAGES:
+            early = DueStatus.NOT_DUE in response.statuses
+            self._note_time(response.now_ms, exact=early)
+            if len(response.statuses) < len(taken.runs) or len(runs) >= BACKLOG_MESSAGES:
                 self._sent_ms = 0  # a backlog: no pace
             self._plan()
 
@@ -500,8 +500,8 @@ class ScheduleService:
         asked = DeliverDueRequest(self._session, action, ticket)
 
         def done(answer: Command) -> None:
-            told = decode_header(DeliverDueResponse, answer.header)
-            table.remove(runs[: len(told.statuses)], told.record_offset)
+            response = decode_header(DeliverDueResponse, answer.header)
+            table.remove(runs[: len(response.statuses)], response.record_offset)
             table.release(chunk_ids)
             then()
             self._plan()

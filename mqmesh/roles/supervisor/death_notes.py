@@ -118,6 +118,6 @@ class DeathNotes:
                 look = partial(self._look, member, pid, tries - 1)
                 self._loop.call_later(AGAIN_MS, look)
             else:
-                _log.warning("the coordinator cannot be told that process %d is dead", pid)
+                _log.warning("the death of process %d cannot be reported to the coordinator", pid)
 
         engine.presences(member.group, on_found)

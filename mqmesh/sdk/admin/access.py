@@ -94,7 +94,7 @@ class AccessClient(AdminClient):
     def _state(self, where: str, header: bytes) -> AccessListState:
         try:
             answer = self._request(endpoint_of(where), RequestCode.GET_ACCESS_LIST, header)
-            told = decode_header(AccessListInfo, answer.header)
+            info = decode_header(AccessListInfo, answer.header)
         except MQMeshError as error:
             return AccessListState(where, 0, "", str(error))
-        return AccessListState(where, told.version, told.digest)
+        return AccessListState(where, info.version, info.digest)

@@ -146,12 +146,12 @@ class DelayClient(AdminClient):
                 answer = self._request(endpoint, RequestCode.PULL_MESSAGE, encode_header(request))
             except TopicNotFound:
                 return  # nothing was ever delayed there
-            told = decode_header(PullResponse, answer.header)
-            if told.status == PullStatus.FOUND:
+            pulled = decode_header(PullResponse, answer.header)
+            if pulled.status == PullStatus.FOUND:
                 yield from iter_batches(answer.body, check_stored)
-            if told.next_queue_offset <= place:
+            if pulled.next_queue_offset <= place:
                 return
-            place = told.next_queue_offset
+            place = pulled.next_queue_offset
 
 
 def _left(

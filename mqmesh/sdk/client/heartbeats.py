@@ -119,18 +119,18 @@ class Heartbeats:
             broker_name: Broker.
             warnings: All that holds now. Every heartbeat to every broker brings them.
         """
-        told = {text for texts in self._warnings.values() for text in texts}
+        answered = {text for texts in self._warnings.values() for text in texts}
         self._warnings[broker_name] = warnings
         for text in warnings:
-            if text not in told:
+            if text not in answered:
                 _log.warning("broker %s: %s", broker_name, text)
 
     def _take(self, broker_name: str, connection: Connection, answer: Command) -> None:
         try:
-            told = decode_header(HeartbeatResponse, answer.header)
+            answered = decode_header(HeartbeatResponse, answer.header)
         except RemoteProtocolError as error:
             _log.warning("heartbeat to broker %s: %s", broker_name, error)
             return
-        self.warn_once(broker_name, told.warnings)
+        self.warn_once(broker_name, answered.warnings)
         if self._on_answer is not None and self._brokers.is_current(broker_name, connection):
-            self._on_answer(broker_name, told)
+            self._on_answer(broker_name, answered)

@@ -24,12 +24,12 @@ class Effects(msgspec.Struct, eq=False):
     Attributes:
         pause: A broker that gets no request for a while, and for how many ms.
         later: Events that are to come after so many ms.
-        told: Called once the next requests have left; a thread that it wakes wants the interpreter.
+        on_left: Called once the next requests have left: a thread that it wakes wants the GIL.
     """
 
     pause: tuple[str, int] | None = None
     later: list[tuple[int, "Event"]] = []
-    told: Callable[[], None] | None = None
+    on_left: Callable[[], None] | None = None
 
 
 Event = Callable[[], Effects | None]
@@ -171,8 +171,8 @@ class RequestOutbox:
         effects = request.on_answer(answer)
         if effects is None:
             return
-        if effects.told is not None:
-            effects.told()
+        if effects.on_left is not None:
+            effects.on_left()
         for _, event in effects.later:
             self.post(event)
 
@@ -191,8 +191,8 @@ class RequestOutbox:
             effects = events.popleft()()
             if effects is not None:
                 events += [event for _, event in effects.later]
-                if effects.told is not None:
-                    effects.told()
+                if effects.on_left is not None:
+                    effects.on_left()
 
     # ---- Requests and answers ------------------------------------------------------------
 
@@ -258,8 +258,8 @@ class RequestOutbox:
         try:
             self._pump()
         finally:
-            if effects.told is not None:
-                effects.told()
+            if effects.on_left is not None:
+                effects.on_left()
 
     def _resume(self, broker_name: str) -> None:
         self._paused.discard(broker_name)

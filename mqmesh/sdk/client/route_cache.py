@@ -91,9 +91,9 @@ class RouteCache:
             self._topics_of[broker_name].discard(topic)
         self._routes.pop(topic, None)
 
-    def _newer(self, told: BrokerData) -> BrokerData:
-        known = self._brokers.get(told.broker_name)
-        return told if known is None or told.epoch >= known.epoch else known
+    def _newer(self, newer: BrokerData) -> BrokerData:
+        known = self._brokers.get(newer.broker_name)
+        return newer if known is None or newer.epoch >= known.epoch else known
 
     def forget(self, topic: str) -> None:
         """Drops a topic that a broker said does not exist."""

@@ -767,7 +767,7 @@ class ConsumerEngine(Generic[S]):
         topics = [one for one in waiting if not one.startswith(RETRY_PREFIX)] or waiting
         unknown = [topic for topic in topics if self.client.routes.route(topic) is None]
         if not unknown:
-            return f"no broker has told yet where to begin in {_few(topics)}"
+            return f"no broker has answered yet where to begin in {_few(topics)}"
         problem = self.client.finder.problem
         return (
             f"no route of {_few(unknown)} from {self.client.options.namesrv_addr}: "

@@ -54,7 +54,7 @@ class PolledQueues:
 
         def broken(batch: PulledBatch, error: CorruptBatch) -> UndecodableMessages:
             self._counters.corrupt_batches += 1
-            told = UndecodableMessages(
+            undecodable = UndecodableMessages(
                 f"messages {batch.first} to {batch.end - 1} of {queue} cannot be decoded; "
                 f"seek({batch.end}) passes them over: {error}",
                 topic=queue.topic,
@@ -63,8 +63,8 @@ class PolledQueues:
                 queue_offset=batch.first,
                 next_offset=batch.end,
             )
-            _log.error("%s", told)
-            return told
+            _log.error("%s", undecodable)
+            return undecodable
 
         with self._changed:
             self._buffers = {other: one for other, one in self._buffers.items() if not one.dropped}

@@ -104,7 +104,7 @@ class Introspection:
         asked = decode_header(RunningInfoRequest, memoryview(question))
         if not self._engine.options.admin_introspection:
             raise NoPermission(
-                f"{self._engine.client.client_id} tells nothing (admin_introspection = False)"
+                f"{self._engine.client.client_id} answers nothing (admin_introspection = False)"
             )
         on_answer(self._running_info(with_stacks=asked.with_stacks))
 
@@ -132,10 +132,10 @@ class Introspection:
 
     def _properties(self) -> dict[str, str]:
         options, client = self._engine.options, self._engine.client.options
-        told = {**msgspec.structs.asdict(options), "asyncio": self.loop is not None}
+        shown = {**msgspec.structs.asdict(options), "asyncio": self.loop is not None}
         for name in ("namesrv_addr", "instance_name", "use_ipc", "heartbeat_broker_interval_ms"):
-            told[name] = getattr(client, name)
-        return {name: str(value) for name, value in sorted(told.items())}
+            shown[name] = getattr(client, name)
+        return {name: str(value) for name, value in sorted(shown.items())}
 
     def _in_flight(self, message: StoredMessage, now_ms: int) -> InFlightMessage:
         queue = message.message_queue

@@ -80,8 +80,8 @@ class Delivery:
             return ConsumeResult.SUCCESS
         error = self.error
         if self.decision is AckStatus.REJECTED and not isinstance(error, Reject):
-            told = "the handler rejected the message" if error is None else _told(error)
-            raise Reject(told) from (None if is_of_body(error) else error)
+            reason = "the handler rejected the message" if error is None else _told(error)
+            raise Reject(reason) from (None if is_of_body(error) else error)
         if error is not None:
             raise error
         return ConsumeResult.RECONSUME_LATER

@@ -395,7 +395,7 @@ class Sender:
                     break
             else:
                 ended = self._end(batches, outcomes, latency_ms)
-                return Effects(told=ended[0].tell if len(ended) == 1 else partial(_tell, ended))
+                return Effects(on_left=ended[0].tell if len(ended) == 1 else partial(_tell, ended))
         return Effects(later=[(0, partial(self._judge_all, broker_name, batches, results))])
 
     def _end(

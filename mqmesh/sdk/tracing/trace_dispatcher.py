@@ -95,26 +95,26 @@ class TraceDispatcher:
             close_at_exit(self)
 
     def add(
-        self, told: Sequence[_Told], make: Callable[[Sequence[_Told]], Iterable[Traced]]
+        self, facts: Sequence[_Told], make: Callable[[Sequence[_Told]], Iterable[Traced]]
     ) -> None:
         """Takes what is to be traced, as far as there is room; returns at once, from any thread.
 
         Args:
-            told: Facts of each message.
+            facts: Facts of each message.
             make: Makes their records, in the dispatcher's thread: where nobody waits for it, and
                 for many batches one after the other.
         """
         changed = self._changed
         if changed is None:
-            self.dropped += len(told)
+            self.dropped += len(facts)
             return
         with changed:
-            before, wanted = self._count, len(told)
+            before, wanted = self._count, len(facts)
             count = 0 if self._closing else min(wanted, MAX_WAITING - before)
             self.dropped += wanted - count
             if not count:
                 return
-            self._waiting.append(partial(make, told if count == wanted else told[:count]))
+            self._waiting.append(partial(make, facts if count == wanted else facts[:count]))
             self._count = before + count
             if not before or before < WAKE_RECORDS <= self._count:
                 changed.notify()
@@ -191,7 +191,7 @@ class TraceDispatcher:
         self.dropped += count
         if not self._told:
             self._told = True
-            _log.warning("trace records are lost, of which only the first are told: %s", error)
+            _log.warning("trace records are lost, of which only the first are logged: %s", error)
 
 
 def pack(traced: Iterable[Traced]) -> Iterator[tuple[bytes, list[str], int]]:

@@ -136,7 +136,7 @@ class CheckService:
 def _answered(message_id: str, tell: OnEnded, outcome: EndOutcome | MQMeshError) -> None:
     tell(outcome)
     if isinstance(outcome, MQMeshError):
-        _log.warning("what became of message %s could not be told: %s", message_id, outcome)
+        _log.warning("the outcome of message %s could not be sent: %s", message_id, outcome)
     elif outcome is EndOutcome.DECIDED_OTHERWISE:
         _log.error("message %s had ended otherwise before it was asked about", message_id)
     elif outcome is EndOutcome.NOT_PROVEN:

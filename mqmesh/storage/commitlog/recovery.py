@@ -291,7 +291,7 @@ class LogRecovery:
 
     def _scan(self, start: int) -> int:
         """Reads and applies records; returns where the log ends."""
-        position = told = saved = start
+        position = reported_at = saved = start
         total = max(0, self._last_byte() - start)
         walk = self._scanner.walk(start, epoch=self._epoch, beyond=self._beyond_damage)
         for number, found in enumerate(walk, 1):
@@ -304,8 +304,11 @@ class LogRecovery:
             self._epoch = found.epoch
             self._applier.apply(found)
             self._applier.make_room()
-            if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
-                told = position
+            if (
+                position - reported_at >= PROGRESS_EVERY_BYTES
+                or number % PROGRESS_EVERY_RECORDS == 0
+            ):
+                reported_at = position
                 self._tell("reading the log", position - start, total)
             if position - saved >= SAVE_EVERY_BYTES and self._applier.rewritten is None:
                 saved = position

@@ -266,7 +266,7 @@ def _check_after_power_cut(
     if head.clean or head.durable or head.boot_id == read_boot_id():
         return
     log.warning("the system stopped while the store was open: all of it is checked")
-    told = 0
+    reported = 0
     for start, end, wrong in check_log(env, head.store_id):
         contents.checked_bytes = end
         if wrong is not None:
@@ -274,6 +274,6 @@ def _check_after_power_cut(
             contents.damaged.append(
                 DamagedRange(CommitLogOffset(start), CommitLogOffset(end), wrong, now_ms)
             )
-        if end - told >= PROGRESS_EVERY_BYTES:
-            told = end
+        if end - reported >= PROGRESS_EVERY_BYTES:
+            reported = end
             on_progress(RecoveryProgress("checking the log", end, contents.end))

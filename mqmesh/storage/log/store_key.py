@@ -139,7 +139,7 @@ def _one_of(directory: Path, found: dict[str, bytes | None]) -> StoreKey:
     names = " and ".join(str(directory / name) for name in NAMES)
     if not good:
         raise StorageError(
-            f"the store's key is lost: {names} are missing or damaged. Without it nobody can tell "
+            f"the store's key is lost: {names} are missing or damaged. Without it nobody can say "
             f"its records from forged ones; put one of the files back from a backup"
         )
     if len(good) > 1:

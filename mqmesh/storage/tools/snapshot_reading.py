@@ -323,7 +323,7 @@ def verify_log(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotReport:
     manifest = snapshot.manifest
     damage: list[Damage] = []
     batches = messages = further = 0
-    told = manifest.start_offset
+    reported = manifest.start_offset
     for found in snapshot.read():
         if isinstance(found, Damage):
             if len(damage) < MOST_RANGES:
@@ -334,9 +334,9 @@ def verify_log(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotReport:
         header = found.header
         batches += 1
         messages += header.message_count
-        if header.end_offset - told >= PROGRESS_EVERY_BYTES:
-            told = header.end_offset
-            done = told - manifest.start_offset
+        if header.end_offset - reported >= PROGRESS_EVERY_BYTES:
+            reported = header.end_offset
+            done = reported - manifest.start_offset
             on_progress(RecoveryProgress("reading the log", done, manifest.log_bytes))
     return SnapshotReport(
         sound=not damage,

@@ -210,11 +210,11 @@ def verify_store(
     verifier = _Verifier(store)
     if store.kept_from < store.start:
         verifier.note_log(store.kept_from, store.start, LOST)
-    told = store.start
+    reported_at = store.start
     for item in store.items():
         verifier.take(item)
-        if item.end - told >= PROGRESS_EVERY_BYTES:
-            told = item.end
+        if item.end - reported_at >= PROGRESS_EVERY_BYTES:
+            reported_at = item.end
             if stopped():
                 return None
             done = item.end - store.start

@@ -47,7 +47,7 @@ class ZmqTransport:
 
     def __init__(self, ring: KeyRing | None = None, guard: "Guard | None" = None) -> None:
         if guard is not None and ring is None:
-            raise ConfigError("who may connect can only be told with keys")
+            raise ConfigError("a list of who may connect needs keys")
         if ring is not None:
             check_pair(ring.own)
         self.ring = ring

@@ -117,7 +117,7 @@ def test_without_security_there_is_no_access_list_whatever_else_is_refused(shell
 
 
 def test_every_role_tells_its_metrics(shell):
-    shell.tell((gauge("topics", "topics", len),), lambda: ["a", "b"])
+    shell.expose((gauge("topics", "topics", len),), lambda: ["a", "b"])
     server = shell.open()
     server.refusals.note("SYSTEM_BUSY", "planned")
     ping(server)
@@ -142,7 +142,7 @@ def test_the_longest_turn_is_told_to_all_who_look_and_forgotten_in_time(shell):
 def test_very_many_metrics_are_told_in_pages_and_anew_by_one_that_forgot_them(shell):
     topics = [f"t{number}" for number in range(2_500)]
     told = Labelled(topics, lambda name: (name,), len)
-    shell.tell((gauge("sizes", "sizes", lambda _: told, labels=("topic",)),), lambda: None)
+    shell.expose((gauge("sizes", "sizes", lambda _: told, labels=("topic",)),), lambda: None)
     server = shell.open()
 
     def ask(listing=0, place=0):

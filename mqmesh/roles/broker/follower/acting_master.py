@@ -106,7 +106,7 @@ class ActingMaster:
         try:
             link.ask(RequestCode.HAND_OVER_COMMITS, encode_header(given), done)
         except MQMeshError as error:
-            _log.warning("the master cannot be told what groups committed here: %s", error)
+            _log.warning("the commits of groups here cannot be passed to the master: %s", error)
 
     def close(self) -> None:
         """Save the commits that are held."""

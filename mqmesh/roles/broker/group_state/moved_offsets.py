@@ -18,7 +18,7 @@ import msgspec
 
 class _Reset(msgspec.Struct):
     target: int
-    told: bool = False
+    notified: bool = False
 
 
 class OffsetResets:
@@ -55,10 +55,10 @@ class OffsetResets:
         reset = self._resets.get(key)
         if reset is None:
             return None
-        if reset.told and queue_offset == reset.target:
+        if reset.notified and queue_offset == reset.target:
             del self._resets[key]
             return None
-        reset.told = True
+        reset.notified = True
         return reset.target
 
     def holds_commit(self, group: str, topic: str, queue_id: int) -> bool:

@@ -317,7 +317,7 @@ class IndexerLink:
                 timeout_ms=HANG_MS,
             )
         except MQMeshError as error:
-            _log.warning("the index process cannot be told how far the log goes: %s", error)
+            _log.warning("the end of the log cannot be sent to the index process: %s", error)
         else:
             self._is_asking = True
 

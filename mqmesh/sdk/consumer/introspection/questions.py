@@ -56,12 +56,12 @@ class Questions:
     def _send(self, broker_name: str, token: int, found: msgspec.Struct | MQMeshError) -> None:
         body = b""
         if isinstance(found, MQMeshError):
-            told = ClientAnswer(token, code_of(found), str(found)[:MAX_REMARK])
+            client_answer = ClientAnswer(token, code_of(found), str(found)[:MAX_REMARK])
         else:
-            told, body = ClientAnswer(token, ResponseCode.SUCCESS), encode_header(found)
+            client_answer, body = ClientAnswer(token, ResponseCode.SUCCESS), encode_header(found)
         try:
             self._client.brokers.connection(broker_name).oneway(
-                RequestCode.ANSWER_OF_CLIENT, body, header=encode_header(told)
+                RequestCode.ANSWER_OF_CLIENT, body, header=encode_header(client_answer)
             )
         except MQMeshError as error:
             # The caller gets an error: there was no answer.

@@ -159,8 +159,8 @@ class OrderlyService(ConsumeService):
         self._halted.pop(work, None)
         if work.revoked:
             work.clear()
-        told, work.on_idle = work.on_idle, []
-        for callback in told:
+        callbacks, work.on_idle = work.on_idle, []
+        for callback in callbacks:
             self._call_later(0, callback)
 
     # ---- With a worker -----------------------------------------------------------------

@@ -57,7 +57,7 @@ class Numbers:
                 again()
                 return Effects(pause=(broker, PAUSE_MS))
             return Effects(later=[(PAUSE_MS, again)])
-        return Effects(told=partial(self.tell, number, answer))
+        return Effects(on_left=partial(self.tell, number, answer))
 
     def again(self, broker, number, deadline_ms) -> None:
         self.waiting[broker].appendleft((number, deadline_ms))

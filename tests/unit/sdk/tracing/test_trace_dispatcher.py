@@ -135,7 +135,7 @@ def test_what_cannot_be_sent_is_counted_and_told_once(producer, caplog):
     assert (dispatcher.sent, dispatcher.dropped) == (0, 3 * MESSAGE_RECORDS)
     told = [one.getMessage() for one in caplog.records]
     assert len(told) == 2
-    assert "only the first are told" in told[0]
+    assert "only the first are logged" in told[0]
     assert "300 of 300 trace records were lost" in told[1]
 
 

@@ -102,14 +102,14 @@ class ClientRpcFeature(Feature):
         self._ask(request, asked.group, asked.client_id, encode_header(asked), batch)
         return None
 
-    def answer_of_client(self, request: Request, told: ClientAnswer) -> Reply:
+    def answer_of_client(self, request: Request, client_answer: ClientAnswer) -> Reply:
         """A member answers; what is not open any more is ignored."""
-        asker = self._open.on_acknowledged(request.peer, told.token)
+        asker = self._open.on_acknowledged(request.peer, client_answer.token)
         if asker is None:
             return Reply()
         body = request.command.body
-        if told.code != ResponseCode.SUCCESS:
-            asker.fail(error_of(told.code, told.remark))
+        if client_answer.code != ResponseCode.SUCCESS:
+            asker.fail(error_of(client_answer.code, client_answer.remark))
         elif len(body) > MAX_ANSWER_BYTES:
             asker.fail(
                 MessageIllegal(

@@ -64,28 +64,28 @@ class FilterServersFeature(Feature):
         gauge(
             "filter_servers",
             "filter servers that are there",
-            lambda feature: len(feature.servers.told),
+            lambda feature: len(feature.servers.registrations),
         ),
         gauge(
             "filters",
             "filters in Python",
-            lambda feature: sum(one.filters for one in feature.servers.told),
+            lambda feature: sum(one.filters for one in feature.servers.registrations),
         ),
         gauge(
             "filters_parked",
             "filters that are parked because they kill their process",
-            lambda feature: sum(one.parked for one in feature.servers.told),
+            lambda feature: sum(one.parked for one in feature.servers.registrations),
         ),
         gauge(
             "filter_matches",
             "messages that filters wanted, as reported by the filter servers that are there",
-            lambda feature: sum(one.matched for one in feature.servers.told),
+            lambda feature: sum(one.matched for one in feature.servers.registrations),
             unit="messages",
         ),
         gauge(
             "filter_misses",
             "messages that filters did not want, likewise",
-            lambda feature: sum(one.passed_over for one in feature.servers.told),
+            lambda feature: sum(one.passed_over for one in feature.servers.registrations),
             unit="messages",
         ),
     )

@@ -20,7 +20,7 @@ RETRY_AFTER_MS: Final = 500
 
 
 class _Known(msgspec.Struct):
-    told: RegisterFilterServerRequest
+    registration: RegisterFilterServerRequest
     seen_ms: int
 
 
@@ -70,7 +70,7 @@ class FilterServers:
         """
         self._check_allowed()
         self._forget_silent(now_ms)
-        found = sorted((one.told for one in self._known.values()), key=lambda told: told.name)
+        found = sorted((one.registration for one in self._known.values()), key=lambda one: one.name)
         if not found:
             raise BrokerNotAvailable(
                 f"no filter server is registered with broker {self._broker_name} at the moment",
@@ -80,9 +80,9 @@ class FilterServers:
         return FilterServerInfo(chosen.name, chosen.address)
 
     @property
-    def told(self) -> list[RegisterFilterServerRequest]:
+    def registrations(self) -> list[RegisterFilterServerRequest]:
         """Last registration of each filter server."""
-        return [one.told for one in self._known.values()]
+        return [one.registration for one in self._known.values()]
 
     def _check_allowed(self) -> None:
         if not self._allowed:

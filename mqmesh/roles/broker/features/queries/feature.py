@@ -126,7 +126,7 @@ class QueriesFeature(Feature):
             _log.info("a client asked for a batch that is none: %s", error)
             raise OffsetIllegal(
                 f"no message begins at {offset} of the log, unless it is damaged there (`mqmesh "
-                "store verify` tells); offset ids come from messages, nobody can make them up"
+                "store verify` finds them); offset ids come from messages, nobody can make them up"
             ) from error
         topics = _topics_of(batch)
         for topic in topics:

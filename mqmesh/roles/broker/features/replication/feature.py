@@ -178,7 +178,7 @@ class ReplicationFeature(Feature):
             beginning = encode_log_start(log.beginning())
             if len(beginning) > MAX_FRAME_BYTES // 2:
                 raise InvalidArgument(
-                    f"too many queues without messages for a copy: {len(beginning)} bytes tell of "
+                    f"too many queues without messages for a copy: {len(beginning)} bytes list "
                     f"them, {MAX_FRAME_BYTES // 2} may; delete topics that nobody needs"
                 )
             body = (beginning,)

@@ -260,7 +260,7 @@ def _batch_at(
         found = store.get(topic, queue_id, queue_offset, max_bytes=1)
     except CorruptRecord as error:
         # Then it counts as not there: better a second retry than none.
-        _log.warning("whether a retry is there cannot be told: %s", error)
+        _log.warning("whether a retry is stored cannot be read: %s", error)
         return None
     return read_header(found.data[0]) if found.status is GetStatus.FOUND else None
 

@@ -218,7 +218,7 @@ class TopicsFeature(Feature):
         ),
         text(
             "topic_data_version",
-            "tells name servers whether they have the topic table",
+            "version of the topic table; name servers compare theirs",
             lambda feature: feature._version(),
         ),
     )

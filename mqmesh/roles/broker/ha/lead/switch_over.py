@@ -82,8 +82,8 @@ def choose_successor(
         return min(lags, key=lambda one: (one not in preferred, lags[one], one))
     if wanted and wanted not in problems:
         raise InvalidArgument(f"replica {wanted} is not in sync: {leadership.members} are")
-    told = "; ".join(f"replica {one} {why}" for one, why in sorted(problems.items()))
-    raise InvalidArgument(f"nobody can take over: {told or 'no other replica is in sync'}")
+    reasons = "; ".join(f"replica {one} {why}" for one, why in sorted(problems.items()))
+    raise InvalidArgument(f"nobody can take over: {reasons or 'no other replica is in sync'}")
 
 
 class RetirementStep(enum.Enum):

@@ -207,7 +207,7 @@ class GroupMember:
     def complete(self, status: HaStatus) -> HaStatus:
         """Return a replica's status, completed with that of its membership."""
         one = self.status()
-        told = msgspec.structs.replace(
+        answer = msgspec.structs.replace(
             status,
             lease_age_ms=one.lease_age_ms,
             failsafe=one.is_failsafe,
@@ -215,9 +215,9 @@ class GroupMember:
             differing=self._settings.differing(),
         )
         if one.state is None:
-            return told
+            return answer
         return msgspec.structs.replace(
-            told,
+            answer,
             voters=list(one.state.voters),
             paused=one.state.paused,
             reason=one.state.reason,
