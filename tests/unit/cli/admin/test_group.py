@@ -46,9 +46,9 @@ def test_a_preview_says_that_nothing_was_changed(capsys):
     moves = [OffsetMove("b", OffsetChange("t", 0, 4, 1, 0, 10))]
     group_offsets._print_moves(offset_moves_view("g", OffsetMoves(moves, 2, True)))
     out = capsys.readouterr().out
-    assert "would read 3 messages again and skip 0; 2 members would be told; nothing was" in out
+    assert "would read 3 messages again and skip 0; 2 members would be notified; nothing was" in out
     group_offsets._print_moves(offset_moves_view("g", OffsetMoves(moves, 2, False)))
-    assert "group g reads 3 messages again and skips 0; 2 members were told" in (
+    assert "group g reads 3 messages again and skips 0; 2 members were notified" in (
         capsys.readouterr().out
     )
 
