@@ -5,10 +5,8 @@ them. Every error is reported in one line: where it stands, the key, the value, 
 allowed, and for an unknown key the nearest known one.
 """
 
-import difflib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -244,6 +242,8 @@ def _load_toml(text: str) -> dict[str, Any]:
                     f"the key {key[:40]}… in line {line} has {count:,} parts; at most "
                     f"{MAX_KEY_PARTS} are allowed"
                 )
+    import tomllib  # only here: clients, which read none, start sooner
+
     return tomllib.loads(text)
 
 
@@ -379,6 +379,8 @@ def _unknown_keys(
 
 
 def _unknown_message(place: Sequence[_Step], known: list[str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=_SIMILARITY)
     prefix = _dotted(place[:-1])
     prefix = prefix + "." if prefix else ""

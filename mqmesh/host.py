@@ -4,7 +4,6 @@ import hashlib
 import os
 import socket
 import stat
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
@@ -96,6 +95,8 @@ def socket_directory() -> Path:
         ConfigError: It belongs to another user, is a link, or others may enter it.
         OSError: It cannot be made.
     """
+    import tempfile  # only here: it loads what unpacks archives, and clients start sooner without
+
     directory = Path(tempfile.gettempdir()) / f"mqmesh-{os.getuid()}"
     try:
         directory.mkdir(mode=0o700)

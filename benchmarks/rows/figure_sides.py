@@ -11,8 +11,8 @@ from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.admin import UpdateTopicRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import PullRequest, QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig

@@ -33,8 +33,9 @@ from mqmesh.coordination.interface import (
     encode_state,
 )
 from mqmesh.errors import BrokerError, InvalidArgument, MQMeshError, TransportError
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.coordination import (
     MAX_KEY_CHARACTERS,
     MAX_WATCHED_KEYS,

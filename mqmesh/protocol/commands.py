@@ -1,9 +1,10 @@
-"""The one table of commands: what each is asked with, answered with, and needs.
+"""The one table of commands: number of each, what it is asked with, answered with, and needs.
 
 Dispatch decodes requests by it, looks up the right by it, and counts by it. The reference of the
 protocol on the documentation's site is made from it, from the docstrings of ``RequestCode``
-where a command has no request of its own, and from those of the structs. A request code
-without a row fails a test.
+where a command has no request of its own, and from those of the structs.
+
+The numbers are RocketMQ's where RocketMQ has the command. They are on the wire and never change.
 """
 
 import enum
@@ -32,7 +33,6 @@ from mqmesh.protocol import (
     snapshots,
     transactions,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 
 IN_BODY: Final = "body"
@@ -98,7 +98,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
         broker: Where the header names the broker group that it speaks for; "" for nowhere.
     """
 
-    code: RequestCode
+    code: "RequestCode"
     servers: frozenset[ServedBy]
     right: Right
     request: type[msgspec.Struct] | None
@@ -158,245 +158,346 @@ def _walk(value: Any, steps: list[str]) -> Iterator[str]:
         yield from _walk(one, rest)
 
 
+_ROWS: Final[dict[int, partial[CommandSpec]]] = {}
+
+
 def _row(
-    code: RequestCode,
+    number: int,
     servers: ServedBy | tuple[ServedBy, ...],
     right: Right,
-    topics: str,
-    groups: str,
     request: type[msgspec.Struct] | None = None,
     reply: type[msgspec.Struct] | None = None,
     *,
+    topics: str = "",
+    groups: str = "",
     oneway: bool = False,
     fixed: Callable[[memoryview], Any] | None = None,
     broker: str = "",
-) -> CommandSpec:
+) -> int:
+    """Note the row of a command, and return its number."""
     who = frozenset({servers} if isinstance(servers, ServedBy) else servers)
     where, whose = tuple(topics.split()), tuple(groups.split())
-    return CommandSpec(
-        code,
-        who,
-        right,
-        request,
-        reply,
-        where,
-        whose,
-        _reader(where),
-        _reader(whose),
-        right.value,
-        oneway,
-        fixed,
-        broker,
+    _ROWS[number] = partial(
+        CommandSpec,
+        servers=who,
+        right=right,
+        request=request,
+        reply=reply,
+        topics=where,
+        groups=whose,
+        topic_names=_reader(where),
+        group_names=_reader(whose),
+        word=right.value,
+        oneway=oneway,
+        fixed=fixed,
+        broker=broker,
     )
+    return number
 
 
-C = RequestCode
 ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, CLIENT = ServedBy
 NONE, PUB, SUB, FILTER, VIEW_OWN, ADMIN_OWN, VIEW, ADMIN, INTERNAL = Right
 
+
 # fmt: off
-_ROWS: Final = (
-    # code, roles that serve it, right, where topics and groups stand; types of the headers.
-    _row(C.PING, ALL, NONE, "", "", None, admin.RoleInfo),
-    _row(C.GET_BROKER_RUNTIME_INFO, ALL, VIEW, "", "",
-         admin.RuntimeInfoRequest, admin.RuntimeInfo),
-    _row(C.GET_ACCESS_LIST, ALL, VIEW, "", "",
-         admin.GetAccessListRequest, admin.AccessListInfo),
-    _row(C.UPDATE_ACCESS_LIST, ALL, ADMIN, "", "", admin.UpdateAccessListRequest),
-    _row(C.PROBE_CLIENT, CLIENT, INTERNAL, "", "", oneway=True),
+@enum.unique
+class RequestCode(enum.IntEnum):
+    """Commands: number, roles that serve it, right; types of the headers of request and answer;
+    where topics and groups stand in the request."""
+
+    PING = _row(1, ALL, NONE, reply=admin.RoleInfo)
+    """Asks a process what it is; the health check. Answered also while a broker recovers."""
+    GET_BROKER_RUNTIME_INFO = _row(28, ALL, VIEW, admin.RuntimeInfoRequest, admin.RuntimeInfo)
+    GET_ACCESS_LIST = _row(1_080, ALL, VIEW, admin.GetAccessListRequest, admin.AccessListInfo)
+    UPDATE_ACCESS_LIST = _row(1_081, ALL, ADMIN, admin.UpdateAccessListRequest)
+    PROBE_CLIENT = _row(1_004, CLIENT, INTERNAL, oneway=True)
+    """From a server to a client on a local connection that sent nothing for 500 ms after a request;
+    oneway. The client's ZeroMQ has to take it; the client itself ignores it."""
+
     # Name server.
-    _row(C.REGISTER_BROKER, NAMESRV, INTERNAL, "topics[].topic", "",
-         route.RegisterBrokerRequest, route.RegisterBrokerResponse, broker="broker_name"),
-    _row(C.UNREGISTER_BROKER, NAMESRV, INTERNAL, "", "", route.UnregisterBrokerRequest,
-         broker="broker_name"),
-    _row(C.GET_ROUTEINFO_BY_TOPIC, NAMESRV, NONE, "topic", "",
-         route.GetRouteRequest, route.TopicRoute),
-    _row(C.GET_ROUTES_OF_TOPICS, NAMESRV, NONE, LOOKED_UP, "",
-         route.GetRoutesRequest, route.TopicRoutes),
-    _row(C.GET_BROKER_CLUSTER_INFO, NAMESRV, NONE, "", "",
-         route.GetClusterRequest, route.ClusterInfo),
-    _row(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NAMESRV, VIEW, "", "",
-         route.TopicListRequest, route.TopicList),
-    _row(C.DELETE_TOPIC_IN_NAMESRV, NAMESRV, ADMIN, "topic", "", route.DeleteTopicRequest),
-    _row(C.WIPE_WRITE_PERM_OF_BROKER, NAMESRV, ADMIN, "", "",
-         route.WipeWritePermRequest, route.WipeWritePermResponse),
-    _row(C.PUT_KV_CONFIG, NAMESRV, ADMIN, "", "", route.KvRequest),
-    _row(C.GET_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
-    _row(C.DELETE_KV_CONFIG, NAMESRV, ADMIN, "", "", route.KvRequest),
-    _row(C.LIST_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
-    _row(C.GET_NAMESRV_CONFIG, NAMESRV, VIEW, "", "",
-         admin.GetConfigRequest, admin.ConfigEntries),
-    _row(C.UPDATE_NAMESRV_CONFIG, NAMESRV, ADMIN, "", "",
-         admin.UpdateConfigRequest, admin.ConfigChanges),
+    REGISTER_BROKER = _row(103, NAMESRV, INTERNAL,
+        route.RegisterBrokerRequest, route.RegisterBrokerResponse,
+        topics="topics[].topic", broker="broker_name")
+    UNREGISTER_BROKER = _row(104, NAMESRV, INTERNAL,
+        route.UnregisterBrokerRequest, broker="broker_name")
+    GET_ROUTEINFO_BY_TOPIC = _row(105, NAMESRV, NONE,
+        route.GetRouteRequest, route.TopicRoute, topics="topic")
+    GET_ROUTES_OF_TOPICS = _row(1_085, NAMESRV, NONE,
+        route.GetRoutesRequest, route.TopicRoutes, topics=LOOKED_UP)
+    GET_BROKER_CLUSTER_INFO = _row(106, NAMESRV, NONE, route.GetClusterRequest, route.ClusterInfo)
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = _row(206, NAMESRV, VIEW,
+        route.TopicListRequest, route.TopicList)
+    DELETE_TOPIC_IN_NAMESRV = _row(216, NAMESRV, ADMIN, route.DeleteTopicRequest, topics="topic")
+    """Forgets the routes of a topic, also queues of an ordered topic whose broker will not return.
+
+    Send it to every name server, after DELETE_TOPIC_IN_BROKER to every broker: a broker that still
+    has the topic brings it back with its next heartbeat. Deleting an unknown topic is no error.
+    """
+    WIPE_WRITE_PERM_OF_BROKER = _row(205, NAMESRV, ADMIN,
+        route.WipeWritePermRequest, route.WipeWritePermResponse)
+    PUT_KV_CONFIG = _row(100, NAMESRV, ADMIN, route.KvRequest)
+    """Sets a key of the key/value configuration. Name servers do not share it.
+
+    Errors:
+        MESSAGE_ILLEGAL: An empty key.
+        SYSTEM_BUSY: ``max_kv_bytes`` is reached.
+        DISK_FULL: In force, but not saved.
+        SYSTEM_ERROR: In force, but not saved.
+    """
+    GET_KV_CONFIG = _row(101, NAMESRV, VIEW, route.KvRequest, route.KvResponse)
+    """Value of a key.
+
+    Errors:
+        QUERY_NOT_FOUND: No such key.
+    """
+    DELETE_KV_CONFIG = _row(102, NAMESRV, ADMIN, route.KvRequest)
+    """Deletes a key; an unknown one is no error.
+
+    Errors:
+        DISK_FULL: In force, but not saved.
+        SYSTEM_ERROR: In force, but not saved.
+    """
+    LIST_KV_CONFIG = _row(219, NAMESRV, VIEW, route.KvRequest, route.KvResponse)
+    """All keys of a namespace with their values.
+
+    Errors:
+        QUERY_NOT_FOUND: No such namespace.
+    """
+    GET_NAMESRV_CONFIG = _row(319, NAMESRV, VIEW, admin.GetConfigRequest, admin.ConfigEntries)
+    """All settings of a name server."""
+    UPDATE_NAMESRV_CONFIG = _row(318, NAMESRV, ADMIN,
+        admin.UpdateConfigRequest, admin.ConfigChanges)
+    """Changes settings while the name server runs, and over restarts if it has a ``data_dir``.
+
+    Send it to every name server. All of a request is done, or nothing; the answer comes once it is
+    in force, and on disk.
+
+    Errors:
+        MESSAGE_ILLEGAL: A key is unknown or not changeable, or a value is wrong.
+        SYSTEM_BUSY: Another change is being written.
+        DISK_FULL: Not saved, and not in force.
+        SYSTEM_ERROR: Not saved, and not in force.
+    """
+
     # Messages.
-    _row(C.SEND_MESSAGE, BROKER, PUB, IN_BODY, "", fixed=messaging.decode_send),
-    _row(C.PULL_MESSAGE, (BROKER, FILTERSRV), SUB, "topic", "group",
-         pulling.PullRequest, pulling.PullResponse),
-    _row(C.VIEW_MESSAGE, BROKER, SUB, LOOKED_UP, "", pulling.ViewMessageRequest),
-    _row(C.QUERY_MESSAGE, (BROKER, INDEXER), SUB, "topic", "",
-         queries.QueryMessageRequest, queries.QueryMessageResponse),
-    _row(C.QUERY_MESSAGE_BY_ID, (BROKER, INDEXER), SUB, LOOKED_UP, "",
-         queries.QueryMessageByIdRequest, queries.QueryMessageResponse),
+    SEND_MESSAGE = _row(10, BROKER, PUB, topics=IN_BODY, fixed=messaging.decode_send)
+    """Stores record batches, each for one queue of this broker; they are stored, answered and
+    refused one by one. Headers, layouts and the rules for retries: docs/protocol.md.
+
+    Errors:
+        MESSAGE_ILLEGAL: Of the request: sizes that do not fit. Of a batch: damaged, no such queue,
+            larger than ``max_message_size`` or than a segment, a message that cannot be decoded or
+            has another topic.
+        SYSTEM_BUSY: ``max_sync_flush_waits``, ``max_producers_per_connection``, ``max_topics`` or
+            ``storage.max_producer_states`` is reached.
+        TOPIC_NOT_EXIST: No such topic, and it may not be created.
+        NO_PERMISSION: The topic is not writable, or the key is not that of the producer id.
+        SEQUENCE_CONFLICT: Other messages are stored under these sequences.
+        NOT_MASTER: The broker is a follower.
+        DISK_FULL: No room to write.
+        SERVICE_NOT_AVAILABLE: The broker is not ready.
+    """
+    PULL_MESSAGE = _row(11, (BROKER, FILTERSRV), SUB,
+        pulling.PullRequest, pulling.PullResponse, topics="topic", groups="group")
+    VIEW_MESSAGE = _row(33, BROKER, SUB, pulling.ViewMessageRequest, topics=LOOKED_UP)
+    QUERY_MESSAGE = _row(12, (BROKER, INDEXER), SUB,
+        queries.QueryMessageRequest, queries.QueryMessageResponse, topics="topic")
+    QUERY_MESSAGE_BY_ID = _row(1_001, (BROKER, INDEXER), SUB,
+        queries.QueryMessageByIdRequest, queries.QueryMessageResponse, topics=LOOKED_UP)
+
     # Offsets.
-    _row(C.QUERY_CONSUMER_OFFSET, BROKER, SUB, "queues[].topic", "group",
-         pulling.QueryConsumerOffsetRequest, pulling.ConsumerOffsets),
-    _row(C.UPDATE_CONSUMER_OFFSET, BROKER, SUB, "queues[].topic", "group",
-         pulling.UpdateConsumerOffsetRequest),
-    _row(C.QUERY_QUEUE_BOUNDS, BROKER, SUB, "topic", "",
-         pulling.QueueBoundsRequest, pulling.QueueBoundsResponse),
-    _row(C.SEARCH_OFFSET_BY_TIMESTAMP, BROKER, SUB, "topic", "",
-         pulling.SearchOffsetRequest, pulling.OffsetResponse),
+    QUERY_CONSUMER_OFFSET = _row(14, BROKER, SUB,
+        pulling.QueryConsumerOffsetRequest, pulling.ConsumerOffsets,
+        topics="queues[].topic", groups="group")
+    UPDATE_CONSUMER_OFFSET = _row(15, BROKER, SUB,
+        pulling.UpdateConsumerOffsetRequest, topics="queues[].topic", groups="group")
+    QUERY_QUEUE_BOUNDS = _row(30, BROKER, SUB,
+        pulling.QueueBoundsRequest, pulling.QueueBoundsResponse, topics="topic")
+    SEARCH_OFFSET_BY_TIMESTAMP = _row(29, BROKER, SUB,
+        pulling.SearchOffsetRequest, pulling.OffsetResponse, topics="topic")
+
     # Failed messages.
-    _row(C.CONSUMER_SEND_MSG_BACK, BROKER, SUB, "entries[].topic", "group",
-         retries.SendBackRequest, retries.SendBackResponse),
-    _row(C.RESEND_DEAD_LETTERS, BROKER, ADMIN_OWN, LOOKED_UP, "group",
-         retries.ResendRequest, retries.ResendResponse),
+    CONSUMER_SEND_MSG_BACK = _row(36, BROKER, SUB,
+        retries.SendBackRequest, retries.SendBackResponse, topics="entries[].topic", groups="group")
+    RESEND_DEAD_LETTERS = _row(1_003, BROKER, ADMIN_OWN,
+        retries.ResendRequest, retries.ResendResponse, topics=LOOKED_UP, groups="group")
+
     # Clients.
-    _row(C.HEART_BEAT, BROKER, SUB, "consumers[].subscriptions[].topic", "consumers[].group",
-         membership.HeartbeatRequest, membership.HeartbeatResponse),
-    _row(C.UNREGISTER_CLIENT, BROKER, NONE, "", "", membership.UnregisterClientRequest),
-    _row(C.GET_CONSUMER_LIST_BY_GROUP, BROKER, SUB, "", "group",
-         membership.ConsumerListRequest, membership.ConsumerList),
-    _row(C.NOTIFY_CONSUMER_IDS_CHANGED, CLIENT, INTERNAL, "", "group",
-         membership.ConsumerIdsChanged, oneway=True),
-    _row(C.LOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group",
-         membership.LockBatchRequest, membership.LockBatchResponse),
-    _row(C.UNLOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group", membership.UnlockBatchRequest),
+    HEART_BEAT = _row(34, BROKER, SUB,
+        membership.HeartbeatRequest, membership.HeartbeatResponse,
+        topics="consumers[].subscriptions[].topic", groups="consumers[].group")
+    UNREGISTER_CLIENT = _row(35, BROKER, NONE, membership.UnregisterClientRequest)
+    GET_CONSUMER_LIST_BY_GROUP = _row(38, BROKER, SUB,
+        membership.ConsumerListRequest, membership.ConsumerList, groups="group")
+    NOTIFY_CONSUMER_IDS_CHANGED = _row(40, CLIENT, INTERNAL,
+        membership.ConsumerIdsChanged, groups="group", oneway=True)
+    LOCK_BATCH_MQ = _row(41, BROKER, SUB,
+        membership.LockBatchRequest, membership.LockBatchResponse,
+        topics="queues[].topic", groups="group")
+    UNLOCK_BATCH_MQ = _row(42, BROKER, SUB,
+        membership.UnlockBatchRequest, topics="queues[].topic", groups="group")
+
     # Replies to requests.
-    _row(C.SEND_REPLY_MESSAGE, BROKER, NONE, "", "",
-         replies.SendReplyRequest, replies.SendReplyResponse),
-    _row(C.PUSH_REPLY_MESSAGE_TO_CLIENT, CLIENT, INTERNAL, "", "", replies.PushReply, oneway=True),
-    _row(C.ACKNOWLEDGE_REPLY, BROKER, NONE, "", "", replies.AcknowledgeReply, oneway=True),
+    SEND_REPLY_MESSAGE = _row(324, BROKER, NONE,
+        replies.SendReplyRequest, replies.SendReplyResponse)
+    PUSH_REPLY_MESSAGE_TO_CLIENT = _row(326, CLIENT, INTERNAL, replies.PushReply, oneway=True)
+    ACKNOWLEDGE_REPLY = _row(1_010, BROKER, NONE, replies.AcknowledgeReply, oneway=True)
+
     # Transactions.
-    _row(C.END_TRANSACTION, BROKER, PUB, LOOKED_UP, "group",
-         transactions.EndTransactionRequest, transactions.EndTransactionResponse),
-    _row(C.CHECK_TRANSACTION_STATE, CLIENT, INTERNAL, "", "group",
-         transactions.CheckTransactionState, oneway=True),
-    _row(C.LIST_HALF_MESSAGES, BROKER, VIEW, "topic", "group",
-         transactions.ListHalfMessagesRequest, transactions.HalfList),
-    _row(C.VIEW_HALF_MESSAGE, BROKER, ADMIN, LOOKED_UP, "",
-         transactions.ViewHalfMessageRequest, transactions.HalfInfo),
-    _row(C.END_HALF_MESSAGE, BROKER, ADMIN, LOOKED_UP, "",
-         transactions.EndHalfMessageRequest, transactions.EndTransactionResponse),
+    END_TRANSACTION = _row(37, BROKER, PUB,
+        transactions.EndTransactionRequest, transactions.EndTransactionResponse,
+        topics=LOOKED_UP, groups="group")
+    CHECK_TRANSACTION_STATE = _row(39, CLIENT, INTERNAL,
+        transactions.CheckTransactionState, groups="group", oneway=True)
+    LIST_HALF_MESSAGES = _row(1_040, BROKER, VIEW,
+        transactions.ListHalfMessagesRequest, transactions.HalfList, topics="topic", groups="group")
+    VIEW_HALF_MESSAGE = _row(1_041, BROKER, ADMIN,
+        transactions.ViewHalfMessageRequest, transactions.HalfInfo, topics=LOOKED_UP)
+    END_HALF_MESSAGE = _row(1_042, BROKER, ADMIN,
+        transactions.EndHalfMessageRequest, transactions.EndTransactionResponse, topics=LOOKED_UP)
+
     # Delayed messages.
-    _row(C.OPEN_SCHEDULE, BROKER, INTERNAL, "", "",
-         schedule.OpenScheduleRequest, schedule.OpenScheduleResponse),
-    _row(C.PULL_SCHEDULE, BROKER, INTERNAL, "", "",
-         schedule.PullScheduleRequest, schedule.PullScheduleResponse),
-    _row(C.DELIVER_DUE, BROKER, INTERNAL, "", "",
-         schedule.DeliverDueRequest, schedule.DeliverDueResponse),
-    _row(C.CANCEL_DELAYED, BROKER, PUB, LOOKED_UP, "", schedule.CancelDelayedRequest),
-    _row(C.REFUSE_CANCEL, BROKER, INTERNAL, "", "", schedule.RefuseCancelRequest, oneway=True),
-    _row(C.NOTIFY_SCHEDULE, SCHEDULE, INTERNAL, "", "", schedule.ScheduleNews, oneway=True),
+    OPEN_SCHEDULE = _row(1_030, BROKER, INTERNAL,
+        schedule.OpenScheduleRequest, schedule.OpenScheduleResponse)
+    PULL_SCHEDULE = _row(1_031, BROKER, INTERNAL,
+        schedule.PullScheduleRequest, schedule.PullScheduleResponse)
+    DELIVER_DUE = _row(1_032, BROKER, INTERNAL,
+        schedule.DeliverDueRequest, schedule.DeliverDueResponse)
+    CANCEL_DELAYED = _row(1_033, BROKER, PUB, schedule.CancelDelayedRequest, topics=LOOKED_UP)
+    REFUSE_CANCEL = _row(1_034, BROKER, INTERNAL, schedule.RefuseCancelRequest, oneway=True)
+    NOTIFY_SCHEDULE = _row(1_035, SCHEDULE, INTERNAL, schedule.ScheduleNews, oneway=True)
+
     # Filters in Python.
-    _row(C.REGISTER_FILTER_SERVER, BROKER, INTERNAL, "", "", filters.RegisterFilterServerRequest),
-    _row(C.GET_FILTER_SERVER, BROKER, SUB, "", "group",
-         filters.GetFilterServerRequest, filters.FilterServerInfo),
-    _row(C.REGISTER_MESSAGE_FILTER_CLASS, FILTERSRV, FILTER, "", "group",
-         filters.UploadFilterRequest, filters.UploadFilterResponse),
+    REGISTER_FILTER_SERVER = _row(301, BROKER, INTERNAL, filters.RegisterFilterServerRequest)
+    GET_FILTER_SERVER = _row(1_020, BROKER, SUB,
+        filters.GetFilterServerRequest, filters.FilterServerInfo, groups="group")
+    REGISTER_MESSAGE_FILTER_CLASS = _row(302, FILTERSRV, FILTER,
+        filters.UploadFilterRequest, filters.UploadFilterResponse, groups="group")
+
     # Consumer groups, for administrators.
-    _row(C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "config.group",
-         groups.UpdateGroupRequest, groups.GroupConfig),
-    _row(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, BROKER, VIEW_OWN, "", "group",
-         groups.GetGroupsRequest, groups.GroupSummaries),
-    _row(C.DELETE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "group", groups.DeleteGroupRequest),
-    _row(C.GET_CONSUMER_CONNECTION_LIST, BROKER, VIEW_OWN, "", "group",
-         groups.ConsumerConnectionsRequest, groups.ConsumerConnections),
-    _row(C.GET_PRODUCER_CONNECTION_LIST, BROKER, VIEW, "", "group",
-         groups.ProducerConnectionsRequest, groups.ProducerConnections),
-    _row(C.GET_CONSUME_STATS, BROKER, VIEW_OWN, "topic", "group",
-         groups.ConsumeStatsRequest, groups.ConsumeStats),
-    _row(C.GET_GROUPS_PROGRESS, BROKER, VIEW, "", "",
-         groups.GroupsProgressRequest, groups.GroupsProgress),
-    _row(C.QUERY_TOPIC_CONSUME_BY_WHO, BROKER, VIEW, "topic", "",
-         groups.TopicConsumersRequest, groups.GroupNames),
-    _row(C.INVOKE_BROKER_TO_RESET_OFFSET, BROKER, ADMIN_OWN, "topic", "group",
-         groups.ResetOffsetRequest, groups.OffsetChanges),
-    _row(C.CLONE_GROUP_OFFSET, BROKER, ADMIN, "topic", "source target",
-         groups.CloneOffsetRequest, groups.OffsetChanges),
-    _row(C.RESET_CONSUMER_CLIENT_OFFSET, CLIENT, INTERNAL, "queues[].topic", "group",
-         groups.ConsumerOffsetReset, oneway=True),
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _row(200, BROKER, ADMIN,
+        groups.UpdateGroupRequest, groups.GroupConfig, groups="config.group")
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(201, BROKER, VIEW_OWN,
+        groups.GetGroupsRequest, groups.GroupSummaries, groups="group")
+    DELETE_SUBSCRIPTIONGROUP = _row(207, BROKER, ADMIN, groups.DeleteGroupRequest, groups="group")
+    GET_CONSUMER_CONNECTION_LIST = _row(203, BROKER, VIEW_OWN,
+        groups.ConsumerConnectionsRequest, groups.ConsumerConnections, groups="group")
+    GET_PRODUCER_CONNECTION_LIST = _row(204, BROKER, VIEW,
+        groups.ProducerConnectionsRequest, groups.ProducerConnections, groups="group")
+    GET_CONSUME_STATS = _row(208, BROKER, VIEW_OWN,
+        groups.ConsumeStatsRequest, groups.ConsumeStats, topics="topic", groups="group")
+    GET_GROUPS_PROGRESS = _row(1_075, BROKER, VIEW,
+        groups.GroupsProgressRequest, groups.GroupsProgress)
+    QUERY_TOPIC_CONSUME_BY_WHO = _row(300, BROKER, VIEW,
+        groups.TopicConsumersRequest, groups.GroupNames, topics="topic")
+    INVOKE_BROKER_TO_RESET_OFFSET = _row(222, BROKER, ADMIN_OWN,
+        groups.ResetOffsetRequest, groups.OffsetChanges, topics="topic", groups="group")
+    CLONE_GROUP_OFFSET = _row(314, BROKER, ADMIN,
+        groups.CloneOffsetRequest, groups.OffsetChanges, topics="topic", groups="source target")
+    RESET_CONSUMER_CLIENT_OFFSET = _row(220, CLIENT, INTERNAL,
+        groups.ConsumerOffsetReset, topics="queues[].topic", groups="group", oneway=True)
+
     # One consumer, for administrators.
-    _row(C.GET_CONSUMER_RUNNING_INFO, BROKER, ADMIN, "", "group",
-         client_rpc.RunningInfoRequest, client_rpc.RunningInfo),
-    _row(C.CONSUME_MESSAGE_DIRECTLY, BROKER, ADMIN, LOOKED_UP, "group",
-         client_rpc.HandToRequest, client_rpc.HandedOver),
-    _row(C.ASK_CLIENT, CLIENT, INTERNAL, "", "", client_rpc.AskClient, oneway=True),
-    _row(C.ANSWER_OF_CLIENT, BROKER, NONE, "", "", client_rpc.ClientAnswer, oneway=True),
+    GET_CONSUMER_RUNNING_INFO = _row(307, BROKER, ADMIN,
+        client_rpc.RunningInfoRequest, client_rpc.RunningInfo, groups="group")
+    CONSUME_MESSAGE_DIRECTLY = _row(309, BROKER, ADMIN,
+        client_rpc.HandToRequest, client_rpc.HandedOver, topics=LOOKED_UP, groups="group")
+    ASK_CLIENT = _row(1_090, CLIENT, INTERNAL, client_rpc.AskClient, oneway=True)
+    ANSWER_OF_CLIENT = _row(1_091, BROKER, NONE, client_rpc.ClientAnswer, oneway=True)
+
     # Topics and the broker, for administrators.
-    _row(C.UPDATE_AND_CREATE_TOPIC, BROKER, ADMIN, "config.topic", "",
-         admin.UpdateTopicRequest, route.TopicConfig),
-    _row(C.CREATE_TOPICS, BROKER, ADMIN, "configs[].topic", "",
-         admin.CreateTopicsRequest, admin.TopicConfigs),
-    _row(C.GET_TOPIC_CONFIG, BROKER, VIEW, "topic", "",
-         admin.GetTopicConfigRequest, admin.TopicConfigs),
-    _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),
-    _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW_OWN, "topic", "",
-         admin.TopicStatsRequest, admin.TopicStats),
-    _row(C.GET_BROKER_CONFIG, BROKER, VIEW, "", "",
-         admin.GetConfigRequest, admin.ConfigEntries),
-    _row(C.UPDATE_BROKER_CONFIG, BROKER, ADMIN, "", "",
-         admin.UpdateConfigRequest, admin.ConfigChanges),
-    _row(C.QUERY_CONSUME_QUEUE, BROKER, VIEW, "topic", "",
-         admin.QueueEntriesRequest, admin.QueueEntries),
-    _row(C.GET_ALL_CLIENTS, BROKER, VIEW, "", "", groups.AllClientsRequest, groups.AllClients),
-    _row(C.DELETE_EXPIRED_COMMITLOG, BROKER, ADMIN, "", "",
-         admin.CleanRequest, admin.CleanResult),
-    _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
-         snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
+    UPDATE_AND_CREATE_TOPIC = _row(17, BROKER, ADMIN,
+        admin.UpdateTopicRequest, route.TopicConfig, topics="config.topic")
+    CREATE_TOPICS = _row(1_086, BROKER, ADMIN,
+        admin.CreateTopicsRequest, admin.TopicConfigs, topics="configs[].topic")
+    GET_TOPIC_CONFIG = _row(21, BROKER, VIEW,
+        admin.GetTopicConfigRequest, admin.TopicConfigs, topics="topic")
+    DELETE_TOPIC_IN_BROKER = _row(215, BROKER, ADMIN, route.DeleteTopicRequest, topics="topic")
+    """Forgets a topic with its messages and all offsets in it; answered with an empty header once
+    that is on disk. Held pulls of it end with TOPIC_NOT_EXIST.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        NO_PERMISSION: A reserved name.
+        DISK_FULL: No room to write.
+    """
+    GET_TOPIC_STATS_INFO = _row(202, BROKER, VIEW_OWN,
+        admin.TopicStatsRequest, admin.TopicStats, topics="topic")
+    GET_BROKER_CONFIG = _row(26, BROKER, VIEW, admin.GetConfigRequest, admin.ConfigEntries)
+    """All settings of a replica; followers answer, too."""
+    UPDATE_BROKER_CONFIG = _row(25, BROKER, ADMIN, admin.UpdateConfigRequest, admin.ConfigChanges)
+    """Changes settings while the broker runs, and over restarts: those that GET_BROKER_CONFIG marks
+    as changeable.
+
+    Send it to every replica of the group: each has its own. All of a request is done, or nothing;
+    the answer comes once it is in force, and on disk.
+
+    Errors:
+        MESSAGE_ILLEGAL: A key is unknown or not changeable, or a value is wrong.
+        SYSTEM_BUSY: Another change is being written.
+        DISK_FULL: Not saved, and not in force.
+        SYSTEM_ERROR: Not saved, and not in force.
+    """
+    QUERY_CONSUME_QUEUE = _row(321, BROKER, VIEW,
+        admin.QueueEntriesRequest, admin.QueueEntries, topics="topic")
+    GET_ALL_CLIENTS = _row(328, BROKER, VIEW, groups.AllClientsRequest, groups.AllClients)
+    DELETE_EXPIRED_COMMITLOG = _row(329, BROKER, ADMIN, admin.CleanRequest, admin.CleanResult)
+    CREATE_SNAPSHOT = _row(1_070, BROKER, ADMIN,
+        snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo)
+
     # Between replicas of a broker group.
-    _row(C.OPEN_REPLICATION, BROKER, INTERNAL, "", "",
-         replication.OpenReplicationRequest, replication.OpenReplicationResponse),
-    _row(C.REPLICATE_LOG, CLIENT, INTERNAL, "", "", replication.ReplicateLog, oneway=True),
-    _row(C.ACK_REPLICATION, BROKER, INTERNAL, "", "", replication.AckReplication, oneway=True),
-    _row(C.READ_LOG, BROKER, INTERNAL, "", "",
-         replication.ReadLogRequest, replication.ReplicateLog),
-    _row(C.HAND_OVER_COMMITS, BROKER, INTERNAL, "", "", replication.HandOverCommitsRequest),
-    _row(C.FENCE, BROKER, INTERNAL, "", "",
-         replication.FenceRequest, replication.FenceResponse),
-    _row(C.STAND_FOR_ELECTION, BROKER, INTERNAL, "", "", replication.StandRequest),
-    _row(C.HOLD_STILL, BROKER, INTERNAL, "", "", replication.HoldStillRequest),
-    _row(C.PROMOTE_REPLICA, BROKER, ADMIN, "", "",
-         replication.PromoteReplicaRequest, replication.PromoteReplicaResponse),
-    _row(C.SWITCH_OVER, BROKER, ADMIN, "", "",
-         replication.SwitchOverRequest, replication.SwitchOverResponse),
-    _row(C.ELECT_REPLICA, BROKER, ADMIN, "", "", replication.ElectReplicaRequest),
-    _row(C.INIT_GROUP, BROKER, ADMIN, "", "", replication.InitGroupRequest),
-    _row(C.CHANGE_VOTERS, BROKER, ADMIN, "", "",
-         replication.ChangeVotersRequest, replication.ChangeVotersResponse),
-    _row(C.PAUSE_FAILOVER, BROKER, ADMIN, "", "",
-         replication.PauseFailoverRequest, replication.PauseFailoverResponse),
-    _row(C.GET_HA_SETTINGS, BROKER, VIEW, "", "",
-         replication.HaSettingsRequest, replication.HaSettings),
-    _row(C.PUT_HA_SETTINGS, BROKER, ADMIN, "", "",
-         replication.PutHaSettingsRequest, replication.HaSettings),
-    _row(C.GET_EPOCHS, BROKER, VIEW, "", "",
-         replication.EpochsRequest, replication.LogEpochs),
-    _row(C.CHECKSUM_LOG, BROKER, VIEW, "", "",
-         replication.ChecksumLogRequest, replication.ChecksumLogResponse),
-    _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
-         replication.HaStatusRequest, replication.HaStatus),
+    OPEN_REPLICATION = _row(1_050, BROKER, INTERNAL,
+        replication.OpenReplicationRequest, replication.OpenReplicationResponse)
+    REPLICATE_LOG = _row(1_051, CLIENT, INTERNAL, replication.ReplicateLog, oneway=True)
+    ACK_REPLICATION = _row(1_052, BROKER, INTERNAL, replication.AckReplication, oneway=True)
+    READ_LOG = _row(1_054, BROKER, INTERNAL, replication.ReadLogRequest, replication.ReplicateLog)
+    HAND_OVER_COMMITS = _row(1_055, BROKER, INTERNAL, replication.HandOverCommitsRequest)
+    FENCE = _row(1_053, BROKER, INTERNAL, replication.FenceRequest, replication.FenceResponse)
+    STAND_FOR_ELECTION = _row(1_059, BROKER, INTERNAL, replication.StandRequest)
+    HOLD_STILL = _row(1_069, BROKER, INTERNAL, replication.HoldStillRequest)
+    PROMOTE_REPLICA = _row(1_057, BROKER, ADMIN,
+        replication.PromoteReplicaRequest, replication.PromoteReplicaResponse)
+    SWITCH_OVER = _row(1_060, BROKER, ADMIN,
+        replication.SwitchOverRequest, replication.SwitchOverResponse)
+    ELECT_REPLICA = _row(1_061, BROKER, ADMIN, replication.ElectReplicaRequest)
+    INIT_GROUP = _row(1_062, BROKER, ADMIN, replication.InitGroupRequest)
+    CHANGE_VOTERS = _row(1_063, BROKER, ADMIN,
+        replication.ChangeVotersRequest, replication.ChangeVotersResponse)
+    PAUSE_FAILOVER = _row(1_064, BROKER, ADMIN,
+        replication.PauseFailoverRequest, replication.PauseFailoverResponse)
+    GET_HA_SETTINGS = _row(1_067, BROKER, VIEW,
+        replication.HaSettingsRequest, replication.HaSettings)
+    PUT_HA_SETTINGS = _row(1_068, BROKER, ADMIN,
+        replication.PutHaSettingsRequest, replication.HaSettings)
+    GET_EPOCHS = _row(1_065, BROKER, VIEW, replication.EpochsRequest, replication.LogEpochs)
+    CHECKSUM_LOG = _row(1_066, BROKER, VIEW,
+        replication.ChecksumLogRequest, replication.ChecksumLogResponse)
+    GET_HA_STATUS = _row(1_058, BROKER, VIEW, replication.HaStatusRequest, replication.HaStatus)
+
     # Index process.
-    _row(C.ADVANCE_INDEX, INDEXER, INTERNAL, "", "",
-         queries.AdvanceIndexRequest, queries.IndexProgress),
-    _row(C.COPY_INDEX, INDEXER, INTERNAL, "", "",
-         snapshots.CopyIndexRequest, snapshots.CopyIndexResponse),
+    ADVANCE_INDEX = _row(1_002, INDEXER, INTERNAL,
+        queries.AdvanceIndexRequest, queries.IndexProgress)
+    COPY_INDEX = _row(1_071, INDEXER, INTERNAL,
+        snapshots.CopyIndexRequest, snapshots.CopyIndexResponse)
+
     # Coordinator.
-    _row(C.BEGIN_SESSION, COORDINATOR, INTERNAL, "", "",
-         coordination.BeginSessionRequest, coordination.BeginSessionResponse),
-    _row(C.KEEP_SESSION, COORDINATOR, INTERNAL, "", "",
-         coordination.KeepSessionRequest, coordination.KeepSessionResponse),
-    _row(C.END_SESSION, COORDINATOR, INTERNAL, "", "", coordination.EndSessionRequest),
-    _row(C.READ_RECORD, COORDINATOR, INTERNAL, "", "",
-         coordination.ReadRecordRequest, coordination.RecordView),
-    _row(C.CHANGE_RECORD, COORDINATOR, INTERNAL, "", "",
-         coordination.ChangeRecordRequest, coordination.ChangeRecordResponse),
-    _row(C.WATCH_RECORDS, COORDINATOR, INTERNAL, "", "", coordination.WatchRecordsRequest),
-    _row(C.NOTIFY_RECORD, CLIENT, INTERNAL, "", "", coordination.RecordView, oneway=True),
-)
+    BEGIN_SESSION = _row(1_100, COORDINATOR, INTERNAL,
+        coordination.BeginSessionRequest, coordination.BeginSessionResponse)
+    KEEP_SESSION = _row(1_101, COORDINATOR, INTERNAL,
+        coordination.KeepSessionRequest, coordination.KeepSessionResponse)
+    END_SESSION = _row(1_102, COORDINATOR, INTERNAL, coordination.EndSessionRequest)
+    READ_RECORD = _row(1_103, COORDINATOR, INTERNAL,
+        coordination.ReadRecordRequest, coordination.RecordView)
+    CHANGE_RECORD = _row(1_104, COORDINATOR, INTERNAL,
+        coordination.ChangeRecordRequest, coordination.ChangeRecordResponse)
+    WATCH_RECORDS = _row(1_105, COORDINATOR, INTERNAL, coordination.WatchRecordsRequest)
+    NOTIFY_RECORD = _row(1_106, CLIENT, INTERNAL, coordination.RecordView, oneway=True)
+    """From the coordinator to a connection that watches, oneway: a record as it is now. Of many
+    changes in a short time only the last is sent."""
 # fmt: on
 
-COMMANDS: Final[dict[RequestCode, CommandSpec]] = {row.code: row for row in _ROWS}
+
+COMMANDS: Final = {code: _ROWS[code](code) for code in RequestCode}
 """Every command, by its code."""
 
 

@@ -15,8 +15,8 @@ from mqmesh.protocol.admin import (
     GetAccessListRequest,
     UpdateAccessListRequest,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.roles.dispatch import Handler
 from mqmesh.security.access_list import AccessList, read_access_list, write_access_list

@@ -17,7 +17,8 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.private_files import open_private
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Peer
 from mqmesh.units import MIB
 

@@ -22,9 +22,9 @@ from mqmesh.metrics import (
     gauge,
     histogram,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import Answer, Principal, Reply, reply_of
-from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
+from mqmesh.protocol.commands import CommandSpec, RequestCode, Right, ServedBy, served_by
 from mqmesh.protocol.request import Peer, PendingReply, Request
 
 Handler = Callable[[Request, Any], Answer | None]

@@ -16,9 +16,8 @@ from mqmesh.metrics import (
     text,
 )
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.request import Request
 from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper

@@ -10,8 +10,8 @@ import msgspec
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.admin import UpdateTopicRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient

@@ -15,8 +15,9 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
+from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import ONEWAY, Command, encode_frame
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.transport.descriptors import shortage
 from mqmesh.transport.interface import Loop, OnDone, Timer
 

@@ -27,8 +27,8 @@ from mqmesh.protocol import (
     retries,
     route,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.commands import COMMANDS, CommandSpec
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import COMMANDS, CommandSpec, RequestCode
 from mqmesh.transport import requests
 from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.zmq import sockets

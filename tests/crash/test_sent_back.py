@@ -16,8 +16,8 @@ from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
 from mqmesh.batch.record_batch import Attributes, encode_batch
 from mqmesh.message import SCHEDULE_TOPIC, Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest

@@ -21,8 +21,8 @@ from harness.workload import Plan, Worker, describe, now_ms, read_attempts, read
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.supervisor.run_file import read_record

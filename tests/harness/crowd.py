@@ -11,8 +11,8 @@ from typing import Final
 
 from harness import zmtp
 from harness.fuzz_sender import NICE, connect, shake_hands
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest
 from mqmesh.roles.descriptors import raise_limit
 from mqmesh.transport.zmq import sockets

@@ -18,8 +18,9 @@ import msgspec
 
 from harness import zmtp
 from harness.hostile_frames import OPAQUE_BIT, HostileFrames
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import PREFIX_SIZE, RESPONSE, encode_frame
+from mqmesh.protocol.commands import RequestCode
 
 BATCH: Final = 128
 """Frames before it is waited until the server has read them."""

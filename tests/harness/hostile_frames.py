@@ -11,9 +11,8 @@ from harness import zmtp
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import ONEWAY, RESPONSE, encode_frame
-from mqmesh.protocol.commands import COMMANDS
+from mqmesh.protocol.commands import COMMANDS, RequestCode
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.units import MAX_TIMESTAMP_MS
 

@@ -16,9 +16,8 @@ from harness.filled_headers import NAMED, filled
 from harness.keys import credentials, user
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message, format_message_id
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame, encode_header
-from mqmesh.protocol.commands import IN_BODY, LOOKED_UP, CommandSpec, Right
+from mqmesh.protocol.commands import IN_BODY, LOOKED_UP, CommandSpec, RequestCode, Right
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.transactions import Decision, End, encode_ends
 from mqmesh.security.access_list import Action, Rule, User, UserRole

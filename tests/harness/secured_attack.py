@@ -12,8 +12,8 @@ import zmq
 
 from harness.fuzz_sender import HELD_CONNECTIONS, PATIENCE_S, Attack, connect
 from harness.hostile_frames import HostileFrames
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.zmq import sockets
 

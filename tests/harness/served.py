@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import NoPermission
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal
-from mqmesh.protocol.commands import CommandSpec, ServedBy
+from mqmesh.protocol.commands import CommandSpec, RequestCode, ServedBy
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.core import Core

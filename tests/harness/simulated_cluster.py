@@ -12,7 +12,7 @@ from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
 from mqmesh.errors import BrokerNotAvailable, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
 from mqmesh.producer_key import producer_id_of
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import (
     Command,
     ErrorHeader,
@@ -21,6 +21,7 @@ from mqmesh.protocol.command import (
     encode_header,
     reply_of,
 )
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
 from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
 from mqmesh.protocol.route import (

@@ -22,8 +22,8 @@ from harness.hostile_frames import HostileFrames
 from harness.keys import credentials
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.roles.descriptors import raise_limit
 from mqmesh.security.keys import KeyRing

@@ -31,7 +31,7 @@ from mqmesh.errors import (
 from mqmesh.message import Message
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
     Command,
@@ -40,6 +40,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,

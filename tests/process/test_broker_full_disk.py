@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import BrokerNotAvailable, DiskFull
 from mqmesh.protocol.admin import UpdateTopicRequest
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.config import BrokerConfig

@@ -12,8 +12,8 @@ from harness.stopwatch import Stopwatch
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,

@@ -14,8 +14,8 @@ from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     ConsumerData,
     HeartbeatRequest,

@@ -14,8 +14,8 @@ from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest
 from mqmesh.testing.processes import RoleProcess

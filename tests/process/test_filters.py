@@ -17,8 +17,8 @@ from harness.commands import CommandProcess
 from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
 from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.testing.processes import ProcessCluster

@@ -27,8 +27,8 @@ from mqmesh.errors import (
 from mqmesh.filtering.python_filter import filter_id
 from mqmesh.message import Message
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.filters import (
     RegisterFilterServerRequest,
     UploadFilterRequest,

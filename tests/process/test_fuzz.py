@@ -8,7 +8,7 @@ from harness.listening import family, listening
 
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.queries import AdvanceIndexRequest
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer

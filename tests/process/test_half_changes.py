@@ -9,7 +9,7 @@ import pytest
 from mqmesh.cli import main
 from mqmesh.errors import RequestTimeout
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.group_admin import GroupAdmin

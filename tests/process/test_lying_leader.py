@@ -17,8 +17,8 @@ from mqmesh.errors import MQMeshError
 from mqmesh.log_identity import MAX_EPOCH, EpochStart
 from mqmesh.metrics import Readings
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     AckReplication,
     HaStatus,

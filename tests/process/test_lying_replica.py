@@ -7,8 +7,8 @@ import random
 import pytest
 
 from mqmesh.log_identity import LogIdentity
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     REPLICATION_VERSION,
     AckReplication,

@@ -10,8 +10,8 @@ from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import NoPermission, StoreLocked, TopicNotFound
 from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     BrokerAddress,
     ClusterInfo,
@@ -41,7 +41,7 @@ FIRST_PING_S = 3 * HEARTBEAT_INTERVAL_MS / 1_000
 
 BROKER = """
 import sys
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest, TopicConfig
 from mqmesh.transport.zmq import sockets

@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import EndpointUnreachable, TopicNotFound
 from mqmesh.protocol.admin import UpdateTopicRequest
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     DeleteTopicRequest,
     GetRouteRequest,

@@ -15,8 +15,8 @@ from harness.stopwatch import Stopwatch
 from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.errors import MQMeshError, NoRoute, TransportError
 from mqmesh.message import Message, MessageQueue, StoredMessage
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import TopicConfig

@@ -16,8 +16,8 @@ from harness.replica_group import SEGMENT_BYTES, Group, bodies_of, pair
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import InvalidArgument, NotMaster, TopicNotFound
 from mqmesh.log_identity import EPOCHS_APART
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.sdk.admin.admin import AdminClient

@@ -24,7 +24,7 @@ from mqmesh.message import (
     PROPERTY_RESENT_FROM_DLQ,
     Message,
 )
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient, DeadLetterFilter

@@ -19,9 +19,9 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
-from mqmesh.protocol.commands import COMMANDS, CommandSpec, Right, ServedBy, served_by
+from mqmesh.protocol.commands import COMMANDS, CommandSpec, RequestCode, Right, ServedBy, served_by
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.queries import QueryMessageResponse
 from mqmesh.protocol.route import TopicRoutes

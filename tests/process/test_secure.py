@@ -20,8 +20,8 @@ from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.cli.processes.secure import make_security
 from mqmesh.errors import AuthenticationFailed, EndpointUnreachable, NoPermission, SystemBusy
 from mqmesh.message import Message, MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest

@@ -15,7 +15,8 @@ from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
 from mqmesh.metrics import Readings
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient

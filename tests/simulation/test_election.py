@@ -18,8 +18,8 @@ from simulation.test_seeds import simulate
 
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, MQMeshError, TopicNotFound
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.protocol.route import TopicConfig

@@ -14,8 +14,8 @@ from mqmesh import Message, Producer, PullConsumer
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import MQMeshError, NotMaster
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.pulling import (
     PullRequest,

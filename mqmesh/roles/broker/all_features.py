@@ -9,7 +9,7 @@ from typing import Final
 
 from mqmesh.log_identity import first_number
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Peer
 from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.config import BrokerConfig

@@ -8,7 +8,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import BrokerFeatures

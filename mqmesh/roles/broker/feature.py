@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from mqmesh.metrics import Measured
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Peer
 from mqmesh.roles.dispatch import Handler
 

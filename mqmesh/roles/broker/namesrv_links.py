@@ -10,8 +10,8 @@ from mqmesh.errors import MQMeshError, StaleEpoch
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.metrics import Measured, gauge
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     BrokerAddress,
     Perm,

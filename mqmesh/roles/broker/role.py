@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Peer
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.all_features import BrokerFeatures

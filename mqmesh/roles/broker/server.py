@@ -20,9 +20,8 @@ from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.logs import LogLevel, root_level, set_level
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.replication import HaStatus, HaStatusRequest
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.protocol.route import BrokerAddress

@@ -10,9 +10,8 @@ from mqmesh.errors import DiskFull, StorageError, StoreClosed
 from mqmesh.host import ProcessMark, is_gone
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_HEADER_BYTES, Answer, Reply, encode_header
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.coordination import (
     BeginSessionRequest,
     BeginSessionResponse,

@@ -20,9 +20,8 @@ from mqmesh.errors import (
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.message import check_group
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, Reply, decode_header, encode_header
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.filters import (
     RegisterFilterServerRequest,
     UploadFilterRequest,

@@ -8,9 +8,8 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, RemoteProtocolError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer, Reply
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.queries import (
     AdvanceIndexRequest,
     IndexProgress,

@@ -11,9 +11,8 @@ from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, CorruptRecord, StorageError, TopicNotFound
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_HEADER_BYTES, Answer, Reply, encode_header
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.protocol.route import (
     ClusterInfo,

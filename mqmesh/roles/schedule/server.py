@@ -9,13 +9,12 @@ from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, MQMeshError, ProtocolError, StorageError
 from mqmesh.host import host_id, socket_path
 from mqmesh.private_files import make_folder
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     Command,
     decode_header,
     encode_header,
 )
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import SCHEDULE_METRICS, ScheduleService

@@ -24,8 +24,8 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.metrics import Measured, counter, gauge, text
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.schedule import (
     MAX_RETRY_GROUPS,
     MAX_RUNS,

@@ -6,8 +6,8 @@ import msgspec
 
 from mqmesh.errors import MQMeshError, TransportError
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.sdk.admin.admin import AdminClient, no_namesrv_answers
 from mqmesh.transport.endpoints import endpoint_of
 

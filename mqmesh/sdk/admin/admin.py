@@ -1,7 +1,7 @@
 """Administration of a cluster: questions to name servers and brokers, and changes of topics."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
@@ -37,8 +37,8 @@ from mqmesh.protocol.admin import (
     TopicStatsRequest,
     UpdateTopicRequest,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     MAX_QUEUES_PER_TOPIC,
     BrokerAddress,
@@ -219,12 +219,8 @@ class AdminClient:
             TransportError: A name server or broker does not answer.
         """
         carriers = {queue.broker_name for queue in self.route(topic).queues}
-        return self._ask_masters(
-            {name: where for name, where in self._masters().items() if name in carriers},
-            RequestCode.GET_TOPIC_STATS_INFO,
-            TopicStatsRequest(topic),
-            lambda answer: decode_header(TopicStats, answer.header),
-        )
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        return self.ask_masters(code, TopicStatsRequest(topic), TopicStats, carriers)
 
     def runtime_info(self, broker_name: str = "") -> dict[str, Readings]:
         """Metrics of every master, by broker group; ``docs/reference/metrics.md`` lists them.
@@ -268,6 +264,38 @@ class AdminClient:
             if page.listing == request.listing:
                 check_advance(endpoint, request.place, page.next_place)
             request = RuntimeInfoRequest(page.listing, page.next_place)
+
+    def ask_masters(
+        self,
+        code: RequestCode,
+        request: msgspec.Struct,
+        kind: type[_T],
+        broker_names: Collection[str] | None = None,
+    ) -> dict[str, _T]:
+        """Asks masters with a command that has no method of its own here.
+
+        Args:
+            code: Command that only reads; ``mqmesh/protocol/commands.py`` lists them.
+            request: Header of its request.
+            kind: Type of its answer's header.
+            broker_names: Only these broker groups; those without a master are left out.
+
+        Returns:
+            Answers, by broker group.
+
+        Raises:
+            NoRoute: No master is known.
+            TransportError: A name server or broker does not answer.
+            BrokerError, ProtocolError: A broker refuses, or gives a bad answer.
+        """
+        header = encode_header(request)
+        masters = self._masters()
+        if broker_names is not None:
+            masters = {name: where for name, where in masters.items() if name in broker_names}
+        return self._each(
+            masters,
+            lambda endpoint: decode_header(kind, self._request(endpoint, code, header).header),
+        )
 
     # ---- Changing --------------------------------------------------------------------
 
@@ -587,16 +615,6 @@ class AdminClient:
             self._namesrvs = sorted(self._namesrvs, key=lambda one: one != address)
             return decode_header(kind, answer.header)
         raise no_namesrv_answers(failures)
-
-    def _ask_masters(
-        self,
-        masters: dict[str, str],
-        code: int,
-        request: msgspec.Struct,
-        decode: Callable[[Command], _T],
-    ) -> dict[str, _T]:
-        header = encode_header(request)
-        return self._each(masters, lambda endpoint: decode(self._request(endpoint, code, header)))
 
     def _each(
         self, masters: dict[str, str], work: Callable[[str], _T], *, changes: bool = False

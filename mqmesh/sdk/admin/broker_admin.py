@@ -19,8 +19,8 @@ from mqmesh.protocol.admin import (
     QueueEntriesRequest,
     UpdateConfigRequest,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import AllClients, AllClientsRequest, ClientInfo
 from mqmesh.sdk.admin.admin import AdminClient, check_advance
 from mqmesh.transport.endpoints import endpoint_of

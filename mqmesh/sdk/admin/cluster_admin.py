@@ -24,8 +24,8 @@ from mqmesh.protocol.admin import (
     TopicStatsRequest,
     UpdateTopicRequest,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, UpdateGroupRequest
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig

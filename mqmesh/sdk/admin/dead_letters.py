@@ -25,8 +25,8 @@ from mqmesh.message import (
     dlq_topic,
 )
 from mqmesh.protocol.admin import QueueStats, TopicStats, TopicStatsRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import GetGroupsRequest, GroupSummaries
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.retries import (

@@ -25,8 +25,9 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.message import SCHEDULE_TOPIC, StoredMessage, parse_message_id
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.admin.admin import AdminClient

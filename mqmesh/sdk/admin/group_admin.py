@@ -14,8 +14,8 @@ from mqmesh.message import (
     check_topic,
     retry_topic,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     CloneOffsetRequest,
     ConsumerConnection,

@@ -8,8 +8,8 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, NoRoute
 from mqmesh.metrics import MetricReading
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,

@@ -18,8 +18,8 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.log_identity import CommonEnd, common_end
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     ChecksumLogRequest,

@@ -5,8 +5,9 @@ from typing import Final
 from mqmesh.errors import BrokerError, ClientNotOnline, GroupNotFound, RequestTimeout
 from mqmesh.message import check_consumer_group
 from mqmesh.protocol.client_rpc import HandedOver, HandToRequest, RunningInfo, RunningInfoRequest
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.queries import QueryClient, parse_offset_message_id
 from mqmesh.transport.endpoints import endpoint_of

@@ -13,8 +13,9 @@ from mqmesh.protocol.admin import (
     ConfigEntry,
     GetConfigRequest,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     KvRequest,
     KvResponse,

@@ -18,8 +18,8 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.message import RESERVED_TOPICS, StoredMessage, check_topic, parse_message_id
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
     PullRequest,
     PullResponse,

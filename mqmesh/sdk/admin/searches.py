@@ -12,8 +12,8 @@ from mqmesh.filtering.sql92 import parse_sql
 from mqmesh.filtering.tags import ALL, parse_tags
 from mqmesh.message import StoredMessage, check_topic
 from mqmesh.protocol.admin import QueueStats
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
     ExpressionType,
     OffsetResponse,

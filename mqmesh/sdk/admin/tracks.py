@@ -20,8 +20,8 @@ from mqmesh.message import (
     dlq_topic,
     retry_topic,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ConsumerConnection, ConsumeStats, ConsumeStatsRequest
 from mqmesh.protocol.membership import MessageModel, Subscription
 from mqmesh.protocol.pulling import ExpressionType, ViewMessageRequest

@@ -5,8 +5,9 @@ import msgspec
 from mqmesh.batch.record_batch import check_batch, decode_messages
 from mqmesh.errors import BrokerError, MessageIllegal, MQMeshError
 from mqmesh.message import StoredMessage, check_group, check_topic, parse_message_id
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.transactions import (
     Decision,
     EndHalfMessageRequest,
@@ -87,12 +88,7 @@ class TransactionAdmin(AdminClient):
             parked,
             max_count,
         )
-        lists = self._ask_masters(
-            self._masters(),
-            RequestCode.LIST_HALF_MESSAGES,
-            request,
-            lambda answer: decode_header(HalfList, answer.header),
-        )
+        lists = self.ask_masters(RequestCode.LIST_HALF_MESSAGES, request, HalfList)
         found = [HalfMessage(name, info) for name, one in lists.items() for info in one.messages]
         found.sort(key=lambda one: one.info.store_timestamp)
         return HalfMessages(

@@ -113,6 +113,7 @@ class AdminClient:
     topic_stats = awaited(BlockingAdminClient.topic_stats)
     runtime_info = awaited(BlockingAdminClient.runtime_info)
     role_info = awaited(BlockingAdminClient.role_info)
+    ask_masters = awaited(BlockingAdminClient.ask_masters)
     create_topic = awaited(BlockingAdminClient.create_topic)
     create_topics = awaited(BlockingAdminClient.create_topics)
     put_topic = awaited(BlockingAdminClient.put_topic)

@@ -16,8 +16,8 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.host import host_id
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.transport.endpoints import endpoint_of, learn_keys

@@ -16,8 +16,8 @@ from mqmesh.errors import (
     TransportError,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.broker_connections import BrokerConnections

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.errors import MQMeshError, NotMaster, RemoteProtocolError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
 from mqmesh.sdk.client.backoff import Backoff
 from mqmesh.sdk.client.broker_connections import BrokerConnections

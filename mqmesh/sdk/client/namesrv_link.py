@@ -14,8 +14,8 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.hosts import is_address
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import TRY_AGAIN_MS, Connection, OnDone, Subscriber, Transport

@@ -10,8 +10,8 @@ import msgspec
 
 from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
     MAX_TOPICS_PER_REQUEST,
     GetRouteRequest,

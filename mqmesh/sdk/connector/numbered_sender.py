@@ -18,7 +18,8 @@ from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, Message, MessageQueue, format_message_id
 from mqmesh.message_checks import check_messages
 from mqmesh.producer_key import producer_id_of
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus, decode_outcomes, encode_send
 from mqmesh.sdk.client.options import NamesrvAddr
 from mqmesh.sdk.connector.patient_client import PATIENCE_MS, PatientClient

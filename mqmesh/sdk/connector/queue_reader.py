@@ -9,8 +9,8 @@ import msgspec
 from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
 from mqmesh.errors import ConfigError, CorruptBatch, RemoteProtocolError
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
     OffsetResponse,
     PullRequest,

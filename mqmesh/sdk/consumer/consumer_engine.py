@@ -18,8 +18,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import RETRY_PREFIX, MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ConsumerOffsetReset
 from mqmesh.protocol.membership import (
     ConsumerData,

@@ -22,8 +22,8 @@ from mqmesh.errors import (
 from mqmesh.filtering.python_filter import PythonFilter
 from mqmesh.host import host_id
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.filters import (
     FilterServerInfo,
     GetFilterServerRequest,

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import LockEntry, UnlockBatchRequest
 from mqmesh.protocol.pulling import (
     MAX_OFFSETS_PER_REQUEST,

@@ -18,8 +18,8 @@ from mqmesh.message import (
 )
 from mqmesh.metrics import MetricBoard
 from mqmesh.protocol.client_rpc import HandToRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.client.run import run

@@ -8,8 +8,8 @@ from typing import Final
 from mqmesh.errors import GroupNotFound, MQMeshError
 from mqmesh.failure_text import error_to_log
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumerList, ConsumerListRequest
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS

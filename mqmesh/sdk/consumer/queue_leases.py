@@ -16,8 +16,8 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError, RemoteProtocolError
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_PENDING,
     LockBatchRequest,

@@ -16,8 +16,8 @@ from mqmesh.protocol.client_rpc import (
     RunningInfoRequest,
     RunningQueue,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import TopicConsumption
 from mqmesh.sdk.consumer.assigned import Assigned
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine

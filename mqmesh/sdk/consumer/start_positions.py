@@ -10,8 +10,8 @@ import msgspec
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError
 from mqmesh.message import RETRY_PREFIX, MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.protocol.pulling import (
     OffsetResponse,

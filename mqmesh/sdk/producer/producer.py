@@ -16,8 +16,8 @@ from mqmesh.message import (
 from mqmesh.message_checks import check_messages, is_plain
 from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.producer_key import new_key
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.client.at_exit import close_at_exit, closed

@@ -24,8 +24,8 @@ from mqmesh.message import (
     as_system,
 )
 from mqmesh.message_checks import check_messages, check_not_reserved
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replies import SendReplyRequest, SendReplyResponse
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox

@@ -27,8 +27,8 @@ from mqmesh.message import (
 )
 from mqmesh.message_checks import check_not_reserved
 from mqmesh.metrics import Measured, counter, gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replies import (
     AcknowledgeReply,
     PushReply,

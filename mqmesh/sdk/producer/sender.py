@@ -30,8 +30,9 @@ from mqmesh.metrics import (
     gauge,
     histogram,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import (
     MAX_BATCHES_PER_REQUEST,
     BatchOutcome,

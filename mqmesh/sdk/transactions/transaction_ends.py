@@ -11,8 +11,8 @@ from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, RequestTimeout
 from mqmesh.failure_text import error_to_log
 from mqmesh.message import StoredMessage
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import (
     Decision,

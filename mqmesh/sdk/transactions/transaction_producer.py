@@ -23,7 +23,7 @@ from mqmesh.message import (
 )
 from mqmesh.message_checks import check_messages
 from mqmesh.producer_key import new_key
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr

@@ -14,7 +14,7 @@ from mqmesh.errors import (
     SystemBusy,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     ANYBODY,
     ONEWAY,
@@ -24,6 +24,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     peek_opaque,
 )
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials

@@ -24,8 +24,9 @@ from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import BrokerNotAvailable, CorruptBatch, CorruptRecord, MQMeshError
 from mqmesh.message import TRANS_HALF_TOPIC
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.group_member import GroupMember

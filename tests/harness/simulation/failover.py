@@ -14,8 +14,8 @@ from harness.simulation.load import make_clients
 from harness.simulation.run import HARM_MS, QUEUES, Run
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import PromoteReplicaRequest
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
 from mqmesh.sdk.admin.admin import AdminClient

@@ -7,8 +7,9 @@ import inspect
 import pytest
 
 from mqmesh import errors
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_of
+from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ErrorHeader, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import PullStatus
 from mqmesh.protocol.route import Perm

@@ -9,8 +9,8 @@ import pytest
 from reference_pages import described, protocol
 
 from mqmesh.protocol import command, route
-from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.commands import COMMANDS
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import COMMANDS, RequestCode
 
 STRUCTS = [kind for module in protocol.modules() for kind in protocol.structs_of(module)]
 WORDS = [kind for module in protocol.modules() for kind in protocol.words_of(module)]

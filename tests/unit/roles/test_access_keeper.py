@@ -10,8 +10,8 @@ from harness.keys import TODAY, credentials, user
 
 from mqmesh.errors import ConfigError, MessageIllegal, RequestTimeout
 from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, Principal, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerResponse
 from mqmesh.roles.access_keeper import AccessKeeper, read_access_file
 from mqmesh.roles.broker.config import BrokerConfig

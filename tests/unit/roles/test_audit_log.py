@@ -10,8 +10,8 @@ import pytest
 from harness.peers import KeptPeer
 
 from mqmesh.errors import ConfigError, NoPermission
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.roles import audit_log
 from mqmesh.roles.audit_log import AuditLog
 from mqmesh.testing.clock import ManualClock

@@ -14,7 +14,6 @@ from mqmesh.errors import (
 )
 from mqmesh.metrics import MetricBoard, MetricSample
 from mqmesh.protocol.admin import GetTopicConfigRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ANYBODY,
     EMPTY_REPLY,
@@ -25,7 +24,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
-from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.protocol.commands import RequestCode, ServedBy, served_by
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import DeleteTopicRequest, TopicConfig

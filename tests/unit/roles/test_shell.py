@@ -8,7 +8,6 @@ from harness.peers import KeptPeer
 from mqmesh.errors import BrokerNotAvailable, UnsupportedCommand
 from mqmesh.metrics import Labelled, Readings, gauge
 from mqmesh.protocol.admin import GetAccessListRequest, RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
     decode_frame,
@@ -16,7 +15,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
-from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.protocol.commands import RequestCode, ServedBy, served_by
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.refusals import Refusals

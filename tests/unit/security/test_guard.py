@@ -11,9 +11,8 @@ from harness.keys import TODAY, credentials, guard, user
 
 from mqmesh.errors import NoPermission, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import ANYBODY, Principal
-from mqmesh.protocol.commands import COMMANDS, Right
+from mqmesh.protocol.commands import COMMANDS, RequestCode, Right
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.security import guard as guard_module
 from mqmesh.security.access_list import AccessList, Action, Rule, UserRole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.hostile_frames import HEADERS, OPAQUE_BIT, HostileFrames
 
 from mqmesh.errors import RemoteProtocolError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_frame, decode_header
+from mqmesh.protocol.commands import RequestCode
 
 
 def some(seed, count=2_000):

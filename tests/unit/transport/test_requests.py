@@ -11,7 +11,7 @@ from mqmesh.errors import (
     QueueFull,
     RequestTimeout,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     ONEWAY,
     RESPONSE,
@@ -20,6 +20,7 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport import requests
 from mqmesh.transport.interface import Timer

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final
 
 from mqmesh.errors import MQMeshError, StorageError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import UpdateConsumerOffsetRequest
 from mqmesh.protocol.replication import HandOverCommitsRequest, HeldCommit
 from mqmesh.protocol.request import Request

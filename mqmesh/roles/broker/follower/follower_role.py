@@ -14,7 +14,7 @@ from mqmesh.errors import (
     StoreClosed,
 )
 from mqmesh.log_identity import EPOCHS_APART
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     HaStatus,
     PromoteReplicaRequest,

@@ -20,8 +20,8 @@ from mqmesh.errors import (
     RemoteProtocolError,
     StaleEpoch,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     REPLICATION_VERSION,

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from mqmesh.coordination.interface import LiveReplica
 from mqmesh.errors import BrokerNotAvailable, ConfigError, MQMeshError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
 
 OnDone = Callable[[Command | MQMeshError], None]
 

@@ -22,8 +22,8 @@ from mqmesh.errors import (
     SystemBusy,
     TransportError,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.protocol.snapshots import CopyIndexRequest
 from mqmesh.roles.broker.config import BrokerConfig

@@ -17,8 +17,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
     MAX_PULL_BYTES,
     MAX_SUSPEND_MS,

@@ -8,8 +8,9 @@ import msgspec
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
 from mqmesh.protocol.client_rpc import AskClient, ClientAnswer
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.sdk.client.client import ClientEngine
 
 MAX_REMARK: Final = 1_000

@@ -15,8 +15,9 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.retries import (
     MAX_BATCH_MESSAGES,
     MAX_REASON_CHARACTERS,

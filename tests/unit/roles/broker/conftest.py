@@ -12,8 +12,8 @@ from harness.served import Guard, dispatched, features_on
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import ONEWAY, decode_frame, decode_header, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import PullRequest, PullResponse
 from mqmesh.protocol.request import Request

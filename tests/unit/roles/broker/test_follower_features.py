@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.served import features_on
 
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.roles.broker.features.traffic.feature import TrafficFeature
 from mqmesh.roles.broker.stats import DAY_MS
 

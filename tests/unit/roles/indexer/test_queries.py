@@ -10,8 +10,8 @@ from harness.indexed_store import IndexedStore
 
 from mqmesh.errors import InvalidArgument, SystemBusy
 from mqmesh.message import Message, format_message_id
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,

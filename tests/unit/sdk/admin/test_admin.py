@@ -25,9 +25,8 @@ from mqmesh.errors import (
 from mqmesh.metrics import Metric, MetricKind, MetricReading, MetricSample
 from mqmesh.protocol import admin as words
 from mqmesh.protocol import groups as words_of_groups
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.commands import not_served
+from mqmesh.protocol.commands import RequestCode, not_served
 from mqmesh.protocol.route import (
     BrokerAddress,
     BrokerData,

@@ -8,8 +8,8 @@ import pytest
 
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument, OffsetIllegal, RemoteProtocolError
 from mqmesh.log_identity import EpochStart
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     ChecksumLogRequest,

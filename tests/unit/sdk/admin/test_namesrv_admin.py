@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import AuthenticationFailed, RequestTimeout, SystemBusy
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import KvRequest, KvResponse, WipeWritePermRequest, WipeWritePermResponse
 from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin, NamesrvChange
 

@@ -21,8 +21,9 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import ErrorHeader, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import (

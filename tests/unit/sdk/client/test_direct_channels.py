@@ -11,8 +11,8 @@ from harness.simulated_cluster import Fault, FaultKind
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.sdk.client import direct_channels
 from mqmesh.sdk.client.direct_channels import DirectChannels

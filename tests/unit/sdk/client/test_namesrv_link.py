@@ -12,8 +12,8 @@ from mqmesh.errors import (
     TopicNotFound,
     TransportError,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 

@@ -16,8 +16,8 @@ from mqmesh.errors import (
 )
 from mqmesh.filtering.python_filter import PythonFilter
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.filters import FilterServerInfo, UploadFilterResponse
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.consumer.filter_link import CONNECT_MS, FilterLink

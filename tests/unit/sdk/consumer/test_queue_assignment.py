@@ -6,8 +6,8 @@ import pytest
 
 from mqmesh.errors import EndpointUnreachable, GroupNotFound
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumerList
 from mqmesh.sdk.consumer.queue_assignment import RETRY_MAX_MS, RETRY_MS, QueueAssignment
 from mqmesh.sdk.consumer.rebalance import allocate_strategy

@@ -6,8 +6,8 @@ import pytest
 
 from mqmesh.errors import EndpointUnreachable, MQMeshError, StaleGeneration
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
     LOCK_PENDING,

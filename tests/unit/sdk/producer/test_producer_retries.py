@@ -16,8 +16,9 @@ from mqmesh.errors import (
     SystemBusy,
 )
 from mqmesh.message import Message, MessageQueue
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import ErrorHeader, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import Perm
 

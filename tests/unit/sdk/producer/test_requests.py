@@ -20,8 +20,8 @@ from mqmesh.errors import (
     RequestTimeout,
 )
 from mqmesh.message import BatchInfo, Message, MessageQueue, StoredMessage
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
 from mqmesh.sdk.client.outbox import WATCH_MS
 from mqmesh.sdk.producer.replies import ReplySender, is_request, make_reply, time_to_live_ms

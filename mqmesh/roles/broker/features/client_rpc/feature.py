@@ -17,8 +17,9 @@ from mqmesh.protocol.client_rpc import (
     HandToRequest,
     RunningInfoRequest,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Peer, PendingReply, Request

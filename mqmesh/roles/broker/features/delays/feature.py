@@ -21,8 +21,9 @@ from mqmesh.errors import (
 )
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
 from mqmesh.metrics import counter, gauge, text
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.protocol.schedule import (

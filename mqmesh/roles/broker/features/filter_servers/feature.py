@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import msgspec
 
 from mqmesh.metrics import gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.request import Peer, Request

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_CLIENTS_PER_ANSWER,
     AllClients,

@@ -7,8 +7,8 @@ from typing import Final
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import dlq_topic, retry_topic
 from mqmesh.metrics import gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_GROUPS_PER_ANSWER,
     DeleteGroupRequest,

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, InvalidArgument, MQMeshError, SystemBusy
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import MOST_HELD_COMMITS, HandOverCommitsRequest, HeldCommit
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core

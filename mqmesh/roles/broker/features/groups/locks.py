@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from mqmesh.errors import MQMeshError, NotMaster
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mqmesh.errors import GroupNotFound
 from mqmesh.metrics import gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumerIdsChanged,

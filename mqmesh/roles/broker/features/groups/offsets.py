@@ -6,8 +6,8 @@ from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
 from mqmesh.metrics import counter, gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_QUEUES_PER_STATS,
     ConsumeStats,

@@ -5,8 +5,8 @@ from typing import Final, Protocol
 
 from mqmesh.errors import InvalidArgument, OffsetIllegal
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_QUEUES_PER_RESET,
     CloneOffsetRequest,

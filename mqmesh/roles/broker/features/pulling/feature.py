@@ -7,8 +7,8 @@ from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.message import is_system_topic
 from mqmesh.metrics import Labelled, counter, gauge
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core

@@ -23,8 +23,8 @@ from mqmesh.errors import (
 )
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.admin import QueueEntries, QueueEntriesRequest, QueueEntry
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
 from mqmesh.protocol.request import Request

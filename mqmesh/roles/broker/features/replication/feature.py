@@ -14,8 +14,8 @@ from mqmesh.errors import (
 )
 from mqmesh.log_identity import LogIdentity, common_end
 from mqmesh.metrics import counter, gauge, histogram
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Answer, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     AckReplication,

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, InvalidArgument
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     ChecksumLogRequest,
     ChecksumLogResponse,

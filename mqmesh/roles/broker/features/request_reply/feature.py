@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from mqmesh.batch.payload_check import MESSAGE_OVERHEAD_BYTES
 from mqmesh.errors import ClientNotOnline, MessageIllegal
 from mqmesh.metrics import counter
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replies import (
     AcknowledgeReply,
     PushReply,

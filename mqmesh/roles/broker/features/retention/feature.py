@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mqmesh.errors import UnsupportedCommand
 from mqmesh.protocol.admin import CleanRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core, only_commitlog
 from mqmesh.roles.broker.feature import Feature

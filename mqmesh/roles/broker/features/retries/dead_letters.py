@@ -22,8 +22,9 @@ from mqmesh.message import (
     retry_topic,
 )
 from mqmesh.metrics import counter
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import (

@@ -14,8 +14,9 @@ from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.metrics import counter
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_of
+from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import (

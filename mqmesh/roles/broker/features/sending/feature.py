@@ -36,8 +36,8 @@ from mqmesh.message import (
     is_system_topic,
 )
 from mqmesh.metrics import Histogram, Labelled, LabelValues, counter, gauge, histogram
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.auto_creation import AutoCreation, client_of

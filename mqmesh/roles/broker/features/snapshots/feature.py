@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
 from mqmesh.metrics import counter
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.roles.broker.core import Core

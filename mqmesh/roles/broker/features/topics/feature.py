@@ -16,8 +16,8 @@ from mqmesh.protocol.admin import (
     TopicStatsRequest,
     UpdateTopicRequest,
 )
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.core import Core

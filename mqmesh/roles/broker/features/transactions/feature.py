@@ -22,8 +22,9 @@ from mqmesh.message import (
     parse_message_id,
 )
 from mqmesh.metrics import Labelled, counter, gauge, histogram
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Answer, Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.transactions import (

@@ -22,8 +22,8 @@ from mqmesh.coordination.interface import (
     SettingValue,
 )
 from mqmesh.errors import BrokerNotAvailable, InvalidArgument, MQMeshError, NotMaster
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     ChangeVotersRequest,
     ChangeVotersResponse,

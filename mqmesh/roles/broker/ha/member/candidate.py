@@ -18,8 +18,8 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.errors import MQMeshError, StorageError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import FenceRequest, FenceResponse, StandRequest
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import least_to_confirm

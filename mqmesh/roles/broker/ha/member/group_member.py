@@ -24,8 +24,8 @@ from mqmesh.coordination.interface import (
 )
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StaleEpoch
 from mqmesh.host import own_process
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Answer, Reply
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     ElectReplicaRequest,
     FenceRequest,

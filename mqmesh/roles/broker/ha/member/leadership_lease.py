@@ -7,8 +7,8 @@ from functools import partial
 from mqmesh.clock import Clock
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import HoldStillRequest
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.lead.failsafe import Failsafe

@@ -11,8 +11,8 @@ from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import check_stored, decode_messages, read_header
 from mqmesh.message import Message, format_message_id
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.transactions import (
     CheckTransactionState,

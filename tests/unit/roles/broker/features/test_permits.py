@@ -13,13 +13,14 @@ from harness.served import OF_THE_PROCESS
 
 from mqmesh.errors import NoPermission
 from mqmesh.message import format_message_id
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import EMPTY_REPLY, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.commands import (
     COMMANDS,
     IN_BODY,
     LOOKED_UP,
     CommandSpec,
+    RequestCode,
     Right,
     ServedBy,
     served_by,

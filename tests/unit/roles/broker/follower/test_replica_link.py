@@ -9,8 +9,8 @@ import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, RequestTimeout, StoreClosed
 from mqmesh.log_identity import EpochStart, LogIdentity
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
     AckReplication,
     OpenReplicationRequest,

@@ -14,8 +14,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.metrics import MetricBoard, Readings
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_METRICS, INDEX_STATE

@@ -15,8 +15,8 @@ from mqmesh.batch.record_batch import (
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.errors import BrokerError, EndpointUnreachable, NoPermission, SystemBusy, TopicNotFound
 from mqmesh.message import Message, MessageQueue
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.fetching.pull_loop import (

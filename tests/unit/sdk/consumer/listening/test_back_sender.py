@@ -16,8 +16,9 @@ from mqmesh.errors import (
     SystemBusy,
 )
 from mqmesh.message import MessageQueue
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.retries import (
     MAX_BATCH_MESSAGES,
     MAX_REASON_CHARACTERS,

@@ -20,8 +20,9 @@ from mqmesh.protocol.client_rpc import (
     HandToRequest,
     RunningInfoRequest,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ConsumerConnections, ConsumerConnectionsRequest
 from mqmesh.protocol.membership import (
     ConsumerData,

@@ -28,8 +28,9 @@ from mqmesh.errors import (
 )
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.metrics import MetricBoard, Readings
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     ConsumeStats,
     ConsumeStatsRequest,

@@ -13,8 +13,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import SCHEDULE_TOPIC
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     CloneOffsetRequest,
     ConsumerConnections,

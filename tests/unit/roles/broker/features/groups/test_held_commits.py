@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ResetOffsetRequest, ResetWhere
 from mqmesh.protocol.replication import HeldCommit
 from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument, decode_held

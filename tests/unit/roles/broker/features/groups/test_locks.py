@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import InvalidArgument, StaleGeneration
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
     ConsumerData,

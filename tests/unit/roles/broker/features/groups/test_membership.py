@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, UnsupportedCommand
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
     OffsetResponse,

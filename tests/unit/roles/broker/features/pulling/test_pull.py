@@ -15,7 +15,7 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.storage.interface import FlushDiskType, GetStatus

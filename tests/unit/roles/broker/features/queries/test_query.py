@@ -14,8 +14,8 @@ from mqmesh.errors import (
 )
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.admin import UpdateTopicRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import ClientNotOnline, MessageIllegal, RemoteProtocolError, SystemBusy
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
 from mqmesh.roles.broker.open_replies import ACKNOWLEDGE_TIMEOUT_MS

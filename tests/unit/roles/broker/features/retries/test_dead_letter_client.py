@@ -10,8 +10,8 @@ from mqmesh.batch.record_batch import BROKER_PART_SIZE, Attributes, encode_batch
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.admin.dead_letters import (
     LETTERS_PER_REQUEST,

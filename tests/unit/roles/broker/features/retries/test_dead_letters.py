@@ -16,7 +16,7 @@ from mqmesh.message import (
     PROPERTY_RESENT_FROM_DLQ,
     Message,
 )
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     ResendRequest,

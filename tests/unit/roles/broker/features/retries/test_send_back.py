@@ -25,7 +25,8 @@ from mqmesh.message import (
     Message,
 )
 from mqmesh.metrics import MAX_LABEL_SETS
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     DeleteGroupRequest,
     GroupConfig,

@@ -18,7 +18,8 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message
 from mqmesh.producer_key import producer_id_of
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.storage.interface import FlushDiskType
@@ -226,7 +227,7 @@ def test_where_batches_end_nowhere_the_whole_request_is_refused(stage, damage):
 
 
 def test_a_wrong_number_of_batches_is_refused(stage):
-    from mqmesh.protocol.codes import RequestCode
+    from mqmesh.protocol.commands import RequestCode
     from mqmesh.protocol.messaging import encode_send
 
     for header in (

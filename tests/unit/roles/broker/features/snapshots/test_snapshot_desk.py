@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import ConfigError, MQMeshError, StorageError, SystemBusy, UnsupportedCommand
-from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.snapshots import CreateSnapshotRequest
 from mqmesh.roles.broker.config import SnapshotConfig
 from mqmesh.roles.broker.features.snapshots.state import (

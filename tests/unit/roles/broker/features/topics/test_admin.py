@@ -31,7 +31,8 @@ from mqmesh.protocol.admin import (
     TopicStatsRequest,
     UpdateTopicRequest,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.broker.all_features import FEATURES

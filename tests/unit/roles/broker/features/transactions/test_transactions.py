@@ -15,8 +15,9 @@ from mqmesh.message import (
     TRANS_OP_HALF_TOPIC,
     format_message_id,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.protocol.transactions import (
