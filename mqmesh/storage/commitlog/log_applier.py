@@ -103,21 +103,27 @@ class LogApplier:
             self._queues.write_large()
             self._queues.write_oldest(MOST_TAILS_AT_ONCE)
 
-    def add(self, placed: Iterable[Placed[ConsumeQueue]]) -> None:
+    def add(self, placed: Iterable[Placed[ConsumeQueue]]) -> int:
         """Adds batches that are in the log now to their queues.
 
         Args:
             placed: From ``Placement``, which has noted them for their producers.
+
+        Returns:
+            Messages in them.
         """
         append, shows_later = self._queues.append, self.shows_later
+        added = 0
         for batch, queue, result in placed:
             header = batch.header
-            start, size = result.commitlog_offset, header.total_size
-            append(queue, start, size, header.message_count, batch.tag_hashes)
+            start, count = result.commitlog_offset, header.message_count
+            append(queue, start, header.total_size, count, batch.tag_hashes)
+            added += count
             if shows_later:
                 self._unseen.append((result.end_offset, queue, queue.end))
             else:
                 queue.visible = queue.end
+        return added
 
     def see(self, shown_to: int) -> None:
         """Lets consumers see the log up to a commit-log offset."""

@@ -207,17 +207,20 @@ class CommitLogStore(MessageStore):
         despite_full: bool = False,
     ) -> list[PutResult]:
         """Implement ``MessageStore.put``."""
-        self._check_writable()
-        if not despite_full:
+        commitlog, flusher, queues = self._log, self._flusher, self._queues
+        # Every send comes by here: what is nearly always right is looked at without a call.
+        if self._closed or self._failure is not None or flusher.error is not None:
+            self._check_writable()
+        if self._cleaner.gate.refusal is not None and not despite_full:
             self._cleaner.gate.check()
-        if self._queues.full:
-            self._queues.write_oldest(TAILS_AT_ONCE)
-        start = self._log.end
+        if queues.unwritten_bytes >= queues.most_unwritten_bytes:
+            queues.write_oldest(TAILS_AT_ONCE)
+        start = commitlog.end
         placed: list[Placed[ConsumeQueue]] = []
         try:
-            append = self._log.begin(store_timestamp)
+            append = commitlog.begin(store_timestamp)
             results = self._placement.place(
-                append, batches, store_timestamp, self._log.epoch, placed
+                append, batches, store_timestamp, commitlog.epoch, placed
             )
             if placed:
                 append.write()
@@ -225,10 +228,9 @@ class CommitLogStore(MessageStore):
             self._placement.take_back(placed, start)
             raise
         if placed:
-            self._applier.add(placed)
             self._put_batches += len(placed)
-            self._put_messages += sum([batch.header.message_count for batch, _, _ in placed])
-            self._tell_flusher()
+            self._put_messages += self._applier.add(placed)
+            flusher.written(commitlog.end, commitlog.unsynced_fds(flusher.durable_offset))
         return results
 
     def get(

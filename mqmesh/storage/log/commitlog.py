@@ -35,7 +35,7 @@ from mqmesh.storage.log.record import Record, RecordCheck
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
-from mqmesh.units import KIB
+from mqmesh.units import KIB, MAX_OFFSET
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ class CommitLog:
         self._epoch_data = b""
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
+        self._retire_at = 0
+        self._unsynced_fds: list[int] = []
         self._check_at_ms = 0
         self._stored_to = end
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
@@ -239,12 +241,23 @@ class CommitLog:
         The flush thread may still be using a list that it got earlier, for at most what is
         written by now. So a descriptor is closed only when all of that is durable too.
         """
-        writing = self._writing
+        if durable_offset >= self._retire_at:
+            self._retire(durable_offset)
+        return self._unsynced_fds
+
+    def _retire(self, durable_offset: int) -> None:
+        writing, retired = self._writing, self._retired
         while writing and writing[0].end <= durable_offset:
-            self._retired.append((self.end, writing.pop(0)))
-        while self._retired and self._retired[0][0] <= durable_offset:
-            _close(self._retired.pop(0)[1])
-        return [segment.fd for segment in writing]
+            retired.append((self.end, writing.pop(0)))
+        while retired and retired[0][0] <= durable_offset:
+            _close(retired.pop(0)[1])
+        self._note_writing()
+
+    def _note_writing(self) -> None:
+        ends = [segment.end for segment in self._writing] + [end for end, _ in self._retired]
+        self._retire_at = min(ends, default=MAX_OFFSET)
+        # A new list each time: the flush thread uses the one before.
+        self._unsynced_fds = [segment.fd for segment in self._writing]
 
     def write(self, segment: Segment, file_position: int, pieces: Sequence[Buffer]) -> None:
         """Writes buffers one behind the other: by stores, if they are small and pages ready.
@@ -261,11 +274,10 @@ class CommitLog:
         if mapped is None:
             write_pieces(segment.fd, pieces, file_position)
             return
-        if stop <= self._window.ready(mapped):
-            mapped.store(file_position, pieces)
-        else:
+        room_end = segment.allocated_through - segment.start
+        if not self._window.store(mapped, file_position, pieces, stop, room_end):
             write_pieces(segment.fd, pieces, file_position)
-        self._window.follow(mapped, stop, segment.allocated_through - segment.start)
+            self._window.follow(mapped, stop, room_end)
 
     def check_files(self, now_ms: int) -> None:
         """Looks each second for files cut or removed from outside; lets go of unused pages.
@@ -431,6 +443,7 @@ class CommitLog:
             except OSError as error:
                 raise storage_error(error, f"{segment.path} cannot be opened") from error
             self._writing.append(segment)
+            self._note_writing()
         return segment
 
 
@@ -457,16 +470,12 @@ class Append:
         """Begins at the log's end; made by ``CommitLog.begin``."""
         self._log = log
         self._timestamp = timestamp
-        self._groups: list[tuple[Segment, int, list[Buffer]]] = []
         self._marks_epoch = False
-        self._start(segment, position)
-
-    def _start(self, segment: Segment, position: int) -> None:
         self._segment = segment
         self._position = position
         self._limit = segment.allocated_through - CONTROL_RECORD_SIZE
         self.pieces: list[Buffer] = []
-        self._groups.append((segment, position, self.pieces))
+        self._groups = [(segment, position, self.pieces)]
 
     def place(self, size: int) -> int:
         """Return the offset of the next record; it may be in the next segment.
@@ -495,7 +504,11 @@ class Append:
         assert needed <= following.size
         commitlog.take_room(following, following.start + needed)
         self.pieces.append(self._marker(ControlKind.END, self._position, b""))
-        self._start(following, following.start)
+        self._segment = following
+        self._position = following.start
+        self._limit = following.allocated_through - CONTROL_RECORD_SIZE
+        self.pieces = []
+        self._groups.append((following, following.start, self.pieces))
 
     def mark(self, kind: ControlKind, data: bytes = b"") -> int:
         """Places a marker; returns its commit-log offset."""

@@ -8,8 +8,10 @@ Without a ready page a write goes by a call instead; both may be mixed as one li
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Final
 
+from mqmesh.batch.payload import Buffer
 from mqmesh.storage.log.mapped_file import MappedFile
 from mqmesh.units import KIB
 
@@ -61,14 +63,28 @@ class PageWindow:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def ready(self, mapped: MappedFile | None) -> int:
-        """Return the file position up to which stores need not wait; 0 if nothing is ready.
+    def store(
+        self, mapped: MappedFile, position: int, pieces: Sequence[Buffer], end: int, stop: int
+    ) -> bool:
+        """Puts buffers into a file if that needs no wait, and then does as ``follow``.
 
         Args:
             mapped: The file that is written.
+            position: Of the first byte, in the file.
+            pieces: The buffers, one behind the other.
+            end: Where they end.
+            stop: Where the room for more ends in the file.
+
+        Returns:
+            False where their pages are not ready, and nothing was done.
         """
         stretch = self._stretch
-        return stretch.ready if stretch is not None and stretch.mapped is mapped else 0
+        if stretch is None or stretch.mapped is not mapped or end > stretch.ready:
+            return False
+        mapped.store(position, pieces)
+        if stretch.target - end <= self.size // 2 and stretch.target < stop:
+            self.follow(mapped, end, stop)
+        return True
 
     def follow(self, mapped: MappedFile, position: int, stop: int) -> None:
         """Has pages brought in behind the end of what is written, if less than half are ready.

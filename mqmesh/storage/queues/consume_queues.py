@@ -44,6 +44,7 @@ class ConsumeQueues:
         deletions: Commit-log offset by topic: batches before it are of an earlier topic of
             that name, which was deleted.
         unwritten_bytes: Memory of all tails.
+        most_unwritten_bytes: Bound of that.
         changed: Paths written to since the set was last taken to sync them.
     """
 
@@ -69,7 +70,7 @@ class ConsumeQueues:
         self._files = files
         self._clock = clock
         self._file_entries = file_entries
-        self._most_unwritten_bytes = most_unwritten_bytes
+        self.most_unwritten_bytes = most_unwritten_bytes
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self.deletions: dict[str, int] = {}
         self.unwritten_bytes = 0
@@ -88,12 +89,12 @@ class ConsumeQueues:
     @property
     def full(self) -> bool:
         """True when no more entries may be added before some are written."""
-        return self.unwritten_bytes >= self._most_unwritten_bytes
+        return self.unwritten_bytes >= self.most_unwritten_bytes
 
     @property
     def crowded(self) -> bool:
         """True when ticks should write tails."""
-        return self.unwritten_bytes * 2 >= self._most_unwritten_bytes
+        return self.unwritten_bytes * 2 >= self.most_unwritten_bytes
 
     @property
     def dirty_count(self) -> int:
@@ -135,9 +136,9 @@ class ConsumeQueues:
         tag_hashes: bytes,
     ) -> None:
         """Adds a batch to a queue's tail and moves its end."""
-        if not queue.tail:
-            self._dirty[queue] = None
         unwritten = queue.end - queue.written
+        if not unwritten:
+            self._dirty[queue] = None
         self.unwritten_bytes += queue.append(commitlog_offset, size, message_count, tag_hashes)
         if unwritten < LARGE_TAIL_ENTRIES <= unwritten + message_count:
             self._large.append(queue)

@@ -76,15 +76,6 @@ class _Window:
         # No sequence from here on was ever among them, so most batches are seen to be new.
         self.end = batch.first_sequence + batch.message_count
 
-    def append(self, batch: StoredBatch, most: int) -> None:
-        batches = self.batches
-        batches.append(batch)
-        if len(batches) > most:
-            del batches[0]
-        end = batch.first_sequence + batch.message_count
-        if end > self.end:
-            self.end = end
-
     def look(self, header: BatchHeader, now: TimestampMs) -> PutResult | None:
         first, count = header.first_sequence, header.message_count
         for batch in self.batches:
@@ -183,8 +174,14 @@ class ProducerStates:
         own = self._keys_of[producer_id]
         if len(own) > 1:
             own.move_to_end(key)
-        if batch.commitlog_offset > window.batches[-1].commitlog_offset:
-            window.append(batch, self.window_size(topic))
+        batches = window.batches
+        if batch.commitlog_offset > batches[-1].commitlog_offset:
+            batches.append(batch)
+            if len(batches) > (WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW):
+                del batches[0]
+            end = batch.first_sequence + batch.message_count
+            if end > window.end:
+                window.end = end
 
     def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:
         """Takes back what was noted at or behind an offset, after a write that failed."""

@@ -18,6 +18,7 @@ class FakeFile:
     def __init__(self, *, good: bool = True) -> None:
         self.brought_in: list[tuple[int, int]] = []
         self.given_back: list[tuple[int, int]] = []
+        self.stored: list[int] = []
         self.good = good
         self.gate = threading.Semaphore(0)
         self.done = threading.Semaphore(0)
@@ -27,6 +28,9 @@ class FakeFile:
         self.brought_in.append((position, stop))
         self.done.release()
         return self.good
+
+    def store(self, position: int, pieces: list[bytes]) -> None:
+        self.stored.append(position)
 
     def give_back(self, position: int, stop: int) -> None:
         self.given_back.append((position, stop))
@@ -46,27 +50,50 @@ def window():
     made.close()
 
 
+def ready_in(window: PageWindow, file: FakeFile) -> int:
+    """Return the position up to which pages of a file are ready."""
+    stretch = window._stretch
+    return stretch.ready if stretch is not None and stretch.mapped is file else 0
+
+
 def until_ready(window: PageWindow, file: FakeFile, position: int) -> None:
-    while window.ready(file) < position:
+    while ready_in(window, file) < position:
         threading.Event().wait(0.001)
 
 
 def test_nothing_is_ready_before_it_was_asked_for(window: PageWindow) -> None:
     file = FakeFile()
-    assert window.ready(file) == 0
+    assert ready_in(window, file) == 0
     assert window._thread is None
 
 
 def test_pages_are_brought_in_behind_the_end(window: PageWindow) -> None:
     file = FakeFile()
     window.follow(file, 1000, SIZE)
-    assert window.ready(file) == 1000
+    assert ready_in(window, file) == 1000
     file.let(1)
     until_ready(window, file, 1000 + SMALLEST_BYTES)
     assert file.brought_in == [(1000, 1000 + SMALLEST_BYTES)]
     # More than half is left.
     window.follow(file, 1100, SIZE)
-    assert window.ready(file) == 1000 + SMALLEST_BYTES
+    assert ready_in(window, file) == 1000 + SMALLEST_BYTES
+
+
+def test_a_store_goes_only_into_ready_pages_and_moves_the_window(window: PageWindow) -> None:
+    file, pieces = FakeFile(), [bytes(100)]
+    assert not window.store(file, 0, pieces, 100, SIZE)
+    window.follow(file, 0, SIZE)
+    assert not window.store(file, 0, pieces, 100, SIZE)
+    file.let(1)
+    until_ready(window, file, SMALLEST_BYTES)
+    assert window.store(file, 0, pieces, 100, SIZE)
+    assert not window.store(FakeFile(), 0, pieces, 100, SIZE)
+    half = SMALLEST_BYTES // 2
+    assert window.store(file, half, pieces, half + 100, SIZE)
+    assert not window.store(file, SMALLEST_BYTES, pieces, SMALLEST_BYTES + 100, SIZE)
+    assert file.stored == [0, half]
+    file.let(1)
+    until_ready(window, file, half + 100 + SMALLEST_BYTES)
 
 
 def test_the_window_doubles_when_it_was_too_small(window: PageWindow) -> None:
@@ -104,8 +131,8 @@ def test_another_file_begins_anew(window: PageWindow) -> None:
     first.let(1)
     until_ready(window, first, SMALLEST_BYTES)
     window.follow(second, 0, SIZE)
-    assert window.ready(first) == 0
-    assert window.ready(second) == 0
+    assert ready_in(window, first) == 0
+    assert ready_in(window, second) == 0
     second.let(1)
     until_ready(window, second, SMALLEST_BYTES)
 
@@ -116,7 +143,7 @@ def test_what_was_jumped_over_is_not_brought_in(window: PageWindow) -> None:
     file.let(1)
     until_ready(window, file, SMALLEST_BYTES)
     window.follow(file, 9 * MIB, SIZE)
-    assert window.ready(file) == 9 * MIB
+    assert ready_in(window, file) == 9 * MIB
     file.let(1)
     until_ready(window, file, 9 * MIB + STEP_BYTES)
     assert file.brought_in[1] == (9 * MIB, 9 * MIB + STEP_BYTES)
@@ -130,7 +157,7 @@ def test_pages_are_given_back_and_the_window_is_small_again(window: PageWindow) 
     for _ in range(10):
         file.gate.release()
     window.give_back()
-    assert window.ready(file) == 0
+    assert ready_in(window, file) == 0
     assert window.size == SMALLEST_BYTES
     assert file.given_back == [(0, SIZE)]
     window.give_back()
@@ -143,10 +170,10 @@ def test_where_it_cannot_be_done_it_is_not_tried_again(window: PageWindow) -> No
     file.let(1)
     while window.size:
         threading.Event().wait(0.001)
-    assert window.ready(file) == 0
+    assert ready_in(window, file) == 0
     for position in range(0, SIZE, MIB):
         window.follow(file, position, SIZE)
-        assert window.ready(file) <= position
+        assert ready_in(window, file) <= position
     assert len(file.brought_in) == 1
 
 
@@ -154,7 +181,7 @@ def test_a_window_of_nothing_has_no_thread() -> None:
     window = PageWindow(0)
     file = FakeFile()
     window.follow(file, 0, SIZE)
-    assert window.ready(file) == 0
+    assert ready_in(window, file) == 0
     assert window._thread is None
     window.give_back()
     window.close()
