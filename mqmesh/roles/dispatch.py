@@ -77,26 +77,17 @@ class Authorizer(Protocol):
         """
 
 
-class CommandLatencies:
-    """Latencies of one command, by the response code that it was answered with."""
+class CommandLatencies(dict[int, Histogram]):
+    """Latencies of one command in ms, by the response code that it was answered with."""
 
-    __slots__ = ("_by_code",)
-
-    def __init__(self) -> None:
-        self._by_code: dict[int, Histogram] = {}
-
-    def observe(self, took_ns: int, code: int) -> None:
-        """Counts an answer."""
-        meter = self._by_code.get(code)
-        if meter is None:
-            meter = self._by_code[code] = Histogram(LATENCY_BOUNDS_MS)
-        meter.observe(took_ns / _NS_PER_MS)
+    def __missing__(self, code: int) -> Histogram:
+        """Begin the histogram of a response code."""
+        meter = self[code] = Histogram(LATENCY_BOUNDS_MS)
+        return meter
 
     def read(self) -> dict[str, Distribution]:
         """Return the latencies so far, by the code's name."""
-        return {
-            ResponseCode(code).name.lower(): meter.read() for code, meter in self._by_code.items()
-        }
+        return {ResponseCode(code).name.lower(): meter.read() for code, meter in self.items()}
 
 
 class CommandCount(msgspec.Struct):
@@ -229,7 +220,7 @@ class Dispatch:
         check = None if self._authorizer is None else self._authorizer.check
         count = self.counts[spec.code]
         encode = encoder_of(spec)
-        observe = count.latency.observe
+        latency = count.latency
         late = count.held_latency if spec.code in _LONG_POLLING else count.latency
         of_admin = spec.right in (Right.ADMIN, Right.ADMIN_OWN)
 
@@ -240,7 +231,7 @@ class Dispatch:
                 self.audit(request.peer, spec.code, topics, groups, error, what)
 
         def answered(pending: PendingReply, code: int) -> None:
-            late.observe(now_ns() - pending.received_ns, code)
+            late[code].observe((now_ns() - pending.received_ns) / _NS_PER_MS)
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()
@@ -272,7 +263,7 @@ class Dispatch:
                 if spent_ns > count.longest_ns:
                     count.longest_ns = spent_ns
                 if answered_with is not None:
-                    observe(spent_ns, answered_with)
+                    latency[answered_with].observe(spent_ns / _NS_PER_MS)
 
         return serve
 

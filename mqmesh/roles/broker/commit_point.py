@@ -64,6 +64,8 @@ class CommitPoint(Generic[Waiter]):
         admit: Raises for what the group does not take now.
 
     Attributes:
+        is_immediate: What the store has is safe, and may be seen, at once: nobody else has to
+            have it.
         waits_ms: How long puts waited.
     """
 
@@ -81,6 +83,7 @@ class CommitPoint(Generic[Waiter]):
         self._limits = tuple(holder for holder in holders if holder.limits_readers)
         self._confirmed = confirmed
         self._admit = admit
+        self.is_immediate = not holders and confirmed is None
         self.timeout_ms = timeout_ms
         self._most_waits = most_waits
         self._retry_after_ms = retry_after_ms

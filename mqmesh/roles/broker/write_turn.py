@@ -40,7 +40,7 @@ class WriteTurn:
         delays: DelaysFeature,
         replication: ReplicationFeature,
     ) -> None:
-        self._clock = core.clock
+        self._now_ns = core.clock.monotonic_ns
         self._writes = writes
         self._admission = admission
         self._transactions = transactions
@@ -68,7 +68,7 @@ class WriteTurn:
         self._delays.notify_service()
         # 5. Replicate: followers get what the turn has stored.
         log_left = self._replication.feed()
-        self._admission.tick_ended(self._clock.monotonic_ms(), turn.readable_ms, turn.drained_ms)
+        self._admission.tick_ended(self._now_ns() // 1_000_000, turn.readable_ms, turn.drained_ms)
         return pulls_left or log_left
 
     def durable(self) -> None:

@@ -59,7 +59,8 @@ class Flusher:
         self._wake = wake
         self._sync = sync
         self._note = note
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         # Guarded by the condition:
         self._end = durable_offset
         self._fds: list[int] = []
@@ -77,7 +78,7 @@ class Flusher:
             fds: Descriptors with bytes that are not yet durable; open until they are.
             urgent: Do not wait for the interval.
         """
-        with self._condition:
+        with self._lock:  # the condition's own, without two calls for each write
             self._end = end
             self._fds = fds
             if urgent:

@@ -26,6 +26,7 @@ from mqmesh.roles.broker.staging import (
 from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+from mqmesh.units import MAX_OFFSET
 
 
 class PullsToWake(Protocol):
@@ -76,6 +77,7 @@ class Writes:
         self.stage = SendStage()
         self._settings = core.settings
         self._clock = core.clock
+        self._now_ns = core.clock.monotonic_ns  # the interpreter's own function, a call less
         self._store = core.store
         self._commit_point = core.commit_point
         self._note_refusal = core.note_refusal
@@ -164,7 +166,7 @@ class Writes:
             return
         self._on_taken()
         batches, sends = self.stage.take()
-        late = self._admission.count_refused(len(sends), self._clock.monotonic_ms())
+        late = self._admission.count_refused(len(sends), self._now_ns() // 1_000_000)
         if late:
             batches, sends = self._refuse_late(batches, sends, late)
         try:
@@ -177,13 +179,19 @@ class Writes:
                 self._answer(send)
             return
         fill_in(sends, batches, results)
-        safe_offset = self._commit_point.offset()
-        arrived = self._account(batches, results, self._commit_point.high_watermark())
-        for send in sends:
-            if send.end_offset > safe_offset:
-                self._wait(send)
-            else:
-                self._answer_safe(send)
+        point = self._commit_point
+        if point.is_immediate:
+            arrived = self._account(batches, results, MAX_OFFSET)
+            for send in sends:
+                self._answer(send)
+        else:
+            safe_offset = point.offset()
+            arrived = self._account(batches, results, point.high_watermark())
+            for send in sends:
+                if send.end_offset > safe_offset:
+                    self._wait(send)
+                else:
+                    self._answer_safe(send)
         for key in arrived:
             self._pulls.wake(*key)
 
@@ -321,11 +329,10 @@ class Writes:
 
     def _answer(self, send: OpenSend) -> None:
         pending = send.pending
-        outcomes = [outcome for outcome in send.outcomes if outcome is not None]
+        outcomes: list[BatchOutcome] = send.outcomes  # type: ignore[assignment]  # all are there
         if pending is not None and pending.flags & ONEWAY:
             self._note_refusals(outcomes)  # nobody else hears of them
             return
-        assert len(outcomes) == len(send.outcomes)
         if pending is None:
             assert send.on_stored is not None
             send.on_stored(outcomes)

@@ -9,7 +9,7 @@ from typing import Final
 
 from mqmesh.batch.delayed_batch import DelayedMeta, read_delayed_meta
 from mqmesh.batch.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
-from mqmesh.batch.payload import CODEC_NONE, Buffer
+from mqmesh.batch.payload import CODEC_NONE
 from mqmesh.batch.payload_check import MESSAGE_OVERHEAD_BYTES, check_payload
 from mqmesh.batch.record_batch import (
     Attributes,
@@ -219,7 +219,11 @@ class SendingFeature(Feature):
                     f"{header.message_count} messages of {header.raw_size} bytes together; a body "
                     f"may have {limit} (max_message_size)"
                 )
-            self._check_messages(header, data, goal)
+            if header.codec == CODEC_NONE:
+                payload = data[header.total_size - header.payload_size :]
+                check_payload(payload, header.message_count, goal, limit)
+            elif self._settings.now.check_compressed_batches:
+                self._check_compressed(header, data, goal, limit)
             if is_half:
                 twin = self._admit_half(header)
                 if twin is not None:
@@ -234,18 +238,14 @@ class SendingFeature(Feature):
         batches.append(batch)
         return None
 
-    def _check_messages(self, header: BatchHeader, data: memoryview, topic: str) -> None:
-        config = self._settings.now
-        if header.codec == CODEC_NONE:
-            payload: Buffer = data[header.total_size - header.payload_size :]
-        elif config.check_compressed_batches:
-            try:
-                payload = read_payload(data, header)
-            except CorruptBatch as error:
-                raise MessageIllegal(str(error)) from error
-        else:
-            return
-        check_payload(payload, header.message_count, topic, config.max_message_size)
+    def _check_compressed(
+        self, header: BatchHeader, data: memoryview, topic: str, limit: int
+    ) -> None:
+        try:
+            payload = read_payload(data, header)
+        except CorruptBatch as error:
+            raise MessageIllegal(str(error)) from error
+        check_payload(payload, header.message_count, topic, limit)
 
     def _create(self, request: Request, name: str, queue_id: int) -> Topic:
         config = self._settings.now
