@@ -7,12 +7,13 @@ import click
 import msgspec
 from rich.text import Text
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.message import check_consumer_group, retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
 from mqmesh.protocol.membership import MessageModel, Subscription
+from mqmesh.protocol.policies import FOREVER_MS, KEEP
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.views.groups import (
     ConsumerGroupView,
@@ -26,6 +27,7 @@ from mqmesh.sdk.admin.views.groups import (
     producers_view,
     progress_view,
 )
+from mqmesh.user_times import is_duration, parse_duration, parse_time
 
 from ..notes import print_error, print_warning
 from ..options import broker_option, cluster_options, confirm, yes_option
@@ -59,6 +61,9 @@ def _remark(group: ConsumerGroupView) -> Text:
         remarks.append(f"{group.differing} subscribe differently")
     if not group.consume_enable:
         remarks.append("may not consume")
+    paused_ms = max((one.paused_until for one in group.brokers), default=0)
+    if paused_ms > SystemClock().wall_ms():
+        remarks.append(f"paused until {_until(paused_ms)}")
     return Text(", ".join(remarks), style="yellow")
 
 
@@ -169,12 +174,31 @@ def show_group(name: str, namesrv: str) -> None:
 
 
 def _settings(function: _F) -> _F:
-    """Adds the options that settings have."""
+    """Adds the options that settings have: the command gets them as keywords, None where absent."""
     for option in (
         click.option(
             "--notify/--no-notify",
+            "notify_consumer_ids_changed_enable",
             default=None,
             help="Members are notified at once when others join or leave. [default: yes]",
+        ),
+        click.option(
+            "--max-messages-per-s",
+            type=click.IntRange(0, 1_000_000_000),
+            help="Messages that each broker hands out to the group in a second; 0 for no limit. "
+            "[default: 0]",
+        ),
+        click.option(
+            "--dead-letter",
+            metavar="keep|drop|TOPIC",
+            help="Keep dead letters in %DLQ%GROUP, drop them, or send them to a topic. "
+            "[default: keep]",
+        ),
+        click.option(
+            "--retry-delays",
+            metavar="DELAYS",
+            help="'10s 30s 1m 5m' or 'exp 1s x2 max 2h', with 'jitter 20%' behind it if you like; "
+            "'' for the delay levels of the broker. [default: '']",
         ),
         click.option(
             "--retry-max-times",
@@ -183,10 +207,16 @@ def _settings(function: _F) -> _F:
             "Ordered consumers go by their own number. [default: -1]",
         ),
         click.option(
-            "--broadcast/--no-broadcast", default=None, help="Members may broadcast. [default: yes]"
+            "--broadcast/--no-broadcast",
+            "consume_broadcast_enable",
+            default=None,
+            help="Members may broadcast. [default: yes]",
         ),
         click.option(
-            "--consume/--no-consume", default=None, help="Members may consume. [default: yes]"
+            "--consume/--no-consume",
+            "consume_enable",
+            default=None,
+            help="Members may consume. [default: yes]",
         ),
     ):
         function = option(function)
@@ -198,15 +228,7 @@ def _settings(function: _F) -> _F:
 @_settings
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @cluster_options
-def create(
-    name: str,
-    consume: bool | None,
-    broadcast: bool | None,
-    retry_max_times: int | None,
-    notify: bool | None,
-    if_missing: bool,
-    namesrv: str,
-) -> None:
+def create(name: str, if_missing: bool, namesrv: str, **settings: Any) -> None:
     """Create a group on every broker.
 
     Needed only where brokers do not do that by themselves
@@ -216,11 +238,10 @@ def create(
     Examples:
       mqmesh group create billing
       mqmesh group create billing --retry-max-times 5 --if-missing
+      mqmesh group create billing --retry-delays '10s 30s 1m 5m' --dead-letter drop
     """
     check_consumer_group(name)
-    config = msgspec.structs.replace(
-        GroupConfig(name), **_changes(consume, broadcast, retry_max_times, notify)
-    )
+    config = GroupConfig(name, **_changes(settings))
     with GroupAdmin(namesrv) as admin:
         done = admin.create_group(config, exist_ok=if_missing)
     _print_settings(group_settings_view(name, done))
@@ -230,32 +251,74 @@ def create(
 @click.argument("name")
 @_settings
 @cluster_options
-def update(
-    name: str,
-    consume: bool | None,
-    broadcast: bool | None,
-    retry_max_times: int | None,
-    notify: bool | None,
-    namesrv: str,
-) -> None:
+def update(name: str, namesrv: str, **settings: Any) -> None:
     """Change the settings of a group on every broker; what is not said stays.
 
     \b
     Examples:
       mqmesh group update billing --no-consume      members get nothing for a while
       mqmesh group update billing --consume
+      mqmesh group update billing --retry-delays 'exp 1s x2 max 2h jitter 20%'
+      mqmesh group update billing --max-messages-per-s 100
     """
     check_consumer_group(name)
-    changes = _changes(consume, broadcast, retry_max_times, notify)
+    changes = _changes(settings)
     if not changes:
         raise ConfigError("nothing to change; say --consume, --broadcast, --retry-max-times, …")
     with GroupAdmin(namesrv) as admin:
-        present = admin.groups(name)
-        wanted = {broker: GroupConfig(name) for broker in masters_of(admin.cluster().brokers)}
-        wanted |= {broker: one.config for broker, (one,) in present.items()}
-        done = admin.put_group(
-            {broker: msgspec.structs.replace(one, **changes) for broker, one in wanted.items()}
+        done = admin.change_group(name, lambda one: msgspec.structs.replace(one, **changes))
+    _print_settings(group_settings_view(name, done))
+
+
+@group.command()
+@click.argument("name")
+@click.option("-t", "--topic", default="", help="Only messages of this topic.")
+@click.option(
+    "--until", metavar="TIME", help="2h from now, or 2026-03-01T12:00 (UTC). [default: resume]"
+)
+@cluster_options
+def pause(name: str, topic: str, until: str | None, namesrv: str) -> None:
+    """Pause a group: its members get nothing more, on any broker, until then.
+
+    Members keep running, and do what they have got already. With --topic, failed messages of the
+    topic come again all the same.
+
+    \b
+    Examples:
+      mqmesh group pause billing --until 2h
+      mqmesh group pause billing --topic orders
+      mqmesh group resume billing
+    """
+    now_ms = SystemClock().wall_ms()
+    until_ms = FOREVER_MS
+    if until is not None:
+        is_from_now = is_duration(until)
+        until_ms = (
+            now_ms + parse_duration(until, "--until")
+            if is_from_now
+            else parse_time(until, now_ms, "--until", "a duration like 2h, ")
         )
+        if until_ms <= now_ms:
+            raise ConfigError(f"--until {until!r}: must be later than now, {timestamp(now_ms)}")
+    with GroupAdmin(namesrv) as admin:
+        done = admin.pause_group(name, topic, until_ms=until_ms)
+    _print_settings(group_settings_view(name, done))
+
+
+@group.command()
+@click.argument("name")
+@click.option("-t", "--topic", default="", help="Only messages of this topic. [default: all]")
+@cluster_options
+def resume(name: str, topic: str, namesrv: str) -> None:
+    """Let a paused group go on at once.
+
+    \b
+    Examples:
+      mqmesh group resume billing
+      mqmesh group resume billing --topic orders
+    """
+    with GroupAdmin(namesrv) as admin:
+        done = admin.resume_group(name, topic)
     _print_settings(group_settings_view(name, done))
 
 
@@ -376,16 +439,8 @@ def _print_producers(admin: GroupAdmin, name: str) -> int:
     return ExitCode.OK
 
 
-def _changes(
-    consume: bool | None, broadcast: bool | None, retry_max_times: int | None, notify: bool | None
-) -> dict[str, Any]:
-    changes = {
-        "consume_enable": consume,
-        "consume_broadcast_enable": broadcast,
-        "retry_max_times": retry_max_times,
-        "notify_consumer_ids_changed_enable": notify,
-    }
-    return {key: value for key, value in changes.items() if value is not None}
+def _changes(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def _print_settings(found: GroupSettingsView) -> None:
@@ -404,9 +459,29 @@ def _setting_lines(group: str, brokers: Sequence[GroupBrokerView]) -> list[str]:
             f"{'may' if one.consume_enable else 'may not'} consume, "
             f"{'may' if one.consume_broadcast_enable else 'may not'} broadcast, {retries}"
             f"{'' if notified else ', members are not notified of others'}"
+            f"{_policies(one)}"
             f"{'' if one.is_configured else ' (nothing was set: defaults)'}"
         )
     return lines
+
+
+def _policies(one: GroupBrokerView) -> str:
+    """Return the policies that are not the default, for people."""
+    said = []
+    if one.retry_delays:
+        said.append(f"retry delays {one.retry_delays}")
+    if one.dead_letter != KEEP:
+        said.append(f"dead letters: {one.dead_letter}")
+    if one.max_messages_per_s:
+        said.append(f"at most {one.max_messages_per_s:,} messages/s")
+    if one.paused_until:
+        said.append(f"paused until {_until(one.paused_until)}")
+    said += [f"{topic} paused until {_until(ms)}" for topic, ms in one.paused_topics.items()]
+    return "".join(f", {text}" for text in said)
+
+
+def _until(ms: int) -> str:
+    return "it is resumed" if ms == FOREVER_MS else timestamp(ms)
 
 
 def _subscriptions(group: str, subscriptions: Sequence[Subscription]) -> str:

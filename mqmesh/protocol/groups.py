@@ -10,7 +10,7 @@ from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
-from mqmesh.units import MAX_OFFSET
+from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 MAX_GROUPS_PER_ANSWER: Final = 256
 MAX_QUEUES_PER_RESET: Final = 256
@@ -25,6 +25,10 @@ TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 BY_CONSUMER: Final = -1
 
+RetryDelaysText = Annotated[str, msgspec.Meta(max_length=1_024)]
+WallClockMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+MessagesPerS = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+
 
 class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Settings of a consumer group; RocketMQ's ``SubscriptionGroupConfig``.
@@ -37,6 +41,13 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
             the consumer says; -1 leaves it to the consumer. Ordered consumers do not send back,
             and go by their own ``max_reconsume_times``.
         notify_consumer_ids_changed_enable: Members are notified at once when others come and go.
+        retry_delays: Delays of the retries, ``10s 30s 1m`` or ``exp 1s x2 max 2h jitter 20%``;
+            empty for the delay levels of the broker. See ``policies.parse_retry_delays``.
+        dead_letter: ``keep`` in ``%DLQ%<group>``, ``drop``, or the topic that dead letters go to.
+        paused_until: Members get nothing before, wall clock, ms; 0 for not paused.
+        paused_topics: The same by topic, beside that; up to 256.
+        max_messages_per_s: Messages that one broker hands out to the group in a second; 0 for no
+            limit.
     """
 
     group: Name
@@ -44,6 +55,11 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consume_broadcast_enable: bool = True
     retry_max_times: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] = BY_CONSUMER
     notify_consumer_ids_changed_enable: bool = True
+    retry_delays: RetryDelaysText = ""
+    dead_letter: Name = "keep"
+    paused_until: WallClockMs = 0
+    paused_topics: dict[Name, WallClockMs] = {}
+    max_messages_per_s: MessagesPerS = 0
 
 
 class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -58,11 +58,23 @@ COORDINATOR = KeptChange(
     },
 )
 """All that the file of a coordinator may hold."""
-STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
+OLD_STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
+STATE_FILE = Path(__file__).resolve().parent / "state-v2.bin"
+POLICIES = GroupSettings(
+    False,
+    False,
+    3,
+    False,
+    retry_delays="exp 1s x2 max 2h jitter 20%",
+    dead_letter="orders-dead",
+    paused_until=1_700_000_000_000,
+    paused_topics={"t": 1_700_000_000_001},
+    max_messages_per_s=100,
+)
 STATE = [
     TopicRecord("t", TopicSettings(8, 4, 6, True, True)),
     TopicRecord("gone"),
-    GroupRecord("g", GroupSettings(False, False, 3, False)),
+    GroupRecord("g", POLICIES),
     GroupRecord("gone"),
     OffsetsRecord("g", "t", {0: 7, 2**32 - 1: 2**63 - 1}, adds=True),
     OffsetsRecord("g", "gone"),

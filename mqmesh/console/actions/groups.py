@@ -10,6 +10,7 @@ from mqmesh.console.page import ActionPlan, ActionResult, ActionTable, Name, Tex
 from mqmesh.errors import GroupNotFound, InvalidArgument
 from mqmesh.message import MAX_GROUP_LENGTH, check_consumer_group
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
+from mqmesh.protocol.policies import KEEP, check_group_policies
 from mqmesh.sdk.admin.group_admin import OffsetMoves
 from mqmesh.user_times import parse_time
 
@@ -20,6 +21,26 @@ Retries = Annotated[
         le=1_000_000,
         title="Retries",
         description="A message that failed so often becomes a dead letter; -1: as consumers say.",
+    ),
+]
+Delays = Annotated[
+    Text,
+    msgspec.Meta(
+        title="Retry delays",
+        description="As 10s 30s 1m 5m, or exp 1s x2 max 2h jitter 20%; empty: the broker's levels.",
+    ),
+]
+DeadLetter = Annotated[
+    Text,
+    msgspec.Meta(title="Dead letters", description="keep, drop, or the topic that they go to."),
+]
+Rate = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0,
+        le=1_000_000_000,
+        title="Most messages a second",
+        description="At each broker; 0: no limit.",
     ),
 ]
 Enabled = Annotated[bool, msgspec.Meta(title="Members may consume")]
@@ -38,6 +59,9 @@ class NewGroupForm(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GROUP_LENGTH, title="Name")]
     retry_max_times: Retries = -1
+    retry_delays: Delays = ""
+    dead_letter: DeadLetter = KEEP
+    max_messages_per_s: Rate = 0
     consume_enable: Enabled = True
     consume_broadcast_enable: Broadcast = True
 
@@ -47,6 +71,9 @@ class GroupForm(msgspec.Struct, frozen=True, kw_only=True):
 
     group: Name
     retry_max_times: Retries = -1
+    retry_delays: Delays = ""
+    dead_letter: DeadLetter = KEEP
+    max_messages_per_s: Rate = 0
     consume_enable: Enabled = True
     consume_broadcast_enable: Broadcast = True
 
@@ -108,6 +135,7 @@ class CloneForm(msgspec.Struct, frozen=True, kw_only=True):
 async def plan_create(visit: Visit, asked: NewGroupForm) -> ActionPlan:
     """Say what the new group is."""
     check_consumer_group(asked.group)
+    check_group_policies(_config(asked))
     if await _configs(visit, asked.group):
         raise InvalidArgument(f"there is a group {asked.group!r} already")
     return ActionPlan(
@@ -132,12 +160,13 @@ async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any
 
 async def plan_settings(visit: Visit, asked: GroupForm) -> ActionPlan:
     """Say what changes, broker by broker."""
-    wanted = msgspec.structs.asdict(_config(asked))
+    wanted = msgspec.structs.asdict(asked)
+    check_group_policies(_config(asked))
     changes = [
         (name, field.replace("_", " "), str(before), str(wanted[field]))
         for name, now in sorted((await _known(visit, asked.group)).items())
         for field, before in msgspec.structs.asdict(now).items()
-        if before != wanted[field] and field != "notify_consumer_ids_changed_enable"
+        if field in wanted and before != wanted[field]
     ]
     if not changes:
         return ActionPlan(summary="Nothing changes.", possible=False)
@@ -150,12 +179,9 @@ async def plan_settings(visit: Visit, asked: GroupForm) -> ActionPlan:
 
 async def put_settings(visit: Visit, asked: GroupForm) -> ActionResult:
     """Change the settings of a group."""
-    wanted = _config(asked)
+    wanted = msgspec.structs.asdict(asked)
     changed = {
-        name: msgspec.structs.replace(
-            wanted,
-            notify_consumer_ids_changed_enable=now.notify_consumer_ids_changed_enable,
-        )
+        name: msgspec.structs.replace(now, **wanted)
         for name, now in (await _known(visit, asked.group)).items()
     }
     async with visit.client(GroupAdmin) as admin:
@@ -300,12 +326,7 @@ def _table(moves: OffsetMoves) -> ActionTable:
 
 
 def _config(asked: NewGroupForm | GroupForm) -> GroupConfig:
-    return GroupConfig(
-        asked.group,
-        consume_enable=asked.consume_enable,
-        consume_broadcast_enable=asked.consume_broadcast_enable,
-        retry_max_times=asked.retry_max_times,
-    )
+    return GroupConfig(**msgspec.structs.asdict(asked))
 
 
 def _settings(asked: NewGroupForm) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ A state record says what is true of one thing from now on. Records stand in the 
 ======== ============ ==================================================================
 position msgpack      meaning
 ======== ============ ==================================================================
-0        int          version, 1
+0        int          version, 2; version 1 has fewer settings of groups
 1        int          snapshot_at: from this queue offset on the topic holds everything
 2        array        state records, each an array that begins with its kind
 ======== ============ ==================================================================
@@ -38,7 +38,7 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.groups import BY_CONSUMER
 from mqmesh.units import TimestampMs
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 STATE_QUEUE: Final = 0
 _PRODUCER_ID: Final = 1
 
@@ -64,6 +64,11 @@ class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
     consume_broadcast_enable: bool = True
     retry_max_times: int = BY_CONSUMER
     notify_consumer_ids_changed_enable: bool = True
+    retry_delays: str = ""
+    dead_letter: str = "keep"
+    paused_until: _Offset = 0
+    paused_topics: dict[str, _Offset] = {}
+    max_messages_per_s: _Count = 0
 
 
 class TopicRecord(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -231,9 +236,9 @@ def decode_state(data: Buffer) -> StateBody:
     try:
         (message,) = decode_messages(data, read_header(data))
         version = _head_decoder.decode(message.body).version
-        if version != STATE_VERSION:
+        if not 1 <= version <= STATE_VERSION:
             raise CorruptRecord(
-                f"a state record has version {version}; this broker reads {STATE_VERSION}"
+                f"a state record has version {version}; this broker reads 1 to {STATE_VERSION}"
             )
         return _decoder.decode(message.body)
     except (CorruptBatch, ValueError, RecursionError) as error:

@@ -318,9 +318,6 @@ def _topic_config(name: str, setup: TopicSetup) -> TopicConfig:
 
 
 def _group_setup(config: GroupConfig) -> GroupSetup:
-    return GroupSetup(
-        config.consume_enable,
-        config.consume_broadcast_enable,
-        config.retry_max_times,
-        config.notify_consumer_ids_changed_enable,
-    )
+    settings = msgspec.structs.asdict(config)
+    del settings["group"]
+    return GroupSetup(**settings)

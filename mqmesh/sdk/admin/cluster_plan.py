@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.protocol.policies import KEEP
 
 FORMAT: Final = 1
 
@@ -30,6 +31,11 @@ class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     consume_broadcast_enable: bool
     retry_max_times: int
     notify_consumer_ids_changed_enable: bool
+    retry_delays: str = ""
+    dead_letter: str = KEEP
+    paused_until: int = 0
+    paused_topics: dict[str, int] = {}
+    max_messages_per_s: int = 0
 
 
 class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

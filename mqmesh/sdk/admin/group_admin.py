@@ -1,6 +1,6 @@
 """Administration of consumer groups: questions to brokers, changes of groups and offsets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -45,6 +45,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.protocol.policies import FOREVER_MS, check_group_policies, paused
 from mqmesh.sdk.admin.admin import AdminClient, check_advance, check_restarts, left_to_make
 from mqmesh.units import MAX_OFFSET
 
@@ -396,11 +397,12 @@ class GroupAdmin(AdminClient):
             What is now in force, by broker group.
 
         Raises:
-            InvalidArgument: The name is illegal.
+            InvalidArgument: The name is illegal, or a policy makes no sense.
             BrokerError: It exists, among other reasons.
             TransportError: As for ``put_group``.
         """
         check_consumer_group(config.group)
+        check_group_policies(config)
         masters = self._masters()
         there: dict[str, GroupConfig] = {}
         with suppress(GroupNotFound):
@@ -421,16 +423,75 @@ class GroupAdmin(AdminClient):
             What is now in force, by broker group.
 
         Raises:
-            InvalidArgument: The name is illegal.
+            InvalidArgument: The name is illegal, or a policy makes no sense.
             BrokerError, TransportError: A broker refused or did not answer; the sentence says
                 which ones had done it before. Repeating the call is safe.
         """
         for one in [config] if isinstance(config, GroupConfig) else config.values():
             check_consumer_group(one.group)
+            check_group_policies(one)
         masters = self._masters()
         wanted = dict.fromkeys(masters, config) if isinstance(config, GroupConfig) else config
         requests = {name: UpdateGroupRequest(one) for name, one in wanted.items()}
         return self._put_group(masters, requests)
+
+    def change_group(
+        self, group: str, change: Callable[[GroupConfig], GroupConfig]
+    ) -> dict[str, GroupConfig]:
+        """Changes the settings of a group on every master, each of those that it has there.
+
+        Args:
+            group: Consumer group, known to a broker; others get its settings from defaults.
+            change: Makes the new settings from those that are in force.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            GroupNotFound: No broker knows it.
+            InvalidArgument, BrokerError, TransportError: As for ``put_group``.
+        """
+        present = self.groups(check_consumer_group(group))
+        now = {name: GroupConfig(group) for name in self._masters()}
+        now |= {name: one.config for name, (one,) in present.items()}
+        return self.put_group({name: change(one) for name, one in now.items()})
+
+    def pause_group(
+        self, group: str, topic: str = "", *, until_ms: int = FOREVER_MS
+    ) -> dict[str, GroupConfig]:
+        """Lets members of a group get nothing more for a while; they keep running.
+
+        Args:
+            group: Consumer group.
+            topic: Only messages of this one; empty for all, retries among them.
+            until_ms: Wall clock of the brokers, ms since 1970; without it, until it is resumed.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            GroupNotFound: No broker knows it.
+            InvalidArgument, BrokerError, TransportError: As for ``put_group``.
+        """
+        check_number("until_ms", until_ms, FOREVER_MS)
+        now_ms = self._transport.clock.wall_ms()
+        return self.change_group(group, lambda one: paused(one, until_ms, topic, now_ms))
+
+    def resume_group(self, group: str, topic: str = "") -> dict[str, GroupConfig]:
+        """Ends a pause at once.
+
+        Args:
+            group: Consumer group.
+            topic: Only that of this topic; empty for all pauses.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            GroupNotFound: No broker knows it.
+            InvalidArgument, BrokerError, TransportError: As for ``put_group``.
+        """
+        return self.pause_group(group, topic, until_ms=0)
 
     def delete_group(self, group: str, *, remove_topics: bool = False) -> list[str]:
         """Forgets a group and its offsets, everywhere.

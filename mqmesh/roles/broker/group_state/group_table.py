@@ -16,6 +16,7 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig, check_client_group, only_looks
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.protocol.policies import check_group_policies
 from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
 
 
@@ -126,11 +127,13 @@ class GroupTable:
             True when anything changed.
 
         Raises:
-            InvalidArgument: The name is illegal or reserved, or the group exists already.
+            InvalidArgument: The name is illegal or reserved, a policy makes no sense, or the group
+                exists already.
             GroupNotFound: ``must_exist``, and it does not.
             SystemBusy: There are too many groups.
         """
         check_client_group(config.group)
+        check_group_policies(config)
         old = self._groups.get(config.group)
         if must_exist and old is None:
             raise _not_found(config.group)

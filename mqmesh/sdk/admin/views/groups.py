@@ -32,6 +32,11 @@ class GroupBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     consume_broadcast_enable: bool
     retry_max_times: int
     notify_consumer_ids_changed_enable: bool
+    retry_delays: str
+    dead_letter: str
+    paused_until: int
+    paused_topics: dict[str, int]
+    max_messages_per_s: int
 
 
 class GroupSettingsView(msgspec.Struct, frozen=True, kw_only=True):

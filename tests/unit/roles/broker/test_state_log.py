@@ -15,7 +15,13 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker import state_log
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.state_records import OffsetsRecord, decode_state, in_bodies
+from mqmesh.roles.broker.state_records import (
+    GroupRecord,
+    GroupSettings,
+    OffsetsRecord,
+    decode_state,
+    in_bodies,
+)
 from mqmesh.storage.interface import BatchToPut, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -104,7 +110,19 @@ def test_records_come_back_as_they_were_and_as_they_once_were_written():
     data = golden["STATE_FILE"].read_bytes()
     assert golden["encode_records"]() == data, "a new form needs a new version and a new file"
     found = decode_state(data)
-    assert (found.version, found.snapshot_at, found.records) == (1, 5, golden["STATE"])
+    assert (found.version, found.snapshot_at, found.records) == (2, 5, golden["STATE"])
+
+
+def test_records_of_version_1_have_the_defaults_of_what_came_later():
+    golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
+    found = decode_state(golden["OLD_STATE_FILE"].read_bytes())
+    before = [
+        GroupRecord("g", GroupSettings(False, False, 3, False)) if one.settings else one
+        for one in golden["STATE"]
+        if isinstance(one, GroupRecord)
+    ]
+    groups = [one for one in found.records if isinstance(one, GroupRecord)]
+    assert (found.version, groups) == (1, before)
 
 
 def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
@@ -121,7 +139,7 @@ def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
     [
         (b"", "cannot be read"),
         (b"\xc1", "cannot be read"),
-        (msgspec.msgpack.encode([2, 0, []]), "has version 2; this broker reads 1"),
+        (msgspec.msgpack.encode([3, 0, []]), "has version 3; this broker reads 1 to 2"),
         (msgspec.msgpack.encode([1, -1, []]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[9, "t"]]]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[3, "g", "t", {0: -1}]]]), "cannot be read"),
