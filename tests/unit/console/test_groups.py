@@ -122,11 +122,18 @@ def test_settings_say_what_changes(world):
     page = client.get(path).text
     assert 'name="consume_enable" checked' in page
     fields = {"retry_max_times": "5", "consume_enable": "on", "consume_broadcast_enable": "on"}
+    fields["retry_delays"] = "10s 30s"
     plan = client.act(path, client.csrf(path), "plan", **fields).text
     assert "retry max times" in plan
+    assert "retry delays" in plan
     client.act(path, client.csrf(path), **fields)
     (((changed,), _),) = calls(world, "put_group")
-    assert changed == {"broker-a": GroupConfig("billing", retry_max_times=5)}
+    wanted = GroupConfig("billing", retry_max_times=5, retry_delays="10s 30s")
+    assert changed == {"broker-a": wanted}
+    fields["retry_delays"] = "soon"
+    refused = client.act(path, client.csrf(path), "plan", **fields)
+    assert refused.status_code == 400
+    assert "no delay" in refused.text
 
 
 def test_a_reset_is_shown_before_it_is_done(world):

@@ -227,6 +227,11 @@ SETTINGS = {
     "consume_broadcast_enable": True,
     "retry_max_times": -1,
     "notify_consumer_ids_changed_enable": True,
+    "retry_delays": "",
+    "dead_letter": "keep",
+    "paused_until": 0,
+    "paused_topics": {},
+    "max_messages_per_s": 0,
 }
 TWO_FAIL = GroupFailures(3, 2, 0.5)
 
