@@ -50,6 +50,7 @@ from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.roles.broker.followers.read_advice import ReadAdvice
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS, ConsumerGroups
+from mqmesh.roles.broker.group_state.group_limits import GroupLimits
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
@@ -113,6 +114,7 @@ class SharedState:
         topics: Topics by name.
         groups: Clients, the members of groups, and the owners of queues.
         group_table: Settings of groups.
+        limits: Pauses and rates of groups.
         committed: Offsets that groups have committed.
         windows: Messages that groups hold which acknowledge each.
         moved: Offsets that were moved under running consumers.
@@ -135,6 +137,7 @@ class SharedState:
             auto_create=config.auto_create_subscription_group,
             busy_retry_after_ms=config.busy_retry_after_ms,
         )
+        self.limits = GroupLimits(core.clock)
         self.committed = CommittedOffsets(config.max_consumer_offsets, config.busy_retry_after_ms)
         self.windows = DeliveryWindows(
             LeaseNumbers(first_number(core.epoch), MOST_RUNS),
@@ -198,6 +201,7 @@ class BrokerFeatures:
             state.read_advice,
             state.metas,
             state.by_group,
+            state.limits,
         )
         self.writes = writes = Writes(
             core,

@@ -45,6 +45,7 @@ class Counters(msgspec.Struct):
         replies_undeliverable: Replies whose client was not there, or did not acknowledge.
         sent_back_messages: Messages that consumers sent back.
         dead_letters: Those of them that became dead letters.
+        dropped_dead_letters: Messages that failed too often and were dropped.
         resent_dead_letters: Dead letters that were sent once more.
         forced_lost_messages: Messages that were removed before their time although a group had not
             consumed them; those of several groups count for each.
@@ -66,6 +67,7 @@ class Counters(msgspec.Struct):
     replies_undeliverable: int = 0
     sent_back_messages: int = 0
     dead_letters: int = 0
+    dropped_dead_letters: int = 0
     resent_dead_letters: int = 0
     forced_lost_messages: int = 0
 

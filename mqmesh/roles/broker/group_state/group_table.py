@@ -58,12 +58,15 @@ class GroupTable:
         """Groups with settings, sorted."""
         return sorted(self._groups)
 
-    def check_pull(self, group: str, model_of: Callable[[str], str]) -> None:
+    def check_pull(self, group: str, model_of: Callable[[str], str]) -> GroupConfig | None:
         """Tells whether members of a group may pull; cheap, for it is asked with every pull.
 
         Args:
             group: Consumer group.
             model_of: Tells the message model of its members.
+
+        Returns:
+            Settings that may hold back what it is handed out, see ``GroupLimits``; mostly None.
 
         Raises:
             GroupNotFound: It has no settings, and gets none by itself.
@@ -81,6 +84,11 @@ class GroupTable:
                 )
         elif not self.auto_create and group not in self._groups and not only_looks(group):
             raise _not_found(group)
+        return config
+
+    def limits_of(self, group: str) -> GroupConfig | None:
+        """Return settings of a group that may hold back what it is handed out; mostly None."""
+        return self._restricted.get(group)
 
     def retry_limit(self, group: str, wanted: int) -> int:
         """Return how often a message may be sent back: by the group's settings, else as wanted."""
@@ -189,7 +197,12 @@ class GroupTable:
     def _put(self, config: GroupConfig) -> None:
         self._groups[config.group] = config
         self._restricted.pop(config.group, None)
-        if not (config.consume_enable and config.consume_broadcast_enable):
+        if (
+            not (config.consume_enable and config.consume_broadcast_enable)
+            or config.paused_until
+            or config.paused_topics
+            or config.max_messages_per_s
+        ):
             self._restricted[config.group] = config
 
 

@@ -23,7 +23,7 @@ from mqmesh.message import tag_hash
 from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
-from mqmesh.units import KIB, MIB, QueueOffset
+from mqmesh.units import KIB, MAX_OFFSET, MIB, QueueOffset
 
 MAX_READ_BYTES: Final = 1 * MIB
 """Read for one answer with tags; at least one batch, whatever its size."""
@@ -56,6 +56,10 @@ class PullFilter(msgspec.Struct, frozen=True):
         """Number of looks that a message costs, see ``MAX_LOOKS``."""
         leaf_count = 0 if self.predicate is None else self.predicate.leaf_count
         return LOOKS_A_MESSAGE + LOOKS_A_LEAF * leaf_count
+
+
+EVERYTHING: Final = PullFilter(None)
+"""The filter that all messages fit."""
 
 
 def pull_filter(expression: str, expression_type: str) -> PullFilter | None:
@@ -95,6 +99,7 @@ def get_filtered(
     *,
     max_bytes: int,
     verify: bool = False,
+    most_messages: int | None = None,
 ) -> GetResult:
     """Reads of a queue what fits; as ``MessageStore.get``, but that messages are left out.
 
@@ -105,6 +110,7 @@ def get_filtered(
         wanted: What fits.
         max_bytes: Of the answer; at least one message comes, whatever its size.
         verify: As for ``MessageStore.get``.
+        most_messages: The answer ends behind so many, from 1; None for any number.
 
     Raises:
         CorruptRecord: As ``MessageStore.get``.
@@ -113,9 +119,28 @@ def get_filtered(
     found = store.get(
         *place, max_bytes=min(max_bytes, most), tag_hashes=wanted.tag_hashes, verify=verify
     )
+    return sift(found, metas, place[2], wanted, most_messages)
+
+
+def sift(
+    found: GetResult,
+    metas: MetaCache,
+    queue_offset: int,
+    wanted: PullFilter,
+    most_messages: int | None = None,
+) -> GetResult:
+    """Return what fits of a result of a read, as ``get_filtered`` does.
+
+    Args:
+        found: What the store found, whole batches.
+        metas: Batch metas decoded before.
+        queue_offset: Of the first message wanted.
+        wanted: What fits.
+        most_messages: The answer ends behind so many, from 1; None for any number.
+    """
     if found.status is not GetStatus.FOUND:
         return found
-    sieve = _Sieve(wanted, metas, place[2], found.next_queue_offset)
+    sieve = _Sieve(wanted, metas, queue_offset, found.next_queue_offset, most_messages)
     for header, batch in chain.from_iterable(map(iter_batches, found.data)):
         if not sieve.take(batch, header):
             break
@@ -139,7 +164,12 @@ class _Sieve:
     """
 
     def __init__(
-        self, wanted: PullFilter, metas: MetaCache, queue_offset: int, next_queue_offset: int
+        self,
+        wanted: PullFilter,
+        metas: MetaCache,
+        queue_offset: int,
+        next_queue_offset: int,
+        most_messages: int | None,
     ) -> None:
         self.pieces: list[bytes | memoryview] = []
         self.message_count = 0
@@ -149,15 +179,18 @@ class _Sieve:
         self._queue_offset = queue_offset
         self._looks_left = MAX_LOOKS
         self._raw_left = MAX_RAW_BYTES
+        self._most_messages = MAX_OFFSET if most_messages is None else most_messages
 
     def take(self, data: memoryview, header: BatchHeader) -> bool:
         """Takes what fits of a batch; False if nothing behind it may be looked at."""
         first = max(self._queue_offset - header.base_queue_offset, 0)
-        if self._looks_left <= 0 or self._raw_left <= 0:
+        room = self._most_messages - self.message_count
+        if self._looks_left <= 0 or self._raw_left <= 0 or room <= 0:
             self.next_queue_offset = header.base_queue_offset + first
             return False
         self._looks_left -= LOOKS_A_BATCH
-        stop = min(header.message_count, first + max(self._looks_left // self._wanted.looks, 1))
+        looked_at = max(self._looks_left // self._wanted.looks, 1)
+        stop = min(header.message_count, first + min(looked_at, room))
         try:
             stop = self._sift(data, header, first, stop)
         except CorruptBatch:
@@ -178,18 +211,24 @@ class _Sieve:
         meta = self._metas.read(data, header)
         payload: memoryview | bytes | None = None
         if wanted.predicate is None:
-            assert wanted.tag_hashes is not None
             uniform = len(meta.tag_hashes) <= 8
-            if uniform and int.from_bytes(meta.tag_hashes, "little") in wanted.tag_hashes:
-                self._add(header.message_count - first, [data])
+            fits = wanted.tag_hashes is None or (
+                uniform and int.from_bytes(meta.tag_hashes, "little") in wanted.tag_hashes
+            )
+            count = header.message_count - first
+            if fits and self.message_count + count <= self._most_messages:
+                self._add(count, [data])
                 return header.message_count
             # What is left out, or cut, is judged here: the consumer can find no damage in it.
             check_batch(data)
-            if uniform:  # the store could not know
+            if uniform and not fits:  # the store could not know
                 return header.message_count
             self._looks_left -= (stop - first) * LOOKS_A_MESSAGE
-            hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]
-            selected = bytes(map(wanted.tag_hashes.__contains__, hashes))
+            if wanted.tag_hashes is None or fits:
+                selected = b"\x01" * (stop - first)
+            else:
+                hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]
+                selected = bytes(map(wanted.tag_hashes.__contains__, hashes))
         else:
             check_batch(data)
             self._looks_left -= (stop - first) * wanted.looks

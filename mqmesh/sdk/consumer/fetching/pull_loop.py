@@ -7,7 +7,7 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from mqmesh.batch.record_batch import Attributes, BatchHeader, check_stored
+from mqmesh.batch.record_batch import BatchHeader, check_stored
 from mqmesh.errors import (
     CorruptBatch,
     MQMeshError,
@@ -47,7 +47,6 @@ BEYOND_END_TRIES: Final = 3
 BEYOND_END_RETRY_MS: Final = 1_000
 
 _MESSAGES: Final = frozenset((PullStatus.FOUND, PullStatus.NO_NEW_MSG, PullStatus.NO_MATCHED_MSG))
-_SPARSE: Final = int(Attributes.SPARSE)
 _log = logging.getLogger(__name__)
 
 
@@ -474,6 +473,8 @@ class PullLoop:
                         # The first batch may begin before the offset that was asked for.
                         first = max(next_offset, header.base_queue_offset)
                         batch = PulledBatch(self._source, body, position, header, first)
+                        if batch.offsets is not None and not self._source.filtered:
+                            self._check_whole(batch)
                         if batch.count:
                             batches.append(batch)
                         next_offset = header.next_queue_offset
@@ -492,11 +493,19 @@ class PullLoop:
 
     def _check_place(self, header: BatchHeader, next_offset: int) -> None:
         # Only a filter may leave something out.
-        is_gap = header.base_queue_offset > next_offset or header.attributes & _SPARSE
+        is_gap = header.base_queue_offset > next_offset
         if header.queue_id != self.queue.queue_id or (is_gap and not self._source.filtered):
             raise RemoteProtocolError(
                 f"{_named(self.queue)}: a batch of queue {header.queue_id} at offset "
                 f"{header.base_queue_offset} instead of {next_offset}"
+            )
+
+    def _check_whole(self, batch: PulledBatch) -> None:
+        # A group with a rate gets batches that end early, but has all messages of theirs.
+        if batch.count != batch.end - batch.first:
+            raise RemoteProtocolError(
+                f"{_named(self.queue)}: {batch.count} messages from offset {batch.first} to "
+                f"{batch.end}, without a filter"
             )
 
     def _fail(self, error: MQMeshError) -> None:

@@ -17,11 +17,12 @@ from mqmesh.roles.broker.features.pulling.held_pulls import HeldPull, PullHold
 from mqmesh.roles.broker.features.pulling.pull_turns import PullTurns
 from mqmesh.roles.broker.followers.read_advice import ReadAdvice
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_limits import GroupLimits
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls, HandedOut
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
-from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.reading.pull_filter import EVERYTHING, get_filtered, pull_filter, sift
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import GetResult, GetStatus
@@ -58,9 +59,11 @@ class PullingFeature(Feature):
         read_advice: Follower that a consumer should read from.
         metas: Batch metas decoded before.
         by_group: Messages and bytes handed out to each group.
+        limits: Pauses and rates of groups.
 
     Attributes:
         holds: Pulls that wait for a message.
+        held_back: Pulls that wait because their group is paused, or has had its messages.
         turns: Pulls that wait for the next turn of the loop.
         waited_for: Queues that somebody waits at, by topic and queue id.
     """
@@ -77,6 +80,7 @@ class PullingFeature(Feature):
         read_advice: ReadAdvice,
         metas: MetaCache,
         by_group: GroupPulls,
+        limits: GroupLimits,
     ) -> None:
         config = core.settings.now
         self._settings = core.settings
@@ -92,9 +96,11 @@ class PullingFeature(Feature):
         self._read_advice = read_advice
         self._metas = metas
         self.holds = PullHold(config.max_held_pulls, config.busy_retry_after_ms)
+        self.held_back = PullHold(config.max_held_pulls, config.busy_retry_after_ms)
         self.turns = PullTurns(config.max_held_pulls, config.busy_retry_after_ms)
         self.waited_for = self.holds.queues
         self._pulls_of_groups = by_group
+        self._limits = limits
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -105,27 +111,31 @@ class PullingFeature(Feature):
     def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Forget the pulls of a connection."""
         self.holds.release_peer(peer)
+        self.held_back.release_peer(peer)
         self.turns.release_peer(peer)
 
     def topic_deleted(self, topic: str) -> None:
         """Fail the pulls that wait at the queues of a topic."""
         self._pulls_of_groups.forget_topic(topic)
-        for held in self.holds.release_topic(topic):
+        for held in self.holds.release_topic(topic) + self.held_back.release_topic(topic):
             held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))
 
     def configured(self) -> None:
         """Take over how many pulls may wait."""
-        self.holds.most = self.turns.most = self._settings.now.max_held_pulls
+        most = self._settings.now.max_held_pulls
+        self.holds.most = self.held_back.most = self.turns.most = most
 
     def pull_message(self, request: Request, pull: PullRequest) -> Reply | None:
         """Answers with messages at once, or holds the pull until there are some."""
         self._stats.total.pull_requests += 1
         self._groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
-        self._group_table.check_pull(pull.group, self._groups.model_of)
+        limits = self._group_table.check_pull(pull.group, self._groups.model_of)
         moved = self._moved(pull, pull.queue_offset) or self._cut(pull)
         if moved is not None:
             return moved
         wait_ms = min(pull.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
+        if limits is not None and self._limits.is_held(limits, pull.topic):
+            return self._hold_back(request, pull, wait_ms)
         turn_is_over = self.turns.left <= 0
         queue_offset = pull.queue_offset
         if not turn_is_over:
@@ -149,6 +159,31 @@ class PullingFeature(Feature):
         self._stats.total.pulls_held += 1
         return None
 
+    def _hold_back(self, request: Request, pull: PullRequest, wait_ms: int) -> Reply | None:
+        """Lets a pull wait until its group may have messages again."""
+        self._limits.held_back += 1
+        if not wait_ms:
+            return self._nothing(pull, pull.queue_offset)
+        pending = request.later(self._clock.monotonic_ms() + wait_ms)
+        self.held_back.hold(HeldPull(pending, pull, pull.queue_offset))
+        return None
+
+    def _is_held_back(self, pull: PullRequest) -> bool:
+        limits = self._group_table.limits_of(pull.group)
+        return limits is not None and self._limits.is_held(limits, pull.topic)
+
+    def _go_on_after_limits(self) -> None:
+        """Answers pulls whose group may have messages again."""
+        queues = self.held_back.queues
+        for key in list(queues):
+            if all(self._is_held_back(held.pull) for held in queues[key]):
+                continue
+            for held in self.held_back.release(*key):
+                try:
+                    self._go_on(held)
+                except MQMeshError as error:
+                    held.pending.fail(error)
+
     def wake(self, topic: str, queue_id: int) -> None:
         """Messages came into a queue: answers those who wait at it, as far as they want them."""
         for held in self.holds.release(topic, queue_id):
@@ -162,11 +197,12 @@ class PullingFeature(Feature):
 
     def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
         """Return whether a pull of a group waits at a queue."""
-        return self.holds.is_waiting(group, topic, queue_id)
+        return any(hold.is_waiting(group, topic, queue_id) for hold in (self.holds, self.held_back))
 
     def group_deleted(self, group: str) -> None:
         """Forget what was handed out to a group."""
         self._pulls_of_groups.forget(group)
+        self._limits.forget(group)
 
     def begin_turn(self) -> bool:
         """A turn of the loop is over: answers of those who wait for another as many as it may.
@@ -191,6 +227,12 @@ class PullingFeature(Feature):
         if moved is not None:
             held.pending.done(moved)
             return
+        if self._is_held_back(held.pull):
+            if self._clock.monotonic_ms() < held.pending.deadline_ms:
+                self.held_back.hold(held)
+            else:
+                held.pending.done(self._nothing(held.pull, held.queue_offset))
+            return
         result = self._get(held.pending.peer, held.pull, held.queue_offset)
         if _is_waiting(result):
             held.queue_offset = result.next_queue_offset
@@ -203,8 +245,15 @@ class PullingFeature(Feature):
 
     def tick(self, now_ms: int) -> None:
         """Answers pulls whose time is over; there may be something after all."""
+        for held in self.held_back.tick(now_ms):
+            held.pending.done(self._nothing(held.pull, held.queue_offset))
+        if self.held_back.queues:
+            self._go_on_after_limits()
         for held in self.holds.tick(now_ms):
             try:
+                if self._is_held_back(held.pull):
+                    held.pending.done(self._nothing(held.pull, held.queue_offset))
+                    continue
                 result = self._get(held.pending.peer, held.pull, held.queue_offset)
                 held.pending.done(self._reply(held.pull, result))
             except MQMeshError as error:
@@ -216,7 +265,8 @@ class PullingFeature(Feature):
 
     def fail_all(self, error: MQMeshError) -> None:
         """Tells all who wait that it is in vain, and why."""
-        for held in self.holds.release_all() + self.turns.release_all():
+        waiting = self.holds.release_all() + self.held_back.release_all()
+        for held in waiting + self.turns.release_all():
             held.pending.fail(error)
 
     def _get(self, peer: Peer, pull: PullRequest, queue_offset: int) -> GetResult:
@@ -230,12 +280,16 @@ class PullingFeature(Feature):
             topic = self._topics.require_readable(pull.topic, pull.queue_id)
         wanted = pull_filter(pull.expression, pull.expression_type)
         place = pull.topic, pull.queue_id, queue_offset
+        limits = self._group_table.limits_of(pull.group)
+        most_messages = None if limits is None else self._limits.most_messages(limits)
         if wanted is None:
             # A client may ask for it as often as it likes, and checksums cost time, too.
             if pull.verify:
                 most = min(most, MAX_VERIFIED_BYTES)
             found = self._store.get(*place, max_bytes=most, verify=pull.verify)
             result = _up_to_hole(found, pull.queue_offset)
+            if most_messages is not None and result.message_count > most_messages:
+                result = sift(result, self._metas, queue_offset, EVERYTHING, most_messages)
         else:
             result = get_filtered(
                 self._store,
@@ -244,6 +298,7 @@ class PullingFeature(Feature):
                 wanted,
                 max_bytes=most,
                 verify=pull.verify,
+                most_messages=most_messages,
             )
             self.turns.left -= JUDGED_AS_BYTES * max(result.next_queue_offset - queue_offset, 0)
         if result.status is GetStatus.OFFSET_OVERFLOW and self._is_follower:
@@ -270,6 +325,8 @@ class PullingFeature(Feature):
             total.get_bytes += size
             if quota is not None:
                 quota.note(result.message_count, size)
+            if limits is not None:
+                self._limits.note(limits, result.message_count)
         return result
 
     def _moved(self, pull: PullRequest, queue_offset: int) -> Reply | None:
@@ -294,6 +351,12 @@ class PullingFeature(Feature):
             return None
         bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
         return Reply(encode_header(PullResponse(_OFFSET_CUT, cut, *bounds, 0, epoch)))
+
+    def _nothing(self, pull: PullRequest, queue_offset: int) -> Reply:
+        """The answer to a pull whose group gets nothing just now."""
+        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        nothing = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
+        return self._reply(pull, nothing)
 
     def _reply(self, pull: PullRequest, result: GetResult) -> Reply:
         next_queue_offset = result.next_queue_offset
@@ -336,6 +399,11 @@ class PullingFeature(Feature):
         ),
         gauge(
             "held_pulls", "pulls that wait for a message now", lambda feature: len(feature.holds)
+        ),
+        counter(
+            "pulls_held_back_total",
+            "pulls that waited because their group is paused, or at its messages a second",
+            lambda feature: feature._limits.held_back,
         ),
         counter(
             "get_messages_total",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from mqmesh.batch.delayed_batch import DelayedMeta
+from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, read_header
 from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
@@ -16,6 +16,7 @@ from mqmesh.message import (
     StoredMessage,
     as_plain,
 )
+from mqmesh.protocol.policies import RetryDelays
 from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
 from mqmesh.storage.interface import BatchToPut
 
@@ -30,11 +31,13 @@ class RetryStep(msgspec.Struct, frozen=True):
         messages: As they are stored.
         level: Delay level of their retry; ``TO_DEAD_LETTERS`` when there is none.
         properties: What is added to each.
+        due_times: With level 0, when each of them comes again, wall clock, ms.
     """
 
     messages: Sequence[StoredMessage]
     level: int
     properties: dict[str, str]
+    due_times: tuple[int, ...] = ()
 
     @property
     def is_dead(self) -> bool:
@@ -44,9 +47,11 @@ class RetryStep(msgspec.Struct, frozen=True):
     def halves(self) -> tuple["RetryStep", "RetryStep"]:
         """A step for several messages as two steps."""
         half = len(self.messages) // 2
-        return (
-            msgspec.structs.replace(self, messages=self.messages[:half]),
-            msgspec.structs.replace(self, messages=self.messages[half:]),
+        return self._part(slice(half)), self._part(slice(half, None))
+
+    def _part(self, part: slice) -> "RetryStep":
+        return msgspec.structs.replace(
+            self, messages=self.messages[part], due_times=self.due_times[part]
         )
 
     def batch(self, topic: str, queue_id: int, place: Place) -> BatchToPut:
@@ -64,7 +69,10 @@ class RetryStep(msgspec.Struct, frozen=True):
         first = self.messages[0]
         if self.is_dead:
             return moved(first, changed, topic, queue_id)
-        return moved(first, changed, topic, queue_id, level=self.level, place=place)
+        due_times = pack_due_times(self.due_times) if self.due_times else b""
+        return moved(
+            first, changed, topic, queue_id, level=self.level, due_times=due_times, place=place
+        )
 
 
 def plan_retry(
@@ -75,6 +83,8 @@ def plan_retry(
     delay_level: int = 0,
     reconsume_times: int = 0,
     reason: str = "",
+    delays: RetryDelays | None = None,
+    now_ms: int = 0,
 ) -> list[RetryStep]:
     """Decides about messages of a stored batch.
 
@@ -85,6 +95,8 @@ def plan_retry(
         delay_level: 0 for 3 + reconsume times; else this one, or ``TO_DEAD_LETTERS``.
         reconsume_times: Tries that the consumer made by itself.
         reason: What went wrong.
+        delays: Of the group, in place of delay levels that depend on reconsume times.
+        now_ms: Wall clock.
 
     Returns:
         Steps in order, each for messages that are dealt with alike.
@@ -103,7 +115,12 @@ def plan_retry(
             added = {PROPERTY_RECONSUME_TIMES: str(max(times, reconsume_times) + 1)}
             if reason:
                 added[PROPERTY_LAST_FAILURE] = reason
-            steps.append(RetryStep(messages[start:at], level, added))
+            group = messages[start:at]
+            due_times: tuple[int, ...] = ()
+            if delays is not None and not delay_level and level != TO_DEAD_LETTERS:
+                level = 0
+                due_times = tuple(now_ms + delays.delay_ms(times, one.message_id) for one in group)
+            steps.append(RetryStep(group, level, added, due_times))
             start = at
     return steps
 
@@ -115,6 +132,7 @@ def moved(
     queue_id: int,
     *,
     level: int = 0,
+    due_times: bytes = b"",
     place: Place | None = None,
 ) -> BatchToPut:
     """A batch for another topic or queue, under the ids that its messages have.
@@ -124,7 +142,8 @@ def moved(
         messages: What is written of it and those behind it.
         topic: Physical topic of the new batch.
         queue_id: Queue it is for.
-        level: Delay level after which it goes there; 0 for at once.
+        level: Delay level after which it goes there; 0 for at once, or at ``due_times``.
+        due_times: Of its messages, as in ``DelayedMeta``.
         place: Where it waits meanwhile.
 
     Raises:
@@ -133,9 +152,9 @@ def moved(
     info = first.info
     payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
     attributes, meta = Attributes.REDELIVERED, None
-    if level:
+    if level or due_times:
         assert place is not None
-        wish = DelayedMeta(topic, payload.tag_hashes, info.born_host, level)
+        wish = DelayedMeta(topic, payload.tag_hashes, info.born_host, level, due_times)
         queue_id, meta = place(wish, queue_id)
         topic, attributes = meta.topic, attributes | Attributes.HAS_DELAY
     parts = batch_parts(

@@ -17,7 +17,9 @@ from mqmesh.metrics import counter
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.policies import DROP, KEEP, parse_retry_delays
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.retries import (
     SendBackEntry,
@@ -258,6 +260,8 @@ class SendBackFeature(Feature):
             delay_level=entry.delay_level,
             reconsume_times=entry.reconsume_times,
             reason=entry.reason,
+            delays=parse_retry_delays(self._policies(back.group).retry_delays),
+            now_ms=self._core.clock.wall_ms(),
         )
         for step in steps:
             self._take_step(back.group, index, step, gathering)
@@ -266,13 +270,27 @@ class SendBackFeature(Feature):
         self, group: str, found: BatchInStore, index: int, gathering: _Gathering
     ) -> None:
         """Nobody can read the batch: it goes to the dead letters as it is."""
-        topic = self._topic_of(group, is_dead=True)
         header = found.header
+        if self._drops(group, header.message_count):
+            return
+        topic = self._topic_of(group, is_dead=True)
         batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
         mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
         gathering.add(index, batch_to_put(batch), mark)
 
+    def _policies(self, group: str) -> GroupConfig:
+        return self._group_table.get(group) or GroupConfig(group)
+
+    def _drops(self, group: str, count: int) -> bool:
+        """Return whether a group drops its dead letters; then these are done, and counted."""
+        drops = self._policies(group).dead_letter == DROP
+        if drops:
+            self._core.stats.total.dropped_dead_letters += count
+        return drops
+
     def _take_step(self, group: str, index: int, step: RetryStep, gathering: _Gathering) -> None:
+        if step.is_dead and self._drops(group, len(step.messages)):
+            return
         topic = self._topic_of(group, is_dead=step.is_dead)
         try:
             batch = step.batch(topic, RETRY_QUEUE, self._place)
@@ -293,7 +311,12 @@ class SendBackFeature(Feature):
         gathering.add(index, batch, mark)
 
     def _topic_of(self, group: str, *, is_dead: bool) -> str:
-        name = dlq_topic(group) if is_dead else retry_topic(group)
+        name = retry_topic(group)
+        if is_dead:
+            own = self._policies(group).dead_letter
+            if own != KEEP:
+                return own
+            name = dlq_topic(group)
         if self._group_table.get(group) is None and self._groups.find(group) is None:
             # The topics of groups that are known are bounded by these; anybody may think of names.
             self._topics.check_room(name)
@@ -310,6 +333,12 @@ class SendBackFeature(Feature):
             "dead_letters_total",
             "of them, messages that became dead letters",
             lambda feature: feature._core.stats.total.dead_letters,
+            unit="messages",
+        ),
+        counter(
+            "dropped_dead_letters_total",
+            "messages that failed too often and were dropped, as their group's dead_letter says",
+            lambda feature: feature._core.stats.total.dropped_dead_letters,
             unit="messages",
         ),
     )
