@@ -350,6 +350,8 @@ PROPERTY_TTL: Final = "TTL"
 """Time that a request waits, in ms from the sending on."""
 PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Reason why the message was sent back last: type and text of an exception, or the answer."""
+PROPERTY_DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+"""Topic that a dead letter was sent to at first, in the topic that its group names for them."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Offset message id in the dead-letter queue of a dead letter that was resent."""
 PROPERTY_HANDED_OVER: Final = "HANDED_OVER"
@@ -362,6 +364,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         PROPERTY_REPLY_TO_CLIENT,
         PROPERTY_TTL,
         PROPERTY_LAST_FAILURE,
+        PROPERTY_DLQ_ORIGIN_TOPIC,
         PROPERTY_RESENT_FROM_DLQ,
         PROPERTY_HANDED_OVER,
     }

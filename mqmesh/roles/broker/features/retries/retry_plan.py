@@ -9,12 +9,14 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, read_header
 from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
 from mqmesh.message import (
+    PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_LAST_FAILURE,
     PROPERTY_RECONSUME_TIMES,
     RETRY_PREFIX,
     Message,
     StoredMessage,
     as_plain,
+    is_system_topic,
 )
 from mqmesh.protocol.policies import RetryDelays
 from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
@@ -68,6 +70,11 @@ class RetryStep(msgspec.Struct, frozen=True):
         changed = [with_properties(message, self.properties) for message in self.messages]
         first = self.messages[0]
         if self.is_dead:
+            if not is_system_topic(topic):  # there a message keeps no other topic
+                changed = [
+                    with_properties(message, {PROPERTY_DLQ_ORIGIN_TOPIC: message.topic})
+                    for message in changed
+                ]
             return moved(first, changed, topic, queue_id)
         due_times = pack_due_times(self.due_times) if self.due_times else b""
         return moved(
@@ -172,8 +179,8 @@ def moved(
     return BatchToPut(topic, queue_id, read_header(data), data, payload.tag_hashes)
 
 
-def with_properties(message: StoredMessage, added: dict[str, str]) -> Message:
-    """A stored message as a plain one, with further properties."""
+def with_properties(message: Message, added: dict[str, str]) -> Message:
+    """A message as a plain one, with further properties."""
     return msgspec.structs.replace(
         as_plain(message), properties={**(message.properties or {}), **added}
     )

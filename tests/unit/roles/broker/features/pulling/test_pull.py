@@ -16,6 +16,8 @@ from mqmesh.errors import (
     UnsupportedCommand,
 )
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.policies import FOREVER_MS
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.storage.interface import FlushDiskType, GetStatus
@@ -259,3 +261,112 @@ def test_who_has_not_seen_the_epoch_waits_for_nothing(stage, monkeypatch):
     assert (answer.status, answer.epoch) == (PullStatus.NO_NEW_MSG, 9)
     waiting = stage.begin_pull("t", 0, 1, suspend_timeout_ms=1_000, epoch=9)
     assert waiting not in stage.answers
+
+
+def set_group(stage, **settings):
+    stage.features.state.group_table.update(GroupConfig("g", **settings))
+
+
+def go_to(stage, ms):
+    stage.clock.advance(ms)
+    stage.features.pulling.tick(stage.clock.monotonic_ms())
+    stage.end_tick()
+
+
+def test_pulls_of_a_paused_group_are_held_until_the_pause_is_over(filled):
+    set_group(filled, paused_until=filled.clock.wall_ms() + 1_000)
+    opaque = filled.begin_pull(suspend_timeout_ms=15_000)
+    filled.send(filled.batch(bodies=(b"new",)))
+    go_to(filled, 900)
+    assert opaque not in filled.answers
+    go_to(filled, 200)
+    assert filled.pulled(opaque)[1] == [b"a", b"b", b"c", b"new"]
+    assert len(filled.features.pulling.held_back) == 0
+
+
+def test_a_pull_that_waits_at_the_end_gets_nothing_during_a_pause(filled):
+    early = filled.begin_pull(queue_offset=3, suspend_timeout_ms=15_000)
+    late = filled.begin_pull(queue_offset=3, suspend_timeout_ms=1_000)
+    set_group(filled, paused_until=FOREVER_MS)
+    filled.send(filled.batch(bodies=(b"new",)))
+    assert not filled.answers.keys() & {early, late}
+    go_to(filled, 1_100)
+    assert filled.pulled(late)[0].status == PullStatus.NO_NEW_MSG
+    set_group(filled)
+    go_to(filled, 100)
+    assert filled.pulled(early)[1] == [b"new"]
+
+
+def test_a_pull_without_a_wait_gets_nothing_at_once(filled):
+    set_group(filled, paused_until=FOREVER_MS)
+    answer, bodies = filled.pull()
+    assert (answer.status, answer.next_queue_offset, bodies) == (PullStatus.NO_NEW_MSG, 0, [])
+
+
+def test_a_pause_of_one_topic_leaves_the_others_alone(filled):
+    filled.features.state.topics.set(TopicConfig("other", 4, 4), 1)
+    filled.send(filled.batch("other", bodies=(b"o",)))
+    set_group(filled, paused_topics={"t": FOREVER_MS})
+    assert filled.pull()[1] == []
+    assert filled.pull("other")[1] == [b"o"]
+
+
+def test_pulls_that_are_held_back_end_with_their_connection_topic_and_broker(filled):
+    set_group(filled, paused_until=FOREVER_MS)
+    filled.begin_pull(suspend_timeout_ms=15_000, peer=b"gone")
+    filled.features.pulling.client_gone(filled.peer(b"gone"), filled.clock.monotonic_ms())
+    assert len(filled.features.pulling.held_back) == 0
+    opaque = filled.begin_pull(suspend_timeout_ms=15_000)
+    filled.features.pulling.stopping()
+    assert isinstance(filled.answers[opaque], Exception)
+    opaque = filled.begin_pull(suspend_timeout_ms=15_000)
+    filled.features.state.topics.delete("t", 1)
+    assert isinstance(filled.answers[opaque], TopicNotFound)
+
+
+@pytest.mark.parametrize("expression", ["*", "A"])
+@pytest.mark.parametrize("size", [1, 3, 50, 1_000])
+def test_a_rate_is_kept_whatever_the_size_of_batches(stage, size, expression):
+    count = 3_000
+    numbers = [b"%d" % number for number in range(count)]
+    for start in range(0, count, size):
+        stage.send(stage.batch(bodies=numbers[start : start + size], tag="A"))
+    set_group(stage, max_messages_per_s=200)
+    received, begun = [], stage.clock.monotonic_ms()
+    opaque = None
+    while len(received) < count:
+        if opaque is None:
+            opaque = stage.begin_pull(
+                queue_offset=len(received), suspend_timeout_ms=15_000, expression=expression
+            )
+        if opaque not in stage.answers:
+            go_to(stage, 100)
+            continue
+        answer, bodies = stage.pulled(opaque)
+        # Whole batches come whole: those behind the offset that was asked for count.
+        received += bodies[len(bodies) - (answer.next_queue_offset - len(received)) :]
+        opaque = None
+    assert received == numbers
+    # A second's worth is there at first.
+    seconds = (stage.clock.monotonic_ms() - begun) / 1_000
+    assert 13.5 <= seconds <= 14.5
+
+
+def test_a_rate_is_shared_by_queues_in_turn(stage):
+    for queue_id in range(4):
+        stage.send(stage.batch(queue_id=queue_id, bodies=[b"x"] * 1_000))
+    set_group(stage, max_messages_per_s=100)
+    got = dict.fromkeys(range(4), 0)
+    waiting = {
+        queue_id: stage.begin_pull(queue_id=queue_id, suspend_timeout_ms=30_000) for queue_id in got
+    }
+    for _ in range(200):
+        for queue_id, opaque in list(waiting.items()):
+            if opaque in stage.answers:
+                got[queue_id] = stage.pulled(opaque)[0].next_queue_offset
+                waiting[queue_id] = stage.begin_pull(
+                    queue_id=queue_id, queue_offset=got[queue_id], suspend_timeout_ms=30_000
+                )
+        go_to(stage, 100)
+    assert max(got.values()) - min(got.values()) <= 20
+    assert 1_900 <= sum(got.values()) <= 2_110

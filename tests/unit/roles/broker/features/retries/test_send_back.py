@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness.batches import PRODUCER_ID
 
-from mqmesh.batch.delayed_batch import read_delayed_meta
+from mqmesh.batch.delayed_batch import ANY_TIME_QUEUE, due_times, read_delayed_meta
 from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     Attributes,
@@ -18,6 +18,7 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.errors import DiskFull, InvalidArgument
 from mqmesh.message import (
+    PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_LAST_FAILURE,
     PROPERTY_RECONSUME_TIMES,
     SCHEDULE_TOPIC,
@@ -34,6 +35,7 @@ from mqmesh.protocol.groups import (
     GroupsProgressRequest,
     ResetOffsetRequest,
 )
+from mqmesh.protocol.policies import parse_retry_delays
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     SendBackEntry,
@@ -41,6 +43,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
 )
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.features.retries.retry_plan import plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
@@ -162,6 +165,72 @@ def test_the_settings_of_the_group_stand_above_the_wish_of_the_consumer(stage, l
     stage.send(stage.batch())
     (result,) = send_back(stage, entry(), max_reconsume_times=3)
     assert result.dead_letters == is_dead
+
+
+def set_group(stage, **settings):
+    stage.features.state.group_table.update(GroupConfig("g", **settings))
+
+
+def test_retries_come_when_the_schedule_of_the_group_says(stage):
+    set_group(stage, retry_delays="10s 30s jitter 20%")
+    stage.send(stage.batch(bodies=(b"a", b"b", b"c")))
+    send_back(stage, entry(count=3))
+    ((header, data, messages),) = stored(stage, SCHEDULE_TOPIC, ANY_TIME_QUEUE)
+    schedule = parse_retry_delays("10s 30s jitter 20%")
+    now_ms = stage.clock.wall_ms()
+    wanted = [now_ms + schedule.delay_ms(0, message.message_id) for message in messages]
+    meta = read_delayed_meta(data, header)
+    assert list(due_times(meta, header)) == wanted
+    assert len(set(wanted)) == 3
+    assert (meta.real_topic, meta.level) == (RETRY, 0)
+    assert [message.reconsume_times for message in messages] == [1, 1, 1]
+
+
+def test_a_level_that_the_consumer_asks_for_stands_above_the_schedule(stage):
+    set_group(stage, retry_delays="10s")
+    stage.send(stage.batch())
+    send_back(stage, entry(delay_level=7))
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 6)) == 1
+
+
+def test_a_full_batch_with_a_schedule_is_divided_with_its_times(stage):
+    set_group(stage, retry_delays="10s jitter 20%")
+    stage.send(stage.batch(bodies=(b"a", b"b", b"c")))
+    (_, _, messages) = stored(stage, "t")[0]
+    (step,) = plan_retry(
+        messages,
+        topic="t",
+        max_reconsume_times=1,
+        delays=parse_retry_delays("10s jitter 20%"),
+        now_ms=1,
+    )
+    one, two = step.halves()
+    assert one.due_times + two.due_times == step.due_times
+    assert len(one.due_times) == len(one.messages)
+
+
+def test_dead_letters_that_are_dropped_are_counted_and_nowhere(stage):
+    set_group(stage, dead_letter="drop")
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    (result,) = send_back(stage, entry(count=2), max_reconsume_times=0)
+    assert (result.code, result.dead_letters) == (ResponseCode.SUCCESS, 0)
+    assert stage.features.state.topics.get(DLQ) is None
+    total = stage.features.core.stats.total
+    assert (total.dropped_dead_letters, total.dead_letters) == (2, 0)
+
+
+def test_dead_letters_go_to_the_topic_that_the_group_names(stage):
+    set_group(stage, dead_letter="t-dead")
+    stage.send(stage.batch())
+    (result,) = send_back(stage, entry(delay_level=TO_DEAD_LETTERS))
+    assert result.dead_letters == 1
+    (message,) = messages_in(stage, "t-dead")
+    assert (message.topic, message.body) == ("t-dead", b"body")
+    assert message.properties[PROPERTY_LAST_FAILURE] == "ValueError: no"
+    assert message.properties[PROPERTY_DLQ_ORIGIN_TOPIC] == "t"
+    # Sent back from the same place once more, it is there already.
+    assert send_back(stage, entry(delay_level=TO_DEAD_LETTERS))[0].dead_letters == 1
+    assert len(messages_in(stage, "t-dead")) == 1
 
 
 def test_a_number_that_a_producer_wrote_counts_for_nothing(stage):
