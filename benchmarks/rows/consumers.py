@@ -15,7 +15,6 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from rows.workload import (
     GROUP,
-    TOPIC,
     Report,
     SequenceCheck,
     Stopwatch,
@@ -23,6 +22,7 @@ from rows.workload import (
     age_us,
     hand_in,
     read_task,
+    topic_names,
     wait_go,
 )
 
@@ -91,7 +91,8 @@ def consume(
         consume_message_batch_max_size=LISTENER_MESSAGES,
         msg_trace=task.msg_trace,
     )
-    consumer.subscribe(TOPIC, listener=listen)
+    for topic in topic_names(task.topic_count):
+        consumer.subscribe(topic, listener=listen)
     if task.ready_count == 0:
         wait_go()
         consumer.start()

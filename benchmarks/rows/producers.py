@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any, Final
 
 from mqmesh.message import Message, StoredMessage
@@ -34,12 +36,14 @@ from rows.workload import (
     read_task,
     say_ready,
     stamp_body,
+    topic_names,
     wait_go,
 )
 
 FUTURES_A_CHUNK: Final = 10_000
 CHUNKS_UNCHECKED: Final = 5
 OUTCOME_TIMEOUT_S: Final = 60.0
+ROUTES_AT_ONCE: Final = 64
 STEADY_PAUSE_S: Final = 0.001
 
 
@@ -48,6 +52,7 @@ def produce_batches(task: Task) -> Report:
     bodies = make_bodies(task.batch_messages, task.body_bytes)
     # Made before, like the bodies: what is measured is not the making of strings.
     pool = [make_keys(number, task.key_count) for number in range(task.key_pool)]
+    topics = cycle(topic_names(task.topic_count))
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
     with bench_producer(task) as producer:
@@ -56,12 +61,13 @@ def produce_batches(task: Task) -> Report:
         for first in range(0, task.message_count, task.batch_messages):
             if len(waiting) >= task.window:
                 acknowledged += stored(waiting.popleft())
+            topic = next(topics)
             if task.key_count:
                 keys = _keys(task, pool, first)
                 pairs = zip(bodies, keys, strict=True)
-                messages = [Message(TOPIC, body, None, own) for body, own in pairs]
+                messages = [Message(topic, body, None, own) for body, own in pairs]
             else:
-                messages = [Message(TOPIC, body) for body in bodies]
+                messages = [Message(topic, body) for body in bodies]
             waiting.append(producer.send_batch_async(messages))
         acknowledged += sum(map(stored, waiting))
         return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
@@ -82,6 +88,42 @@ def produce_async(task: Task) -> Report:
                 acknowledged += stored_of(chunks.popleft())
         acknowledged += sum(map(stored_of, chunks))
         return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
+
+
+def produce_rounds(task: Task) -> Report:
+    """``window`` single sends to the topics in turn, then all outcomes, and so on."""
+    body = make_bodies(1, task.body_bytes)[0]
+    topics = topic_names(task.topic_count)
+    turn = cycle(topics)
+    rounds = task.message_count // task.window
+    acknowledged = 0
+    with bench_producer(task) as producer:
+        _know_queues(producer, topics)
+        send = producer.send_async
+        wait_go()
+        watch = Stopwatch()
+        for _ in range(rounds):
+            acknowledged += stored_of([send(Message(next(turn), body)) for _ in range(task.window)])
+        return watch.report(acknowledged, faults=missing(acknowledged, rounds * task.window))
+
+
+def create_topics(task: Task) -> Report:
+    """A first message to each topic, one after the other."""
+    body = make_bodies(1, task.body_bytes)[0]
+    acknowledged = 0
+    with bench_producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+        for topic in topic_names(task.topic_count):
+            acknowledged += producer.send(Message(topic, body)).status is SendStatus.SEND_OK
+        return watch.report(acknowledged, faults=missing(acknowledged, task.topic_count))
+
+
+def _know_queues(producer: Producer, topics: list[str]) -> None:
+    # In threads, since those that wait at the same time share requests.
+    with ThreadPoolExecutor(ROUTES_AT_ONCE) as threads:
+        for _ in threads.map(producer.fetch_publish_queues, topics):
+            pass
 
 
 def produce_singles(task: Task) -> Report:
@@ -181,8 +223,10 @@ def send_sync(task: Task) -> Report:
 def produce_paced(task: Task) -> Report:
     """A message at a time, at a steady rate, each with the time it was made at."""
     filler = make_bodies(1, task.body_bytes)[0]
+    topics = topic_names(task.topic_count)
     waiting: list[SendFuture] = []
     with bench_producer(task) as producer:
+        _know_queues(producer, topics)
         wait_go()
         watch = Stopwatch()
         for number in range(task.message_count):
@@ -190,7 +234,8 @@ def produce_paced(task: Task) -> Report:
             if wait_s > 0:
                 time.sleep(wait_s)
             keys = make_keys(number, task.key_count)
-            waiting.append(producer.send_async(Message(TOPIC, stamp_body(filler), None, keys)))
+            topic = topics[number % len(topics)]
+            waiting.append(producer.send_async(Message(topic, stamp_body(filler), None, keys)))
         acknowledged = sum(map(stored, waiting))
         return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
@@ -282,6 +327,8 @@ def missing(count: int, expected: int) -> list[str]:
 PROGRAMS: Final = {
     "produce_batches": produce_batches,
     "produce_async": produce_async,
+    "produce_rounds": produce_rounds,
+    "create_topics": create_topics,
     "produce_singles": produce_singles,
     "produce_singles_threads": produce_singles_threads,
     "produce_transactions": produce_transactions,

@@ -32,7 +32,9 @@ from rows.sides import (
     product_endurance,
     product_filter,
     product_idle,
+    product_new_topics,
     product_produce,
+    product_topics,
     traced,
     uncounted,
 )
@@ -47,6 +49,7 @@ IN_FLIGHT: Final = 64
 """Of the rows with single sends."""
 
 OPEN_TRANSACTIONS: Final = 1_000
+MANY_TOPICS: Final = 10_000
 
 Side = Callable[[Conditions], Sample]
 
@@ -349,6 +352,51 @@ def _other_rows() -> list[Row]:
     ]
 
 
+def _topic_rows() -> list[Row]:
+    """Many topics against one, both mqmesh."""
+    rounds = Load(messages=200_000, batch_messages=MANY_TOPICS, window=MANY_TOPICS)
+    drained = Load(messages=4_000_000, window=32)
+    new = Load(messages=MANY_TOPICS, batch_messages=1, topics=MANY_TOPICS, creates_topics=True)
+    paced = Load(messages=50_000, batch_messages=1)
+
+    def of(load: Load, topics: int) -> Load:
+        return msgspec.structs.replace(load, topics=topics)
+
+    return [
+        Row(
+            name="many_topics_send",
+            unit="us CPU/msg",
+            what="send_async of one message to each of 10,000 topics, against 10,000 to one",
+            product=partial(product_topics, "produce_rounds", of(rounds, MANY_TOPICS)),
+            limit=partial(product_topics, "produce_rounds", rounds),
+            most_ratio=3.0,
+        ),
+        Row(
+            name="many_topics_paced",
+            unit="us CPU/msg",
+            what="send_async at 10,000 a second to 100 topics in turn, against one",
+            product=partial(product_topics, "produce_paced", of(paced, 100), rate=10_000),
+            limit=partial(product_topics, "produce_paced", paced, rate=10_000),
+            most_ratio=1.3,
+        ),
+        Row(
+            name="many_topics_drain",
+            unit="msg/s",
+            what="a push consumer with a listener of 100 topics, against one",
+            product=partial(product_drain, of(drained, 100)),
+            limit=partial(product_drain, drained),
+            least_ratio=0.5,
+        ),
+        Row(
+            name="new_topics",
+            unit="s",
+            what="10,000 first messages by one producer, each of which makes its topic",
+            product=partial(product_new_topics, new),
+            most=60.0,
+        ),
+    ]
+
+
 def _store_rows() -> list[Row]:
     plain = Load(messages=2_000_000, window=32)
     keyed = msgspec.structs.replace(plain, keys=2, key_pool=200_000)
@@ -631,6 +679,7 @@ ROWS: Final = {
         *_order_rows(),
         *_latency_rows(),
         *_other_rows(),
+        *_topic_rows(),
         *_store_rows(),
         *_delay_rows(),
         *_large_rows(),

@@ -16,7 +16,7 @@ from mqmesh.units import MIB
 from rows.memory import level_memory
 from rows.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
 from rows.secured import BROKER, NAMESRV, Security
-from rows.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
+from rows.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile, topic_names
 
 _Answer = TypeVar("_Answer")
 
@@ -74,10 +74,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         batch_messages: In an explicit batch.
         window: Requests, batches or messages in flight.
         queues: Of the topic.
+        topics: Topics that the messages go to in turn.
         sync_flush: Answers wait for the disk.
         keys: Business keys on each message.
         key_pool: After so many messages the same keys come again; 0 for never.
         index: The broker indexes keys and ids.
+        creates_topics: The first message to each topic makes it.
         backlog: Messages that the store holds already when the measurement begins.
     """
 
@@ -86,10 +88,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     batch_messages: int = 500
     window: int = 8
     queues: int = 4
+    topics: int = 1
     sync_flush: bool = False
     keys: int = 0
     key_pool: int = 0
     index: bool = True
+    creates_topics: bool = False
     backlog: int = 0
 
     def task(self, kind: str, address: str, conditions: Conditions) -> Task:
@@ -102,6 +106,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             batch_messages=self.batch_messages,
             window=self.window,
             queue_count=self.queues,
+            topic_count=self.topics,
             use_ipc=conditions.transport == "ipc",
             key_count=self.keys,
             key_pool=self.key_pool,
@@ -213,7 +218,7 @@ class Cluster:
         if load.sync_flush:
             self._settings.append("storage.flush_disk_type=SYNC_FLUSH")
         self.child, self.endpoint = self._start()
-        self._create_topic(load.queues)
+        self._create_topics(load)
         self.idle = self.child.usage()
 
     def _start(self) -> tuple[Child, str]:
@@ -242,10 +247,11 @@ class Cluster:
         if stored != expected_count:
             raise BenchError(f"the broker holds {stored} messages instead of {expected_count}")
 
-    def _create_topic(self, queues: int) -> None:
-        topic = TopicConfig(TOPIC, queues, queues)
+    def _create_topics(self, load: Load) -> None:
+        names = [TOPIC] if load.creates_topics else [TOPIC, *topic_names(load.topics)]
+        topics = {name: TopicConfig(name, load.queues, load.queues) for name in names}
         with AdminClient(self.namesrv) as admin:
-            _once_registered(lambda: admin.put_topic(topic))
+            _once_registered(lambda: admin.create_topics(topics.values(), exist_ok=True))
 
     def memory(self, sample: Sample) -> Sample:
         """Adds the broker's memory to a sample."""
@@ -277,6 +283,28 @@ def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
         sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
         cluster.check_stored(sample.message_count + before)
         return cluster.memory(sample)
+
+
+def product_topics(kind: str, load: Load, conditions: Conditions, rate: int = 0) -> Sample:
+    """A producer to many topics; the value is the processor time of both sides, in us a message."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        task = load.task(kind, cluster.namesrv, conditions)
+        task.rate = rate
+        sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
+        sample.extra["msg_per_s"] = sample.value
+        sample.value = sum(sample.cpu_s_per_million.values())
+        return cluster.memory(sample)
+
+
+def product_new_topics(load: Load, conditions: Conditions) -> Sample:
+    """A producer whose messages make their topics; the value is how many seconds that takes."""
+    count = conditions.count(load.topics)
+    sample = product_topics(
+        "create_topics", msgspec.structs.replace(load, topics=count), conditions
+    )
+    sample.value = count / sample.extra["msg_per_s"]
+    return sample
 
 
 def product_drain(

@@ -41,6 +41,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         batch_messages: Messages in an explicit batch.
         window: Requests, or single messages, in flight.
         queue_count: Message queues to send to.
+        topic_count: Topics that the messages go to in turn.
         ready_count: A consumer says that it is ready after so many messages; they do
             not count among ``message_count``.
         rate: Messages a second where a row prescribes it.
@@ -64,6 +65,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     batch_messages: int = 500
     window: int = 8
     queue_count: int = 4
+    topic_count: int = 1
     ready_count: int = 0
     rate: int = 0
     sync_flush: bool = False
@@ -207,6 +209,11 @@ def _end_of_run(messages: Sequence[StoredMessage], position: int, end: int) -> i
         else:
             high = middle
     return high
+
+
+def topic_names(count: int) -> list[str]:
+    """The topics of a row; ``TOPIC`` where it has one."""
+    return [TOPIC] if count == 1 else [f"{TOPIC}-{number}" for number in range(count)]
 
 
 def make_bodies(count: int, size: int) -> list[bytes]:

@@ -21,6 +21,9 @@ WANTED = {
     "queues_10000",
     "sync_flush_128",
     "single_many",
+    "many_topics_send",
+    "many_topics_drain",
+    "new_topics",
     "filter_tag_128",
     "filter_sql_128",
 }
