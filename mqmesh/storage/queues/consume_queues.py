@@ -72,6 +72,7 @@ class ConsumeQueues:
         self._file_entries = file_entries
         self.most_unwritten_bytes = most_unwritten_bytes
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
+        self._count = 0  # the store's extent is read each turn, which must not cost a look at all
         self.deletions: dict[str, int] = {}
         self.unwritten_bytes = 0
         self.changed: set[str] = set()
@@ -84,7 +85,7 @@ class ConsumeQueues:
             yield from queues.values()
 
     def __len__(self) -> int:
-        return sum(map(len, self.by_topic.values()))
+        return self._count
 
     @property
     def full(self) -> bool:
@@ -110,15 +111,17 @@ class ConsumeQueues:
         """Takes up a queue that is not there yet; its entries, if any, are in files."""
         queues = self.by_topic.setdefault(topic, {})
         assert queue_id not in queues
+        sibling = next(iter(queues.values()), None)
         queue = ConsumeQueue(
             topic,
             queue_id,
-            self.topic_directory(topic),
+            self.topic_directory(topic) if sibling is None else sibling.directory,
             first=first,
             end=end,
             file_entries=self._file_entries,
         )
         queues[queue_id] = queue
+        self._count += 1
         return queue
 
     def find_or_add(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -173,6 +176,7 @@ class ConsumeQueues:
     def clear(self) -> None:
         """Forgets all queues; their files stay, and deletions are still known."""
         self.by_topic.clear()
+        self._count = 0
         self._dirty.clear()
         self._large.clear()
         self.unwritten_bytes = 0
@@ -269,7 +273,9 @@ class ConsumeQueues:
             OSError: The directory cannot be renamed.
         """
         self.deletions[topic] = commitlog_offset
-        for queue in self.by_topic.pop(topic, {}).values():
+        queues = self.by_topic.pop(topic, {})
+        self._count -= len(queues)
+        for queue in queues.values():
             self.unwritten_bytes -= queue.tail.bytes
             self._dirty.pop(queue, None)
             if queue in self._large:

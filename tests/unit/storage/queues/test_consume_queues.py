@@ -32,6 +32,19 @@ def test_queues_are_found_by_topic_and_id(queues: ConsumeQueues) -> None:
     assert len(queues) == 1
 
 
+def test_queues_are_counted_without_a_look_at_them(queues: ConsumeQueues) -> None:
+    for topic in ("one", "other"):
+        for number in range(3):
+            queues.find_or_add(topic, number)
+    assert len(queues) == len(list(queues)) == 6
+    assert len({queue.directory for queue in queues}) == 2
+    queues.drop_topic("one", 0)
+    queues.drop_topic("one", 1)
+    assert len(queues) == len(list(queues)) == 3
+    queues.clear()
+    assert len(queues) == len(list(queues)) == 0
+
+
 def test_oldest_tails_are_written_first(queues: ConsumeQueues) -> None:
     some = [queues.add("topic", number) for number in range(5)]
     for queue in some:
