@@ -61,7 +61,7 @@ class CreationRate:
             raise SystemBusy(
                 f"this client made {spent:.0f} {self._kind} lately by using unknown ones, and it "
                 f"may make {most} a minute (auto_{self._kind}_per_minute); create them "
-                "beforehand, or wait",
+                "beforehand, wait, or raise the setting",
                 retry_after_ms=int(over * MINUTE_MS / most) + 1,
             )
 

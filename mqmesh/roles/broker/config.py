@@ -257,9 +257,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transaction_pending_max: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 200_000
     transaction_parked_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 90_000
-    max_auto_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 10_000
-    auto_topics_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
-    auto_queues_per_minute: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_auto_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 20_000
+    auto_topics_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    auto_queues_per_minute: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 40_000
     auto_groups_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536

@@ -6,6 +6,7 @@ from harness.peers import KeptPeer
 from mqmesh.errors import SystemBusy
 from mqmesh.roles.broker import auto_creation
 from mqmesh.roles.broker.auto_creation import AutoCreation, CreationRate
+from mqmesh.roles.broker.config import BrokerConfig
 
 
 def make(rates, peer, now_ms):
@@ -25,6 +26,13 @@ def test_a_client_has_its_minutes_share_at_once_and_then_bit_by_bit():
         make(rates, b"one", 6_002)
     # Nobody else suffers.
     make(rates, b"other", 6_002)
+
+
+def test_one_client_may_make_ten_thousand_topics_at_once_and_leaves_room_for_another_one():
+    config = BrokerConfig()
+    assert config.auto_topics_per_minute >= 10_000
+    assert config.auto_queues_per_minute >= 10_000 * config.default_topic_queue_nums
+    assert config.max_auto_topics >= 2 * config.auto_topics_per_minute
 
 
 def test_who_was_told_when_to_come_again_is_served_then():
