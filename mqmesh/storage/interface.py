@@ -827,13 +827,14 @@ class MessageStore(ABC):
             commitlog_offset: Replaces the one that this holder gave before.
         """
 
-    def show_to(self, position: Callable[[], int]) -> None:  # noqa: B027
+    def show_to(self, position: Callable[[], int] | None) -> None:  # noqa: B027
         """Lets consumers see no more of the log than ``position`` says, be it less than is durable.
 
         Stores without replicas need not know of it.
 
         Args:
             position: Commit-log offset, asked with every read. What is there now stays visible.
+                None for all of the log, at once.
         """
 
     def retention_wish(self) -> CommitLogOffset:

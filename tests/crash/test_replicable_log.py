@@ -512,3 +512,6 @@ def test_what_may_not_be_seen_yet_is_seen_later_and_what_was_seen_stays(files):
     assert store.read_at(later[0])
     shown[0] = end
     assert store.queue_bounds("topic", 0) == (0, 2), "it never goes back"
+    store.show_to(None)
+    put_bodies(store, ["four"])
+    assert store.queue_bounds("topic", 0) == (0, 4)

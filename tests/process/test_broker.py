@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -72,10 +73,12 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
+from mqmesh.storage.log.flush import Flusher
 from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.units import MIB
 
 SEGMENT_BYTES = 32 * MIB
+PATIENCE_S = 30
 
 
 class Site:
@@ -264,6 +267,28 @@ def test_with_sync_flush_an_answer_means_that_the_disk_has_it(make_site):
     (outcome,) = site.send(site.batch(bodies=(b"two",)))
     assert (outcome.code, outcome.status) == (0, 0)
     assert site.pulled(held)[1] == [b"two"]
+
+
+def test_with_sync_flush_nobody_sees_what_the_disk_does_not_have(make_site, monkeypatch):
+    synced = threading.Event()
+    synced.set()
+    begin = Flusher.__init__
+
+    def begin_gated(self, **given):
+        begin(self, **given | {"sync": lambda descriptor: synced.wait(PATIENCE_S)})
+
+    monkeypatch.setattr(Flusher, "__init__", begin_gated)
+    site = make_site(storage={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    site.send(site.batch(bodies=(b"one",)))
+    synced.clear()
+    header = encode_send(3_000, 1, PRODUCER_KEY)
+    sent = site.begin(RequestCode.SEND_MESSAGE, header, site.batch(bodies=(b"two",)))
+    site.pull()  # in the turn of the send, maybe before it is written
+    answer, bodies = site.pull()
+    assert (answer.max_queue_offset, bodies, sent) == (1, [b"one"], [])
+    synced.set()
+    site.wait(sent)
+    assert site.pull(queue_offset=1)[1] == [b"two"]
 
 
 def test_members_are_told_when_one_joins_leaves_or_dies(site):

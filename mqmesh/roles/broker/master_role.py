@@ -3,7 +3,6 @@
 import logging
 from typing import Final
 
-from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import NotMaster, StorageError
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.config import MASTER_ID
@@ -17,15 +16,10 @@ from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import MessageStore
-from mqmesh.units import MAX_OFFSET
 
 TRANSACTIONS_FILE: Final = "transactions.json"
 
 _log = logging.getLogger(__name__)
-
-
-def _everything() -> int:
-    return MAX_OFFSET
 
 
 class MasterRole(BrokerRole):
@@ -56,7 +50,7 @@ class MasterRole(BrokerRole):
         self._half_checkpoint: HalfCheckpointFile | None = None
         # What is read now is known to nobody else. Nor does it end where this replica, as a
         # follower, learned that it is confirmed: what is behind that is its log, too.
-        store.show_to(_everything)
+        store.show_to(None)
         features = build_features(given, store, leadership, epoch=epoch)
         core = features.core
         features.load()
@@ -66,8 +60,8 @@ class MasterRole(BrokerRole):
             self._wait_for_followers(features)
         core.write_state()
         self._recover_transactions(features)
-        if leadership is not None or given.config.ha.ack_replicas is not AckReplicas.NONE:
-            # What a follower lacks may be lost with this machine, and nobody shall have seen it.
+        if not core.commit_point.is_immediate:
+            # What the disk or a follower lacks may be lost, and nobody shall have seen it.
             store.show_to(core.commit_point.high_watermark)
         self._handlers = features.commands()
         self._serve(features, self._handlers)

@@ -376,10 +376,12 @@ class CommitLogStore(MessageStore):
         """Implement ``MessageStore.keep_from``."""
         self._cleaner.keep_from[holder] = commitlog_offset
 
-    def show_to(self, position: Callable[[], int]) -> None:
+    def show_to(self, position: Callable[[], int] | None) -> None:
         """Implement ``MessageStore.show_to``."""
-        self._shown_to, self._applier.shows_later = position, True
+        self._shown_to, self._applier.shows_later = position, position is not None
         self._shown_before = self._log.end
+        if position is None:
+            self._applier.see(self._log.end)
 
     def retention_wish(self) -> CommitLogOffset:
         """Implement ``MessageStore.retention_wish``."""

@@ -34,11 +34,7 @@ from mqmesh.roles.broker.index.indexer_link import LogExtent
 from mqmesh.roles.broker.role import BrokerRole
 from mqmesh.storage.interface import LogStart, MessageStore, ReplicableLog, replicable
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.units import MAX_OFFSET, CommitLogOffset
-
-
-def _everything() -> int:
-    return MAX_OFFSET
+from mqmesh.units import CommitLogOffset
 
 
 class FollowerRole(BrokerRole):
@@ -161,7 +157,7 @@ class FollowerRole(BrokerRole):
     def _read(self) -> None:
         """Builds what is derived from the log as it is now, and serves it."""
         given, ha = self._given, self._given.config.ha
-        self._store.show_to(_everything)
+        self._store.show_to(None)
         self.features = features = build_features(given, self._store, is_follower=True)
         features.load()
         self._stand_in.begin_log(self.log().identity().store_id, features.state.committed)
