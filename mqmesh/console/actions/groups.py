@@ -10,7 +10,7 @@ from mqmesh.console.page import ActionPlan, ActionResult, ActionTable, Name, Tex
 from mqmesh.errors import GroupNotFound, InvalidArgument
 from mqmesh.message import MAX_GROUP_LENGTH, check_consumer_group
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
-from mqmesh.protocol.policies import KEEP, check_group_policies
+from mqmesh.protocol.policies import FOREVER_MS, KEEP, check_group_policies, paused
 from mqmesh.sdk.admin.group_admin import OffsetMoves
 from mqmesh.user_times import parse_time
 
@@ -113,6 +113,26 @@ class ResetForm(msgspec.Struct, frozen=True, kw_only=True):
         int,
         msgspec.Meta(ge=0, le=(1 << 53) - 1, title="Offset", description="Of that queue."),
     ] = 0
+
+
+class PauseForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Pause of a group."""
+
+    group: Name
+    topic: Annotated[Text, msgspec.Meta(title="Topic", description="Empty for all topics.")] = ""
+    minutes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0, le=525_600, title="Minutes", description="0: until somebody resumes it."
+        ),
+    ] = 60
+
+
+class ResumeForm(msgspec.Struct, frozen=True, kw_only=True):
+    """End of the pauses of a group."""
+
+    group: Name
+    topic: Annotated[Text, msgspec.Meta(title="Topic", description="Empty for all pauses.")] = ""
 
 
 class SkipForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +250,45 @@ async def plan_reset(visit: Visit, asked: ResetForm) -> ActionPlan:
 async def reset(visit: Visit, asked: ResetForm) -> ActionResult:
     """Move offsets."""
     return _result_of(await _reset(visit, asked, dry_run=False), asked.group)
+
+
+async def plan_pause(visit: Visit, asked: PauseForm) -> ActionPlan:
+    """Say what a pause does."""
+    await _known(visit, asked.group)
+    span = f"for {asked.minutes:,} minutes" if asked.minutes else "until somebody resumes it"
+    of = f"of {asked.topic} " if asked.topic else ""
+    return ActionPlan(
+        summary=f"Group {asked.group} gets no messages {of}{span}.",
+        details=("Members keep running, and do what they have got already.",),
+    )
+
+
+async def pause(visit: Visit, asked: PauseForm) -> ActionResult:
+    """Pause a group."""
+    until_ms = visit.clock.wall_ms() + asked.minutes * 60_000 if asked.minutes else FOREVER_MS
+    async with visit.client(GroupAdmin) as admin:
+        await admin.pause_group(asked.group, asked.topic, until_ms=until_ms)
+    return ActionResult(summary=f"Group {asked.group} is paused.")
+
+
+async def plan_resume(visit: Visit, asked: ResumeForm) -> ActionPlan:
+    """Say which pauses end."""
+    now_ms = visit.clock.wall_ms()
+    known = await _known(visit, asked.group)
+    if not any(paused(one, 0, asked.topic, now_ms) != one for one in known.values()):
+        return ActionPlan(summary="Nothing of that is paused.", possible=False)
+    return ActionPlan(summary=f"Group {asked.group} goes on{_of(asked.topic)} at once.")
+
+
+async def resume(visit: Visit, asked: ResumeForm) -> ActionResult:
+    """Let a paused group go on."""
+    async with visit.client(GroupAdmin) as admin:
+        await admin.resume_group(asked.group, asked.topic)
+    return ActionResult(summary=f"Group {asked.group} goes on{_of(asked.topic)}.")
+
+
+def _of(topic: str) -> str:
+    return f" with {topic}" if topic else ""
 
 
 async def plan_skip(visit: Visit, asked: SkipForm) -> ActionPlan:

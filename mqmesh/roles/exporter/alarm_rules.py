@@ -28,6 +28,7 @@ LEAST_FAILURES: Final = 5
 
 LAG: Final = "rocketmq_consumer_lag_messages"
 MEMBERS: Final = "rocketmq_consumer_connections"
+PAUSED: Final = "mqmesh_group_paused"
 UP: Final = "mqmesh_up"
 
 
@@ -219,8 +220,9 @@ def _stuck(look: ClusterObservation, threshold: float) -> Iterator[tuple[Labels,
     members = look.families.sums(MEMBERS, GROUP)
     # Since the last look: how long that has to last the rule says. An offset that went back moved.
     done = look.grown(COMMITTED, GROUP, 1, is_retry="false")
+    paused = look.families.sums(PAUSED, GROUP)
     for labels, lag in _waiting(look, threshold).items():
-        if members.get(labels) and done.get(labels) == 0:
+        if members.get(labels) and done.get(labels) == 0 and not paused.get(labels):
             yield labels, lag
 
 
@@ -335,6 +337,16 @@ RULES: Final = (
         "listeners of {consumer_group} fail at {value:.0%} of their messages, more than "
         "{threshold:.0%}",
         "the listener's log has the tracebacks; `mqmesh group running GROUP` shows each member",
+    ),
+    AlarmRule(
+        "group-paused",
+        "warning",
+        0,
+        14_400,
+        GROUP,
+        over(PAUSED, GROUP),
+        "{consumer_group} has been paused for four hours",
+        "`mqmesh group show GROUP` shows until when, `mqmesh group resume GROUP` ends it",
     ),
     AlarmRule(
         "group-without-members",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from harness.console import ConsoleWorld, open_console
 
@@ -18,6 +19,7 @@ from mqmesh.protocol.groups import (
     ResetWhere,
 )
 from mqmesh.protocol.membership import ConsumerData
+from mqmesh.protocol.policies import FOREVER_MS
 from mqmesh.sdk.admin.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
 
 NOW_MS = 1_700_000_000_000
@@ -40,6 +42,8 @@ def world():
         found = [summary("billing", 7, failures=failures), summary("ledger", 1_000, members=0)]
         if not group:
             return {"broker-a": found}
+        paused = GroupConfig("idle", paused_topics={"orders": FOREVER_MS})
+        found.append(msgspec.structs.replace(summary("idle", 0), config=paused))
         known = [one for one in found if one.config.group == group]
         return {"broker-a": known} if known else GroupNotFound(f"no consumer group {group!r}")
 
@@ -59,6 +63,8 @@ def world():
             "running_info": RunningInfo("client-1", "billing", "push", 1, {"x": "y"}, [], [], []),
             "create_group": {"broker-a": GroupConfig("audit")},
             "put_group": {},
+            "pause_group": {},
+            "resume_group": {},
             "delete_group": ["broker-a"],
             "reset_offset": lambda *args, dry_run, **others: moves(dry_run=dry_run),
             "skip_backlog": lambda group, topic, dry_run=False: moves(dry_run=dry_run, new=100),
@@ -134,6 +140,27 @@ def test_settings_say_what_changes(world):
     refused = client.act(path, client.csrf(path), "plan", **fields)
     assert refused.status_code == 400
     assert "no delay" in refused.text
+
+
+def test_a_group_is_paused_and_goes_on(world):
+    client = open_console(world)
+    path = "/groups/billing/pause"
+    fields = {"topic": "orders", "minutes": "30"}
+    plan = client.act(path, client.csrf(path), "plan", **fields).text
+    assert "gets no messages of orders for 30 minutes" in plan
+    client.act(path, client.csrf(path), **fields)
+    client.act(path, client.csrf(path), minutes="0")
+    assert calls(world, "pause_group") == [
+        (("billing", "orders"), {"until_ms": world.clock.wall_ms() + 1_800_000}),
+        (("billing", ""), {"until_ms": FOREVER_MS}),
+    ]
+    path = "/groups/billing/resume"
+    assert "Nothing of that is paused" in client.act(path, client.csrf(path), "plan").text
+    path = "/groups/idle/resume"
+    plan = client.act(path, client.csrf(path), "plan", topic="orders").text
+    assert "Group idle goes on with orders at once" in plan
+    client.act(path, client.csrf(path), topic="orders")
+    assert calls(world, "resume_group") == [(("idle", "orders"), {})]
 
 
 def test_a_reset_is_shown_before_it_is_done(world):

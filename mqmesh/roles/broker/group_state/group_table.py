@@ -90,6 +90,10 @@ class GroupTable:
         """Return settings of a group that may hold back what it is handed out; mostly None."""
         return self._restricted.get(group)
 
+    def limited(self) -> list[GroupConfig]:
+        """Return settings of all groups that have limits, or had."""
+        return list(self._restricted.values())
+
     def retry_limit(self, group: str, wanted: int) -> int:
         """Return how often a message may be sent back: by the group's settings, else as wanted."""
         config = self._groups.get(group)

@@ -137,6 +137,7 @@ TROUBLES = {
     ),
     "group-stuck": (lambda at_s: group(1, members=1), lambda at_s: group(0, members=1)),
     "group-failing": (lambda at_s: failing(6, 10), lambda at_s: failing(5, 10)),
+    "group-paused": gauge("mqmesh_group_paused", 1, 0, {"consumer_group": "billing"}),
     "group-without-members": (lambda at_s: group(1), lambda at_s: group(1, members=1, done=at_s)),
     "mixed-subscriptions": gauge(
         "mqmesh_group_differing_members", 1, 0, {"consumer_group": "billing"}
@@ -289,6 +290,14 @@ def test_a_group_with_members_that_gets_nowhere():
         assert told == ([("group-stuck", "firing")] if at_s == 330 else [])
     moved = group(5, members=2, done=101, latency_ms=0)
     assert names(watch.look(660, *moved)) == [("group-stuck", "resolved")]
+
+
+def test_a_paused_group_is_not_stuck():
+    watch = Watch()
+    paused = series("mqmesh_group_paused", 1, consumer_group="billing")
+    for at_s in range(0, 631, 30):
+        told = watch.look(at_s, *group(5, members=2, done=100, latency_ms=0), paused)
+        assert told == []
 
 
 def test_an_offset_that_went_back_moved_and_of_a_new_group_that_never_moved_it_is_0():

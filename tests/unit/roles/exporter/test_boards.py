@@ -56,6 +56,7 @@ TROUBLE = {
         "mqmesh_group_recent_failures": "6x60",
         "mqmesh_group_recent_deliveries": "10x60",
     },
+    "MqmeshGroupPaused": {"mqmesh_group_paused": "1x1000"},
     "MqmeshGroupWithoutMembers": {"rocketmq_consumer_lag_messages": "1x60"},
     "MqmeshMixedSubscriptions": {"mqmesh_group_differing_members": "1x60"},
     "MqmeshDeadLetters": {"rocketmq_send_to_dlq_messages_total": "0+1x60"},
@@ -134,7 +135,8 @@ def test_each_alarm_fires(boards, tmp_path):
     for alarm, told in TROUBLE.items():
         labels = LABELS % CODES.get(alarm, "-")
         series = {f"{name}{{{labels}}}": values for name, values in told.items()}
-        tests.append(firing(alarm, series or {"other": "1x60"}, "14m", 1))
+        at = "4h5m" if alarm == "MqmeshGroupPaused" else "14m"
+        tests.append(firing(alarm, series or {"other": "1x60"}, at, 1))
     check(boards, tests, tmp_path)
 
 

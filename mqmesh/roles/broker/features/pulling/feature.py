@@ -9,6 +9,7 @@ from mqmesh.message import is_system_topic
 from mqmesh.metrics import Labelled, counter, gauge
 from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
@@ -386,6 +387,10 @@ class PullingFeature(Feature):
             lambda one: getattr(one[2], name),
         )
 
+    def _paused(self) -> Labelled[GroupConfig]:
+        found = [one for one in self._group_table.limited() if self._limits.is_paused(one)]
+        return Labelled(found, lambda one: (one.group,), lambda one: 1)
+
     metrics = (
         counter(
             "pull_requests_total",
@@ -399,6 +404,17 @@ class PullingFeature(Feature):
         ),
         gauge(
             "held_pulls", "pulls that wait for a message now", lambda feature: len(feature.holds)
+        ),
+        gauge(
+            "held_back_pulls",
+            "pulls that wait now because their group is paused, or at its messages a second",
+            lambda feature: len(feature.held_back),
+        ),
+        gauge(
+            "group_paused",
+            "1 for a group that gets nothing now, of all topics or of one: it is paused",
+            lambda feature: feature._paused(),
+            labels=("consumer_group",),
         ),
         counter(
             "pulls_held_back_total",
