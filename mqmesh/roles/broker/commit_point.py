@@ -208,4 +208,9 @@ class CommitPoint(Generic[Waiter]):
 
 
 def _least(holders: Sequence[AckParticipant]) -> int:
-    return min((one.position() for one in holders if one.is_there()), default=MAX_OFFSET)
+    least = MAX_OFFSET
+    for one in holders:
+        position = one.position()
+        if position < least and one.is_there():
+            least = position
+    return least

@@ -161,13 +161,14 @@ def commit_point_of(
             )
         )
     elif config.ha.ack_replicas is not AckReplicas.NONE:
+        log = replicable(store)
         holders.append(
             AckParticipant(
                 "a follower",
                 lambda: followers.position,
                 late,
                 "ha.slave_timeout_ms",
-                lambda: followers.is_available(replicable(store).log_end()),
+                lambda: followers.is_available(log.log_end()),
                 SendStatus.SLAVE_NOT_AVAILABLE,
             )
         )

@@ -68,8 +68,10 @@ class LogRepair:
 
     def damaged(self) -> Sequence[DamagedRange]:
         """Implement ``RepairableLog.damaged``."""
-        start, end = self._log.start, self._log.end
         found = self._damage.ranges
+        if not found:
+            return found
+        start, end = self._log.start, self._log.end
         return [one for one in found if start <= one.start_offset and one.end_offset <= end]
 
     def look(self) -> None:

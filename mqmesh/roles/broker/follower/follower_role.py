@@ -65,7 +65,7 @@ class FollowerRole(BrokerRole):
         promises: VoteState,
     ) -> None:
         super().__init__(given, given.config.broker_id)
-        self._store = store
+        self._store, self._log = store, replicable(store)
         self._replace_store = replace_store
         self._promote = promote
         self._promises = promises
@@ -236,7 +236,7 @@ class FollowerRole(BrokerRole):
 
     def log(self) -> ReplicableLog:
         """Implement ``CopiedLog.log``."""
-        return replicable(self._store)
+        return self._log
 
     def durable_offset(self) -> int:
         """Implement ``CopiedLog.durable_offset``."""
@@ -306,6 +306,7 @@ class FollowerRole(BrokerRole):
         self._rest("this follower begins a copy of its master's log")
         self.features = None
         self._store = self._replace_store(beginning)
+        self._log = replicable(self._store)
         self._read()
 
     # ---- Commands --------------------------------------------------------------------

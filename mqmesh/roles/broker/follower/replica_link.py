@@ -186,8 +186,8 @@ class ReplicaLink:
 
     def turn_ended(self) -> None:
         """Acknowledge to the leader, at the end of a turn of the loop, what has come."""
-        if self.streaming and self._position() != self._acknowledged:
-            self._acknowledge()
+        if self.streaming and (position := self._position()) != self._acknowledged:
+            self._acknowledge(position)
 
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""
@@ -198,7 +198,7 @@ class ReplicaLink:
             self.streaming = False
             self._open()
         elif self.streaming and now_ms - self._ack_ms >= ACK_MS:
-            self._acknowledge()
+            self._acknowledge(self._position())
 
     def read_log(
         self, start: int, end: int, on_done: Callable[[Command | MQMeshError], None]
@@ -418,13 +418,13 @@ class ReplicaLink:
     # ---- Words to the leader -------------------------------------------------------------
 
     def _position(self) -> tuple[int, int]:
-        written = int(self._copy.log().log_end())
-        return written, min(int(self._copy.durable_offset()), written)
+        written = self._copy.log().log_end()
+        return written, min(self._copy.durable_offset(), written)
 
-    def _acknowledge(self) -> None:
-        self._acknowledged = self._position()
+    def _acknowledge(self, position: tuple[int, int]) -> None:
+        self._acknowledged = position
         self._ack_ms = self._clock.monotonic_ms()
-        header = encode_header(AckReplication(*self._acknowledged, self.leader_epoch))
+        header = encode_header(AckReplication(*position, self.leader_epoch))
         try:
             self._connection.oneway(RequestCode.ACK_REPLICATION, header=header)
         except MQMeshError as error:

@@ -67,6 +67,7 @@ class FollowerTable:
 
     Attributes:
         counts, began_ms: See above.
+        position: Everything before this commit-log offset is with a follower. It never goes back.
         catch_up_rate: Bytes that all who catch up are sent together; None for as much as they take.
             Those who lack no more than a window are not held up: sends wait for them.
     """
@@ -91,18 +92,13 @@ class FollowerTable:
         self._by_peer: dict[Peer, Follower] = {}
         # What is kept for each from retention: from where, and when it was heard.
         self._kept: dict[int, tuple[int, int]] = {}
-        self._position = 0
+        self.position = 0
 
     def __len__(self) -> int:
         return len(self._by_peer)
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(list(self._by_peer.values()))
-
-    @property
-    def position(self) -> int:
-        """Everything before this commit-log offset is with a follower. It never goes back."""
-        return self._position
 
     @property
     def was_used(self) -> bool:
@@ -115,7 +111,8 @@ class FollowerTable:
         Args:
             log_end: Where the log ends.
         """
-        return any(log_end - self._has(one) <= self._fall_behind_bytes for one in self)
+        enough = log_end - self._fall_behind_bytes
+        return bool(self._by_peer) and max(map(self._has, self._by_peer.values())) >= enough
 
     def open(
         self,
@@ -195,9 +192,10 @@ class FollowerTable:
         one.heard_ms = now_ms
         one.written, one.synced = written, synced
         self._kept[one.replica_id] = (written, now_ms)
-        if self._has(one) <= self._position:
+        has = self._has(one)
+        if has <= self.position:
             return False
-        self._position = self._has(one)
+        self.position = has
         return True
 
     def of(self, peer: Peer) -> Follower:

@@ -240,8 +240,11 @@ class ReplicationFeature(Feature):
 
     def _feed(self, one: Follower) -> bool:
         log, table = replicable(self._store), self.followers
+        end = log.log_end()
+        if one.sent == end:
+            return False  # nearly always: this is asked at the end of each turn of the loop
         left, now_ms = TURN_BYTES, self._clock.monotonic_ms()
-        while left > 0 and (room := table.room(one, log.log_end(), now_ms)) > 0:
+        while left > 0 and one.sent != end and (room := table.room(one, end, now_ms)) > 0:
             try:
                 chunk = log.read_raw(
                     CommitLogOffset(one.sent), max_bytes=min(room, left, MAX_CHUNK_BYTES)
@@ -259,7 +262,7 @@ class ReplicationFeature(Feature):
                 chunk.end,
                 chunk.segment_end,
                 chunk.epoch,
-                log.log_end(),
+                end,
                 epoch,
                 confirmed,
             )
