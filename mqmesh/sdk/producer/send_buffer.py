@@ -254,7 +254,7 @@ class SendBuffer:
                 return None
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
-            if not lane.idle:
+            if lane.in_flight or lane.open is not None or lane.closed or lane.returned:
                 return None
             # No call in between: Ctrl-C must not strike in the middle of this.
             batch.queue, batch.lane, batch.size = lane.queue, lane, size
@@ -549,9 +549,10 @@ def message_size(message: Message) -> int:
     """Return the memory charged for a message, in bytes; about as much as on the wire."""
     size = len(message.body) + MESSAGE_OVERHEAD_BYTES
     texts = [*message.keys] if message.keys else []
-    for one in (message.tag, message.sharding_key):
-        if one is not None:
-            texts.append(one)
+    if message.tag is not None:
+        texts.append(message.tag)
+    if message.sharding_key is not None:
+        texts.append(message.sharding_key)
     if message.properties is not None:
         texts += message.properties
         texts += message.properties.values()

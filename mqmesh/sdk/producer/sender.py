@@ -112,6 +112,7 @@ class Sender:
         direct: DirectChannels | None = None,
     ) -> None:
         self._engine = engine
+        self._clock = engine.loop.clock
         self._buffer = buffer
         self._codec = codec
         self._routes = routes
@@ -339,8 +340,7 @@ class Sender:
 
     def _request(self, broker_name: str, taken: list[PendingBatch]) -> OutgoingRequest | None:
         """Number and encode batches, and end those that cannot be sent; None if none is left."""
-        clock = self._engine.loop.clock
-        now_ns, wall_ms = clock.monotonic_ns(), clock.wall_ms()
+        now_ns, wall_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         now_ms = now_ns // 1_000_000
         batches: list[PendingBatch] = []
         parts: list[bytes] = []
@@ -377,7 +377,7 @@ class Sender:
         answer: Command | MQMeshError,
     ) -> Effects:
         """End the batches if all are stored; what has to be judged is that by an event."""
-        latency_ms = (self._engine.loop.clock.monotonic_ns() - sent_ns) / 1_000_000
+        latency_ms = (self._clock.monotonic_ns() - sent_ns) / 1_000_000
         results: Sequence[BatchOutcome | MQMeshError]
         try:
             if isinstance(answer, MQMeshError):
@@ -406,13 +406,13 @@ class Sender:
         latency_ms: float | None = None,
     ) -> list[PendingBatch]:
         """End batches and count them; return those that have to be told."""
-        ended = []
+        ended, buffer = [], self._buffer
         # All at once, since the lock is dear while many threads send.
-        with self._buffer.lock:
+        with buffer.lock:
             if latency_ms is not None:
                 self.latency.observe(latency_ms)
             for batch, result in zip(batches, results, strict=True):
-                if self._buffer.end(batch, result):
+                if buffer.end(batch, result):
                     self._count(batch, result)
                     ended.append(batch)
         return ended
@@ -420,14 +420,17 @@ class Sender:
     def _count(self, batch: PendingBatch, result: BatchOutcome | MQMeshError) -> None:
         topic, count = batch.queue.topic, batch.explicit_count or len(batch.messages)
         if isinstance(result, BatchOutcome):
-            status = _NAMES[result.status]
+            key = (topic, _NAMES[result.status])
         else:
-            status = type(result).__name__
-        if (topic, status) not in self.ended and len(self.ended) >= MAX_LABEL_SETS:
-            topic = OTHER
-        self.ended[topic, status] = self.ended.get((topic, status), 0) + count
-        if isinstance(result, ClientClosed):
-            self.lost[batch.queue.topic] += count
+            key = (topic, type(result).__name__)
+            if isinstance(result, ClientClosed):
+                self.lost[topic] += count
+        ended = self.ended
+        if key not in ended:
+            if len(ended) >= MAX_LABEL_SETS:
+                key = (OTHER, key[1])
+            ended.setdefault(key, 0)
+        ended[key] += count
 
     def _finish(self, batch: PendingBatch, result: BatchOutcome | MQMeshError) -> None:
         """End a batch, with the best that is known of it."""
