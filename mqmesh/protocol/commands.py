@@ -25,6 +25,7 @@ from mqmesh.protocol import (
     messaging,
     pulling,
     queries,
+    replay,
     replication,
     replies,
     retries,
@@ -321,6 +322,10 @@ class RequestCode(enum.IntEnum):
         retries.SendBackRequest, retries.SendBackResponse, topics="entries[].topic", groups="group")
     RESEND_DEAD_LETTERS = _row(1_003, BROKER, ADMIN_OWN,
         retries.ResendRequest, retries.ResendResponse, topics=LOOKED_UP, groups="group")
+
+    REPLAY_MESSAGES = _row(1_107, BROKER, ADMIN,
+        replay.ReplayRequest, replay.ReplayResponse,
+        topics="topic into_topic", groups="group")
 
     # Clients.
     HEART_BEAT = _row(34, BROKER, SUB,

@@ -39,6 +39,7 @@ from mqmesh.roles.broker.features.replication.log_checks import LogChecksFeature
 from mqmesh.roles.broker.features.request_reply.feature import RequestReplyFeature
 from mqmesh.roles.broker.features.retention.feature import RetentionFeature
 from mqmesh.roles.broker.features.retries.dead_letters import DeadLettersFeature
+from mqmesh.roles.broker.features.retries.replay import ReplayFeature
 from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
 from mqmesh.roles.broker.features.sending.feature import SendingFeature
 from mqmesh.roles.broker.features.snapshots.feature import SnapshotsFeature
@@ -92,6 +93,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     GroupAdminFeature,
     SendBackFeature,
     DeadLettersFeature,
+    ReplayFeature,
     DelaysFeature,
     ReplicationFeature,
     LogChecksFeature,
@@ -236,6 +238,7 @@ class BrokerFeatures:
             placement.place,
         )
         self.dead_letters = DeadLettersFeature(core, state.topics, writes)
+        self.replay = ReplayFeature(core, state.topics, state.groups, state.group_table, writes)
         self._build_groups()
         self._build_others(followers, index)
         self._turn = WriteTurn(
