@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "send": ("messages.send", "send"),
     "consume": ("messages.consume", "consume"),
     "query": ("messages.query", "query"),
+    "replay": ("messages.replay", "replay"),
     "trace": ("messages.trace", "trace"),
     "group": ("admin.group", "group"),
     "ha": ("admin.ha", "ha"),

@@ -38,12 +38,16 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.members import MemberClient as MemberClient
     from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as NamesrvAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
+    from mqmesh.sdk.admin.replays import ReplayClient as ReplayClient
     from mqmesh.sdk.admin.searches import MessageFilter as MessageFilter
     from mqmesh.sdk.admin.searches import SearchClient as SearchClient
     from mqmesh.sdk.admin.traces import TraceClient as TraceClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
     from mqmesh.sdk.app.app import App as App
+    from mqmesh.sdk.app.bodies import JSON_CODEC as JSON_CODEC
+    from mqmesh.sdk.app.bodies import MSGPACK_CODEC as MSGPACK_CODEC
+    from mqmesh.sdk.app.bodies import Codec as Codec
     from mqmesh.sdk.client.options import ClientOptions as ClientOptions
     from mqmesh.sdk.client.run import run as run
     from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords as PullConsumerKeywords
@@ -77,6 +81,9 @@ _MODULE_OF = {
     "AccessClient": "mqmesh.sdk.admin.access",
     "AdminClient": "mqmesh.sdk.admin.admin",
     "App": "mqmesh.sdk.app.app",
+    "JSON_CODEC": "mqmesh.sdk.app.bodies",
+    "MSGPACK_CODEC": "mqmesh.sdk.app.bodies",
+    "Codec": "mqmesh.sdk.app.bodies",
     "BrokerAdmin": "mqmesh.sdk.admin.broker_admin",
     "ClusterAdmin": "mqmesh.sdk.admin.cluster_admin",
     "ClientOptions": "mqmesh.sdk.client.options",
@@ -116,6 +123,7 @@ _MODULE_OF = {
     "Reject": "mqmesh.errors",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
+    "ReplayClient": "mqmesh.sdk.admin.replays",
     "SearchClient": "mqmesh.sdk.admin.searches",
     "SendContext": "mqmesh.sdk.hooks",
     "SendFuture": "mqmesh.sdk.producer.send_result",
@@ -141,6 +149,9 @@ __all__ = [
     "App",
     "BrokerAdmin",
     "ClusterAdmin",
+    "JSON_CODEC",
+    "MSGPACK_CODEC",
+    "Codec",
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",
@@ -178,6 +189,7 @@ __all__ = [
     "Reject",
     "ResendTarget",
     "ResetWhere",
+    "ReplayClient",
     "SearchClient",
     "SendContext",
     "SendFuture",

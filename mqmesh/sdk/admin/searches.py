@@ -1,6 +1,6 @@
 """Search of a topic's messages by time, tag, properties and body."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -73,8 +73,16 @@ class SearchResult(msgspec.Struct, frozen=True):
     unreadable: int = 0
 
 
-class _Span(msgspec.Struct, frozen=True):
-    """Part of a queue, by its offsets."""
+class Span(msgspec.Struct, frozen=True):
+    """Part of a queue, by its offsets.
+
+    Attributes:
+        broker_name: Broker group of the queue.
+        host: Address of its master, ``host:port``.
+        queue_id: Message queue.
+        start: Queue offset of the first message.
+        end: Behind the last one.
+    """
 
     broker_name: str
     host: str
@@ -108,19 +116,7 @@ class SearchClient(QueryClient):
         wanted = wanted or MessageFilter()
         if not 1 <= max_looked <= MAX_LOOKED:
             raise InvalidArgument(f"max_looked = {max_looked} must be 1 to {MAX_LOOKED:,}")
-        if wanted.sql:
-            parse_sql(wanted.sql)
-        # Brokers compare hashes of tags.
-        tags = None if wanted.sql else parse_tags(wanted.tags)
-        text = wanted.text.encode(errors="surrogatepass")
-
-        def fits(message: StoredMessage) -> bool:
-            return (
-                wanted.from_ms <= message.store_timestamp <= wanted.to_ms
-                and (tags is None or message.tag in tags)
-                and text in bytes(message.body)
-            )
-
+        fits = judge_of(wanted)
         spans = list(self._spans(topic, wanted))
         sizes = [one.end - one.start for one in spans]
         found: list[StoredMessage] = []
@@ -131,7 +127,7 @@ class SearchClient(QueryClient):
                 answer = self._pull(topic, span, place, wanted)
                 facts = decode_header(PullResponse, answer.header)
                 if facts.status == PullStatus.FOUND:
-                    messages, damaged = _decode(answer, span)
+                    messages, damaged = decode_answer(answer, span)
                     fitting = [
                         one
                         for one in messages
@@ -149,7 +145,7 @@ class SearchClient(QueryClient):
 
     # ---- Helpers ---------------------------------------------------------------------
 
-    def _spans(self, topic: str, wanted: MessageFilter) -> Iterator[_Span]:
+    def _spans(self, topic: str, wanted: MessageFilter) -> Iterator[Span]:
         """Yield the parts of a topic's queues that have messages of the time."""
         by_broker = self.topic_stats(topic)
         hosts = {name: one.tcp for name, one in masters_of(self.cluster().brokers).items()}
@@ -160,7 +156,7 @@ class SearchClient(QueryClient):
                 if wanted.queue_id in (-1, queue.queue_id):
                     start, end = self._bounds(topic, hosts[name], queue, wanted)
                     if start < end:
-                        yield _Span(name, hosts[name], queue.queue_id, start, end)
+                        yield Span(name, hosts[name], queue.queue_id, start, end)
 
     def _bounds(
         self, topic: str, host: str, queue: QueueStats, wanted: MessageFilter
@@ -181,7 +177,7 @@ class SearchClient(QueryClient):
             end = offset_at(wanted.to_ms + 1)
         return start, end
 
-    def _pull(self, topic: str, span: _Span, place: int, wanted: MessageFilter) -> Command:
+    def _pull(self, topic: str, span: Span, place: int, wanted: MessageFilter) -> Command:
         expression, kind = wanted.tags, ExpressionType.TAG
         if wanted.sql:
             expression, kind = wanted.sql, ExpressionType.SQL92
@@ -211,7 +207,29 @@ def shares(sizes: Sequence[int], most: int) -> list[int]:
     return taken
 
 
-def _decode(answer: Command, span: _Span) -> tuple[list[StoredMessage], int]:
+def judge_of(wanted: MessageFilter) -> Callable[[StoredMessage], bool]:
+    """Return a function that judges messages that a broker found, but not their SQL92 expression.
+
+    Raises:
+        InvalidArgument: The tags or the expression are none.
+    """
+    if wanted.sql:
+        parse_sql(wanted.sql)
+    # Brokers compare hashes of tags.
+    tags = None if wanted.sql else parse_tags(wanted.tags)
+    text = wanted.text.encode(errors="surrogatepass")
+
+    def fits(message: StoredMessage) -> bool:
+        return (
+            wanted.from_ms <= message.store_timestamp <= wanted.to_ms
+            and (tags is None or message.tag in tags)
+            and text in bytes(message.body)
+        )
+
+    return fits
+
+
+def decode_answer(answer: Command, span: Span) -> tuple[list[StoredMessage], int]:
     """Return the messages of an answer, and how many batches cannot be decoded."""
     messages: list[StoredMessage] = []
     damaged = 0

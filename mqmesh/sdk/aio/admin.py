@@ -18,6 +18,7 @@ from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
 from mqmesh.sdk.admin.members import MemberClient as BlockingMemberClient
 from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as BlockingNamesrvAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
+from mqmesh.sdk.admin.replays import ReplayClient as BlockingReplayClient
 from mqmesh.sdk.admin.searches import SearchClient as BlockingSearchClient
 from mqmesh.sdk.admin.traces import TraceClient as BlockingTraceClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
@@ -160,6 +161,14 @@ class SearchClient(QueryClient):
     _kind = BlockingSearchClient
 
     search = awaited(BlockingSearchClient.search)
+
+
+class ReplayClient(SearchClient):
+    """Replay of topics from coroutines; as ``mqmesh.sdk.admin.replays.ReplayClient``."""
+
+    _kind = BlockingReplayClient
+
+    replay = awaited(BlockingReplayClient.replay)
 
 
 class GroupAdmin(AdminClient):

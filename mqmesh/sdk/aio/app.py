@@ -8,6 +8,7 @@ from mqmesh.sdk.aio.consumer import PushConsumer
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.app.app import App as BlockingApp
+from mqmesh.sdk.app.bodies import Codec
 from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
 from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
 from mqmesh.sdk.client.run import run_async
@@ -26,10 +27,13 @@ class TopicPublisher(MessageMaker[T]):
         topic: Topic.
         kind: Type of the values.
         producer: Sends them.
+        codec: Form of the bodies.
     """
 
-    def __init__(self, topic: str, kind: type[T], producer: Producer) -> None:
-        super().__init__(topic, kind)
+    def __init__(
+        self, topic: str, kind: type[T], producer: Producer, codec: Codec | None = None
+    ) -> None:
+        super().__init__(topic, kind, codec)
         self._producer = producer
 
     async def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
@@ -66,6 +70,7 @@ class App:
         group: str,
         expression: Wanted = "*",
         dead_letter_on: Errors = (),
+        codec: Codec | None = None,
         **options: Unpack[PushConsumerKeywords],
     ) -> Callable[[Function], Function]:
         """Register a coroutine function, as ``mqmesh.App.subscriber`` does.
@@ -75,7 +80,7 @@ class App:
         """
 
         def decorate(function: Function) -> Function:
-            handler = TypedHandler(function, dead_letter_on)
+            handler = TypedHandler(function, dead_letter_on, codec)
             if not handler.is_coroutine:
                 raise InvalidArgument("a handler must be a coroutine function (async def) here")
             self._subscriptions.add(
@@ -85,10 +90,12 @@ class App:
 
         return decorate
 
-    def publisher(self, topic: str, kind: type[T]) -> TopicPublisher[T]:
+    def publisher(
+        self, topic: str, kind: type[T], *, codec: Codec | None = None
+    ) -> TopicPublisher[T]:
         """Return a publisher, as ``mqmesh.App.publisher`` does."""
         self._publishes = True
-        return TopicPublisher(topic, kind, self._producer)
+        return TopicPublisher(topic, kind, self._producer, codec)
 
     async def start(self) -> None:
         """Connects; handlers are awaited from now on, several at once.

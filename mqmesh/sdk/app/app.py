@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.app.bodies import Codec
 from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
 from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
@@ -29,10 +30,13 @@ class TopicPublisher(MessageMaker[T]):
         topic: Topic.
         kind: Type of the values.
         producer: Sends them.
+        codec: Form of the bodies.
     """
 
-    def __init__(self, topic: str, kind: type[T], producer: Producer) -> None:
-        super().__init__(topic, kind)
+    def __init__(
+        self, topic: str, kind: type[T], producer: Producer, codec: Codec | None = None
+    ) -> None:
+        super().__init__(topic, kind, codec)
         self._producer = producer
 
     def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
@@ -108,6 +112,7 @@ class App:
         group: str,
         expression: Wanted = "*",
         dead_letter_on: Errors = (),
+        codec: Codec | None = None,
         **options: Unpack[PushConsumerKeywords],
     ) -> Callable[[Function], Function]:
         """Has a function handle the messages of a topic; before ``start``.
@@ -117,6 +122,8 @@ class App:
             group: Consumer group.
             expression: As for ``PushConsumer.subscribe``.
             dead_letter_on: Errors that make a dead letter at once; others are retried.
+            codec: Form of the bodies; None for JSON, bytes and text, by the parameter's type. A
+                message whose property ``CONTENT_TYPE`` names another form is a dead letter.
             options: Of the group's consumer; the same for all topics of a group.
 
         Raises:
@@ -126,7 +133,7 @@ class App:
         """
 
         def decorate(function: Function) -> Function:
-            handler = TypedHandler(function, dead_letter_on)
+            handler = TypedHandler(function, dead_letter_on, codec)
             if handler.is_coroutine:
                 raise InvalidArgument("a coroutine function is handled by App of mqmesh.aio")
             self._subscriptions.add(
@@ -136,14 +143,22 @@ class App:
 
         return decorate
 
-    def publisher(self, topic: str, kind: type[T]) -> TopicPublisher[T]:
+    def publisher(
+        self, topic: str, kind: type[T], *, codec: Codec | None = None
+    ) -> TopicPublisher[T]:
         """Sends values of a type to a topic; once the application is started.
+
+        Args:
+            topic: Topic.
+            kind: Type of the values.
+            codec: Form of the bodies, which messages name in the property ``CONTENT_TYPE``; None
+                for JSON, bytes and text, by the type, without the property.
 
         Raises:
             InvalidArgument: The topic's name is illegal.
         """
         self._publishes = True
-        return TopicPublisher(topic, kind, self._producer)
+        return TopicPublisher(topic, kind, self._producer, codec)
 
     def start(self) -> None:
         """Connects; handlers are called from now on, from several threads at once.

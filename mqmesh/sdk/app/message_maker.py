@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Generic, TypedDict, TypeVar, Unpack
 
-from mqmesh.message import Message, check_topic
-from mqmesh.sdk.app.bodies import encoder_of
+from mqmesh.message import PROPERTY_CONTENT_TYPE, Message, check_topic
+from mqmesh.sdk.app.bodies import Codec, encoder_of
 
 T = TypeVar("T")
 
@@ -32,14 +32,17 @@ class MessageMaker(Generic[T]):
     Args:
         topic: Topic.
         kind: Type of the values.
+        codec: Form of the bodies, noted in the property ``CONTENT_TYPE``; None for JSON, bytes and
+            text, without a note.
 
     Raises:
         InvalidArgument: The topic's name is illegal, or nobody sends such values.
     """
 
-    def __init__(self, topic: str, kind: type[T]) -> None:
+    def __init__(self, topic: str, kind: type[T], codec: Codec | None = None) -> None:
         self.topic = check_topic(topic)
-        self._encode = encoder_of(kind)
+        self._codec = codec
+        self._encode = encoder_of(kind, codec)
 
     def message(self, value: T, **fields: Unpack[MessageFields]) -> Message:
         """Return the message that is sent; for transactions and batches, too.
@@ -52,4 +55,7 @@ class MessageMaker(Generic[T]):
         Raises:
             InvalidArgument: The value is none of the type.
         """
+        if self._codec is not None:
+            noted = {PROPERTY_CONTENT_TYPE: self._codec.content_type}
+            fields["properties"] = {**noted, **(fields.get("properties") or {})}
         return Message(self.topic, self._encode(value), **fields)

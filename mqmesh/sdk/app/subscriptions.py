@@ -9,7 +9,7 @@ import msgspec
 from mqmesh.errors import InvalidArgument, Reject
 from mqmesh.failure_text import text_of
 from mqmesh.message import StoredMessage, check_consumer_group, check_topic
-from mqmesh.sdk.app.bodies import Decode, decoder_of
+from mqmesh.sdk.app.bodies import Codec, Decode, decoder_of
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
@@ -28,16 +28,19 @@ class TypedHandler:
         function: Has one parameter, annotated with the type of the body, and may have a second
             one for the ``StoredMessage``.
         dead_letter_on: Errors that no retry will mend.
+        codec: Form of the bodies; None for JSON, bytes and text.
 
     Raises:
         InvalidArgument: The parameters are others, or nobody can decode their type.
     """
 
-    def __init__(self, function: Callable[..., Any], dead_letter_on: Errors) -> None:
+    def __init__(
+        self, function: Callable[..., Any], dead_letter_on: Errors, codec: Codec | None = None
+    ) -> None:
         self.function = function
         self.is_coroutine = is_coroutine_function(function)
         self._dead_letter_on = dead_letter_on
-        self._decode, self._wants_message = _parameters_of(function)
+        self._decode, self._wants_message = _parameters_of(function, codec)
 
     def listen(self, messages: list[StoredMessage]) -> Any:
         """Call the function with one message, as the listener of a ``PushConsumer``."""
@@ -138,7 +141,7 @@ def check_options(options: PushConsumerKeywords, *, batch: bool) -> None:
         )
 
 
-def _parameters_of(function: Callable[..., Any]) -> tuple[Decode, bool]:
+def _parameters_of(function: Callable[..., Any], codec: Codec | None) -> tuple[Decode, bool]:
     name = getattr(function, "__qualname__", repr(function))
     try:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())
@@ -155,7 +158,7 @@ def _parameters_of(function: Callable[..., Any]) -> tuple[Decode, bool]:
             f"parameter {parameters[0].name!r} of {name} needs an annotation: bytes, str, or the "
             "type that its body is decoded into"
         )
-    return decoder_of(kinds[0]), len(kinds) == 2
+    return decoder_of(kinds[0], codec), len(kinds) == 2
 
 
 def _rejected(error: Exception) -> Reject:

@@ -118,6 +118,24 @@ class HandedOverView(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: int
 
 
+class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a replay; as ``ReplayResult``.
+
+    Attributes:
+        dry_run: Nothing was copied.
+    """
+
+    topic: str
+    group: str
+    into_topic: str
+    dry_run: bool
+    found: int
+    copied: int
+    first_ms: int
+    last_ms: int
+    unreadable: int
+
+
 class DeadLettersOfGroupView(msgspec.Struct, frozen=True, kw_only=True):
     """Number of a group's dead letters, and store times of the first and the last one, ms."""
 

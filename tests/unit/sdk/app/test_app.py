@@ -12,7 +12,7 @@ import pytest
 import mqmesh.aio
 from mqmesh import App, Reject, StoredMessage
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.app.bodies import decoder_of, encoder_of
+from mqmesh.sdk.app.bodies import JSON_CODEC, MSGPACK_CODEC, Codec, decoder_of, encoder_of
 from mqmesh.sdk.app.message_maker import MessageMaker
 from mqmesh.sdk.app.subscriptions import Subscriptions, TypedHandler, TypedSubscription
 
@@ -55,6 +55,45 @@ def test_a_body_that_is_none_is_rejected(kind, body):
     with pytest.raises(Reject, match="the body is no") as raised:
         decoder_of(kind)(message(body))
     assert raised.value.__cause__ is None  # its trace would tell the log nothing
+
+
+@pytest.mark.parametrize("kind", [Struct, Plain, Model, dict[str, int]])
+@pytest.mark.parametrize("codec", [JSON_CODEC, MSGPACK_CODEC])
+def test_a_codec_says_how_bodies_look(kind, codec):
+    value = {"id": 7} if kind == dict[str, int] else kind(id=7)
+    made = MessageMaker("orders", kind, codec).message(value, properties={"origin": "EWR"})
+    assert made.properties == {"CONTENT_TYPE": codec.content_type, "origin": "EWR"}
+    sent = StoredMessage("orders", made.body, properties=made.properties)
+    assert decoder_of(kind, codec)(sent) == value
+    assert decoder_of(kind, codec)(message(made.body)) == value, "the note may be missing"
+    with pytest.raises(Reject, match="the body is no"):
+        decoder_of(kind, codec)(message(b"\xc1"))
+    with pytest.raises(InvalidArgument, match="cannot be encoded"):
+        encoder_of(object, codec)(object())
+
+
+def test_any_callables_are_a_codec():
+    class Wire:
+        def __init__(self, text):
+            self.text = text
+
+    codec = Codec(
+        "text/x-wire", lambda one: one.text.encode(), lambda body, kind: kind(body.decode())
+    )
+    made = MessageMaker("orders", Wire, codec).message(Wire("hello"))
+    assert (made.body, made.properties) == (b"hello", {"CONTENT_TYPE": "text/x-wire"})
+    assert decoder_of(Wire, codec)(message(b"hello")).text == "hello"
+    with pytest.raises(Reject, match="the body is no Wire"):
+        decoder_of(Wire, codec)(message(b"\xff"))
+    for wrong in "", "x" * 256:
+        with pytest.raises(InvalidArgument, match="it must have 1 to 255"):
+            Codec(wrong, codec.encode, codec.decode)
+
+
+def test_a_body_of_another_form_is_rejected_by_its_name():
+    other = StoredMessage("orders", b"{}", properties={"CONTENT_TYPE": "application/json"})
+    with pytest.raises(Reject, match="the body is application/json; this handler decodes"):
+        decoder_of(dict, MSGPACK_CODEC)(other)
 
 
 def test_text_that_is_no_text_is_rejected():
