@@ -196,6 +196,9 @@ _encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
 _sparse_decoder = msgspec.msgpack.Decoder(SparseMeta)
 _commit_decoder = msgspec.msgpack.Decoder(CommitMeta)
+# Plain numbers: each operator of enum.Flag takes a microsecond.
+_HAS_KEYS = int(Attributes.HAS_KEYS)
+_HAS_TAGS = int(Attributes.HAS_TAGS)
 _SPARSE = int(Attributes.SPARSE)
 _COMMITTED = int(Attributes.TRANSACTION_COMMIT)
 _TRANSACTION = int(Attributes.TRANSACTION_HALF | Attributes.TRANSACTION_ROLLBACK)
@@ -285,9 +288,9 @@ def batch_parts(
     if total_size > MAX_BATCH_BYTES:
         raise LocalProtocolError(f"a batch of {total_size} bytes is over {MAX_BATCH_BYTES}")
     if payload.tag_hashes:
-        attributes |= Attributes.HAS_TAGS
+        attributes |= _HAS_TAGS
     if payload.has_keys:
-        attributes |= Attributes.HAS_KEYS
+        attributes |= _HAS_KEYS
     fields = _PRODUCER_PART.pack(
         total_size,
         VERSION,

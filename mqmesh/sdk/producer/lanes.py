@@ -193,7 +193,7 @@ class Lane:
         self.queue = queue
         self.open: PlainOpenBatch | None = None
         self.closed: deque[PendingBatch] = deque()
-        self.returned: deque[PendingBatch] = deque()
+        self.returned: list[PendingBatch] = []  # a flight's at most, and seldom any
         self.in_flight = 0
         self.lingers = False
         self.listed = False
@@ -210,27 +210,35 @@ class Lane:
 
     def close_open(self) -> None:
         """Close the open batch: nothing more joins it."""
-        found, self.open = self.open, None
+        if self.open is not None:
+            self.closed.append(self._end_open(self.open))
         self.lingers = False
-        if found is not None:
-            batch = found.pending
-            batch.size, batch.deadline_ms, batch.bound = found.size, found.deadline_ms, found.bound
-            self.closed.append(batch)
 
-    def first(self) -> PendingBatch | None:
-        """Return the batch to be sent next, which nothing joins any more."""
+    @property
+    def first(self) -> PendingBatch | PlainOpenBatch:
+        """The batch that is sent next, while something waits."""
         if self.returned:
             return self.returned[0]
-        if not self.closed:
-            self.close_open()
-        return self.closed[0] if self.closed else None
+        if self.closed:
+            return self.closed[0]
+        assert self.open is not None
+        return self.open
 
-    def pop_first(self) -> None:
-        """Takes it out."""
+    def pop_first(self) -> PendingBatch:
+        """Take out the batch that is sent next, which nothing joins any more."""
         if self.returned:
-            self.returned.popleft()
-        else:
-            self.closed.popleft()
+            return self.returned.pop(0)
+        if self.closed:
+            return self.closed.popleft()
+        assert self.open is not None
+        self.lingers = False
+        return self._end_open(self.open)
+
+    def _end_open(self, found: PlainOpenBatch) -> PendingBatch:
+        self.open = None
+        batch = found.pending
+        batch.size, batch.deadline_ms, batch.bound = found.size, found.deadline_ms, found.bound
+        return batch
 
 
 class TopicLanes:
@@ -277,6 +285,10 @@ def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
         Rather an idle lane, if there is one among the next few.
     """
     lanes, count = topic.lanes, len(topic.lanes)
+    index = (topic.index + 1) % count
+    if not avoid and lanes[index].idle:
+        topic.index, topic.sticky = index, lanes[index]
+        return topic.sticky
     chosen: int | None = None
     # A bounded look-round: with 10,000 queues the choice must not cost more than with 4.
     for step in range(1, min(count, LANES_LOOKED_AT) + 1):

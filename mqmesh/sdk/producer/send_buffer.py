@@ -133,6 +133,7 @@ class SendBuffer:
             QueueFull: There is no room in time.
             ClientClosed: After ``close``.
         """
+        delay = delay_of(message)
         with self.lock:
             if self._admission.bytes >= self._max_bytes or self.closed:
                 self._wait_for_room(deadline_ms)
@@ -149,9 +150,9 @@ class SendBuffer:
                 or not 0 <= batch.deadline_max_ms - deadline_ms <= 2 * DEADLINE_SPREAD_MS
                 or batch.pending.wait_store is not wait_store
                 or batch.pending.retries != retries
-                or batch.pending.delay != delay_of(message)
+                or batch.pending.delay != delay
             ):
-                batch = self._open(lane, deadline_ms, retries, wait_store, delay_of(message))
+                batch = self._open(lane, deadline_ms, retries, wait_store, delay)
             elif deadline_ms > batch.deadline_ms:
                 batch.deadline_ms = deadline_ms
             messages = batch.messages
@@ -229,7 +230,7 @@ class SendBuffer:
             self.lock, self._transport, NO_QUEUE, deadline_ms, bound, 0, retries, wait_store
         )
         batch.messages.append(message)
-        batch.delay = AT_TIMES if message.deliver_at_ms else message.delay_level
+        batch.delay = delay_of(message)
         return batch
 
     def claim(self, batch: PendingBatch, lane: Lane | None, topic: TopicLanes) -> Lane | None:
@@ -349,10 +350,10 @@ class SendBuffer:
                     lane.listed = False
                     continue
                 room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
-                while room and (batch := lane.first()) is not None:
-                    if taken and size + batch.size > max_bytes:
+                while room and lane.waits:
+                    if taken and size + lane.first.size > max_bytes:
                         break
-                    lane.pop_first()
+                    batch = lane.pop_first()
                     lane.in_flight += 1
                     batch.lane = lane
                     size += batch.size
@@ -369,9 +370,8 @@ class SendBuffer:
         late: list[PendingBatch] = []
         with self.lock:
             for lane in self._ready.get(broker_name, ()):
-                while (batch := lane.first()) is not None and batch.deadline_ms <= now_ms:
-                    late.append(batch)
-                    lane.pop_first()
+                while lane.waits and lane.first.deadline_ms <= now_ms:
+                    late.append(lane.pop_first())
             self._unlist_empty(broker_name)
         return late
 
@@ -393,8 +393,9 @@ class SendBuffer:
                     continue
                 lane.close_open()
                 for batches in (lane.returned, lane.closed):
-                    for _ in range(len(batches)):
-                        batch = batches.popleft()
+                    waiting = list(batches)
+                    batches.clear()
+                    for batch in waiting:
                         stays = batch.bound or now_ms < batch.stays_until_ms
                         if stays or names <= batch.holders:
                             batches.append(batch)
@@ -513,7 +514,10 @@ class SendBuffer:
         if lane.lingers and not (lane.closed or lane.returned):
             return
         if lane.in_flight <= landing and not lane.listed:
-            self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
+            ready = self._ready.get(lane.queue.broker_name)
+            if ready is None:
+                ready = self._ready[lane.queue.broker_name] = deque()
+            ready.append(lane)
             lane.listed = True
 
     def _land(self, batch: PendingBatch) -> None:
