@@ -1,7 +1,7 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -24,6 +24,7 @@ from mqmesh.sdk.admin.views.topics import (
 )
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
+from mqmesh.user_times import parse_duration
 
 from ..lazy_group import LazyGroup
 from ..notes import print_note, print_warning, warn_of_silent
@@ -32,12 +33,14 @@ from ..render import (
     Column,
     Table,
     counted,
+    duration,
     print_answer,
     print_records,
     rate,
     timestamp,
 )
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
 _some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
 
@@ -101,6 +104,34 @@ def topic() -> None:
     """
 
 
+def _retention(function: _F) -> _F:
+    """Adds the options of a topic's retention."""
+    for option in (
+        click.option(
+            "--retention-messages",
+            type=click.IntRange(0, 2**53),
+            help="Readers see so many messages of a queue, the newest; 0 for no limit.",
+        ),
+        click.option(
+            "--retention",
+            metavar="TIME|none",
+            help="Readers see no older messages, like 1h; none for no limit but the log's.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _retention_ms(text: str | None) -> int | None:
+    if text is None:
+        return None
+    return 0 if text == "none" else parse_duration(text, "--retention")
+
+
+def _last(messages: int) -> str:
+    return f", shows the last {counted(messages, 'message')} of a queue" if messages else ""
+
+
 @topic.command("list")
 @click.option("--all", "show_all", is_flag=True, help="System topics, too.")
 @click.option("--consumers", is_flag=True, help="Also the groups that read each topic.")
@@ -150,6 +181,7 @@ def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, name
     "--perm", type=click.Choice(list(PERMS)), default="rw", show_default=True, help="Who may what."
 )
 @click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
+@_retention
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @broker_option
 @cluster_options
@@ -160,6 +192,8 @@ def create(
     write_queues: int | None,
     perm: str,
     order: bool,
+    retention: str | None,
+    retention_messages: int | None,
     if_missing: bool,
     broker: str,
     namesrv: str,
@@ -181,6 +215,8 @@ def create(
             write_queue_nums=each if write_queues is None else write_queues,
             perm=int(PERMS[perm]),
             order=order,
+            retention_ms=_retention_ms(retention) or 0,
+            retention_messages=retention_messages or 0,
         )
         for name in names
     ]
@@ -189,7 +225,10 @@ def create(
             done = {names[0]: admin.create_topic(configs[0], exist_ok=if_missing)}
         else:
             done = admin.create_topics(configs, exist_ok=if_missing)
-    is_named = order or perm != "rw" or {queues, read_queues, write_queues} != {None}
+    has_retention = bool(retention or retention_messages)
+    is_named = (
+        order or has_retention or perm != "rw" or {queues, read_queues, write_queues} != {None}
+    )
     for config in configs:
         left = sorted(key for key, one in done[config.topic].items() if one != config)
         if left and is_named:
@@ -210,6 +249,7 @@ def create(
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
 @click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
+@_retention
 @click.option("-y", "--yes", is_flag=True, help="Hide unread messages, and do not ask.")
 @broker_option
 @cluster_options
@@ -220,6 +260,8 @@ def update(
     write_queues: int | None,
     perm: str | None,
     order: bool | None,
+    retention: str | None,
+    retention_messages: int | None,
     yes: bool,
     broker: str,
     namesrv: str,
@@ -236,16 +278,20 @@ def update(
       mqmesh topic update orders --queues 2
       mqmesh topic update orders --read-queues 2 --write-queues 2 --yes
       mqmesh topic update orders --perm r
+      mqmesh topic update orders --retention 1h --retention-messages 1000000
+      mqmesh topic update orders --retention none
     """
     changes: dict[str, Any] = {
         "read_queue_nums": queues if read_queues is None else read_queues,
         "write_queue_nums": queues if write_queues is None else write_queues,
         "perm": None if perm is None else int(PERMS[perm]),
         "order": order,
+        "retention_ms": _retention_ms(retention),
+        "retention_messages": retention_messages,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
     if not changes:
-        raise ConfigError("nothing to change; say --queues, --perm or --order")
+        raise ConfigError("nothing to change; say --queues, --perm, --order or --retention")
     with AdminClient(namesrv, broker_name=broker) as admin:
         present = {key: one for key, (one,) in admin.topic_configs(name).items()}
         wanted = {key: msgspec.structs.replace(one, **changes) for key, one in present.items()}
@@ -264,6 +310,11 @@ def update(
             confirm(f"this hides {what}", f"Hide {what}?", yes=yes)
         done = admin.put_topic(wanted, hide_messages=bool(hidden))
     _print_topic(topic_view(name, done))
+    if retention or retention_messages:
+        print_note(
+            "older messages are hidden from readers; this frees no disk: whole segments of the log "
+            "go, by file_reserved_time of the broker"
+        )
 
 
 def _hidden(
@@ -401,6 +452,8 @@ def _print_topic(view: TopicView) -> None:
         *(
             f"topic {view.topic} on {one.broker_name}: {one.read_queue_nums} read and "
             f"{one.write_queue_nums} write queues, {one.perm}{', ordered' if one.order else ''}"
+            f"{f', shows the last {duration(one.retention_ms)}' if one.retention_ms else ''}"
+            f"{_last(one.retention_messages)}"
             for one in view.brokers
         ),
     )

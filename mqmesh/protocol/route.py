@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.errors import InvalidArgument
 from mqmesh.hosts import MAX_PORT, is_address
 from mqmesh.log_identity import MAX_EPOCH
+from mqmesh.message import MAX_DELAY_MS
 
 MAX_QUEUES_PER_TOPIC: Final = 65_536
 MAX_TOPICS_PER_BROKER: Final = 100_000
@@ -42,6 +43,9 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         write_queue_nums: Queues that producers are given, 0 to 65,536.
         perm: ``Perm`` bits.
         order: Ordered topic: the route keeps its queues while a broker is down.
+        retention_ms: Messages that were stored longer ago are not shown to readers; 0 for no limit
+            but that of the log. Looked at each 10 s.
+        retention_messages: Readers see so many of a queue, the newest; 0 for no limit.
     """
 
     topic: Name
@@ -49,6 +53,8 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     write_queue_nums: QueueCount = 4
     perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = Perm.READ_WRITE.value
     order: bool = False
+    retention_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
+    retention_messages: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 TopicConfigList = Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]

@@ -72,7 +72,7 @@ POLICIES = GroupSettings(
     max_messages_per_s=100,
 )
 STATE = [
-    TopicRecord("t", TopicSettings(8, 4, 6, True, True)),
+    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000)),
     TopicRecord("gone"),
     GroupRecord("g", POLICIES),
     GroupRecord("gone"),

@@ -231,6 +231,27 @@ def test_a_group_has_its_policies_after_a_failover(short_tmp_path):
         group.close()
 
 
+def test_readers_see_the_newest_messages_of_a_topic_only(cluster, names, capsys):
+    topic, group = names
+    capsys.readouterr()
+    made = ["topic", "create", topic, "--queues", "1", "--retention-messages", "20"]
+    assert main.main([*made, "--namesrv", cluster.namesrv_addr]) == 0
+    assert "shows the last 20 messages of a queue" in capsys.readouterr().out
+    send(cluster.namesrv_addr, topic, 100)
+    listener = Kept()
+    with consume(cluster.namesrv_addr, group, topic, listener=listener):
+        until(lambda: b"m99" in listener.order)
+        assert sorted(listener.order) == sorted(b"m%d" % number for number in range(80, 100))
+        # A group that is behind goes on at the first one that it may see.
+        run(capsys, cluster, "group", "pause", group)
+        until(lambda: number(cluster.namesrv_addr, "held_back_pulls") >= 1)
+        send(cluster.namesrv_addr, topic, 50, b"n")
+        run(capsys, cluster, "group", "resume", group)
+        until(lambda: b"n49" in listener.order)
+        assert sorted(listener.order[20:]) == sorted(b"n%d" % number for number in range(30, 50))
+        until(lambda: run(capsys, cluster, "group", "progress", group)["lag"] == 0)
+
+
 def test_what_makes_no_sense_is_refused_by_brokers_and_before(cluster, names):
     _, group = names
     with GroupAdmin(cluster.namesrv_addr) as admin:

@@ -133,12 +133,18 @@ async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
 
 async def put_settings(visit: Visit, asked: TopicForm) -> ActionResult:
     """Change the settings of a topic."""
-    config = TopicConfig(
-        asked.topic, asked.queues, asked.queues, PERMS[asked.perm].value, asked.order
-    )
-    brokers = await _configs(visit, asked.topic)
+    changed = {
+        name: msgspec.structs.replace(
+            now,
+            read_queue_nums=asked.queues,
+            write_queue_nums=asked.queues,
+            perm=PERMS[asked.perm].value,
+            order=asked.order,
+        )
+        for name, now in (await _configs(visit, asked.topic)).items()
+    }
     async with visit.client(AdminClient) as admin:
-        await admin.put_topic(dict.fromkeys(brokers, config))
+        await admin.put_topic(changed)
     return ActionResult(summary=f"Topic {asked.topic} has {asked.queues} queues on each broker.")
 
 

@@ -6,7 +6,7 @@ A state record says what is true of one thing from now on. Records stand in the 
 ======== ============ ==================================================================
 position msgpack      meaning
 ======== ============ ==================================================================
-0        int          version, 2; version 1 has fewer settings of groups
+0        int          version, 2; version 1 has fewer settings of groups and topics
 1        int          snapshot_at: from this queue offset on the topic holds everything
 2        array        state records, each an array that begins with its kind
 ======== ============ ==================================================================
@@ -48,13 +48,15 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
-    message made it."""
+    message made it, its retention; see ``TopicConfig``."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
     perm: _Count
     order: bool = False
     is_auto: bool = False
+    retention_ms: _Offset = 0
+    retention_messages: _Offset = 0
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):

@@ -310,11 +310,13 @@ def _sums_by_labels(brokers: Iterable[Readings]) -> defaultdict[tuple[str, ...],
 
 
 def _topic_setup(config: TopicConfig) -> TopicSetup:
-    return TopicSetup(config.read_queue_nums, config.write_queue_nums, config.perm, config.order)
+    settings = msgspec.structs.asdict(config)
+    del settings["topic"]
+    return TopicSetup(**settings)
 
 
 def _topic_config(name: str, setup: TopicSetup) -> TopicConfig:
-    return TopicConfig(name, setup.read_queue_nums, setup.write_queue_nums, setup.perm, setup.order)
+    return TopicConfig(name, **msgspec.structs.asdict(setup))
 
 
 def _group_setup(config: GroupConfig) -> GroupSetup:

@@ -22,6 +22,8 @@ class TopicSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write_queue_nums: int
     perm: int
     order: bool
+    retention_ms: int = 0
+    retention_messages: int = 0
 
 
 class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -43,6 +43,8 @@ class Topic(msgspec.Struct):
         readable_queues: Ids below this may be pulled from; 0 without permission.
         last_update: Store time of the last message of a queue, where known.
         first: Offset and store time of the first one, likewise.
+        retains: It has a retention of its own; see ``topic_retention``.
+        shown: First offset of a queue that is young enough, and when that was looked at.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
         before: What ``put_messages`` was before.
@@ -57,6 +59,8 @@ class Topic(msgspec.Struct):
     readable_queues: int = 0
     last_update: dict[int, TimestampMs] = {}
     first: dict[int, tuple[int, TimestampMs]] = {}
+    retains: bool = False
+    shown: dict[int, tuple[int, int]] = {}
     put_messages: int = 0
     put_bytes: int = 0
     before: Before = msgspec.field(default_factory=Before)
@@ -333,6 +337,8 @@ class TopicTable:
                     config.perm,
                     config.order,
                     topic.is_auto,
+                    config.retention_ms,
+                    config.retention_messages,
                 ),
             ),
         )
@@ -344,7 +350,13 @@ class TopicTable:
         self._auto_count -= old is not None and old.is_auto
         if one is not None:
             config = TopicConfig(
-                name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order
+                name,
+                one.read_queue_nums,
+                one.write_queue_nums,
+                one.perm,
+                one.order,
+                one.retention_ms,
+                one.retention_messages,
             )
             topic = self._topics[name] = Topic(config, one.is_auto)
             self._auto_count += one.is_auto
@@ -469,3 +481,5 @@ def _prepare(topic: Topic, config: TopicConfig) -> None:
     topic.writable_queues = config.write_queue_nums if may_write else 0
     may_read = config.perm & _READ and config.topic not in HIDDEN_TOPICS
     topic.readable_queues = config.read_queue_nums if may_read else 0
+    topic.retains = bool(config.retention_ms or config.retention_messages)
+    topic.shown = {}

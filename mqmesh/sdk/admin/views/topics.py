@@ -30,6 +30,8 @@ class TopicBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     write_queue_nums: int
     perm: str
     order: bool
+    retention_ms: int
+    retention_messages: int
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):

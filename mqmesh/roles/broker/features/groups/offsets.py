@@ -27,6 +27,7 @@ from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.group_state.queue_ownership import NO_GENERATION
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import MAX_OFFSET, QueueOffset, TimestampMs
@@ -55,6 +56,7 @@ class OffsetsFeature(Feature):
         self._state = core.state
         self._stats = core.stats
         self._is_follower = core.is_follower
+        self._clock = core.clock
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -186,7 +188,7 @@ class OffsetsFeature(Feature):
     ) -> QueueBoundsResponse:
         """Return where a queue begins and ends."""
         self._check_queue(query.topic, query.queue_id)
-        return QueueBoundsResponse(*self._store.queue_bounds(query.topic, query.queue_id))
+        return QueueBoundsResponse(*self._bounds(query.topic, query.queue_id))
 
     def search_offset_by_timestamp(
         self, request: Request, query: SearchOffsetRequest
@@ -196,7 +198,10 @@ class OffsetsFeature(Feature):
         found = self._store.offset_by_time(
             query.topic, query.queue_id, TimestampMs(query.timestamp_ms)
         )
-        return OffsetResponse(found)
+        return OffsetResponse(max(found, self._bounds(query.topic, query.queue_id)[0]))
+
+    def _bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        return shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
 
     def _check_queue(self, name: str, queue_id: int) -> None:
         # Without regard to permissions: committing and looking must go on while a topic drains.

@@ -29,6 +29,7 @@ from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.retry_board import RetryBoard, waiting_retries
 from mqmesh.roles.broker.reading.store_times import store_time
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.listings import Listings
@@ -113,13 +114,13 @@ class ProgressReader:
             return 0
         lag = 0
         for queue_id in range(known.queue_count):
-            low, high = self._store.queue_bounds(topic, queue_id)
+            low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
             lag += max(high - max(self._offsets.query(name, topic, queue_id), low), 0)
         return lag
 
     def of_queue(self, name: str, topic: str, queue_id: int) -> QueueProgress:
         """Return how far a group is in a queue."""
-        low, high = self._store.queue_bounds(topic, queue_id)
+        low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
         done = self._offsets.query(name, topic, queue_id)
         # What was handed out to consumers that are gone is with nobody.
         running = self._groups.find(name) is not None or self._pulls.is_active(
@@ -144,7 +145,7 @@ class ProgressReader:
         oldest: list[int] = []
         ready: list[int] = []
         for queue_id in range(self._topics.require(topic).queue_count):
-            low, high = self._store.queue_bounds(topic, queue_id)
+            low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
             done = offsets.get(queue_id, -1)
             begin = max(done, low)
             behind = max(high - begin, 0)

@@ -27,6 +27,7 @@ from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import QueueOffset, TimestampMs
@@ -123,7 +124,7 @@ class ResetsFeature(Feature):
             for queue_id, offset in sorted(
                 self._offsets.topics(wanted.source).get(topic, {}).items()
             ):
-                low, high = self._store.queue_bounds(topic, queue_id)
+                low, high = self._bounds(topic, queue_id)
                 old = self._offsets.query(wanted.target, topic, queue_id)
                 changes.append(OffsetChange(topic, queue_id, old, min(offset, high), low, high))
         if len(changes) > MAX_OFFSETS_PER_REQUEST:
@@ -132,8 +133,11 @@ class ResetsFeature(Feature):
             )
         return self._carry_out(request, wanted.target, changes, wanted.dry_run)
 
+    def _bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        return shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
+
     def _change(self, wanted: ResetOffsetRequest, queue_id: int) -> OffsetChange:
-        low, high = self._store.queue_bounds(wanted.topic, queue_id)
+        low, high = self._bounds(wanted.topic, queue_id)
         old = self._offsets.query(wanted.group, wanted.topic, queue_id)
         new: int
         if wanted.where == ResetWhere.FIRST:
@@ -142,7 +146,7 @@ class ResetsFeature(Feature):
             new = high
         elif wanted.where == ResetWhere.TIMESTAMP:
             time_ms = TimestampMs(wanted.timestamp_ms)
-            new = self._store.offset_by_time(wanted.topic, queue_id, time_ms)
+            new = max(self._store.offset_by_time(wanted.topic, queue_id, time_ms), low)
         elif wanted.where == ResetWhere.OFFSET and wanted.queue_id != _NOWHERE:
             new = wanted.queue_offset
             if not low <= new <= high:

@@ -24,6 +24,7 @@ from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import EVERYTHING, get_filtered, pull_filter, sift
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import GetResult, GetStatus
@@ -279,6 +280,10 @@ class PullingFeature(Feature):
         topic = self._topics.get(pull.topic)
         if topic is None or pull.queue_id >= topic.readable_queues:
             topic = self._topics.require_readable(pull.topic, pull.queue_id)
+        if topic.retains:
+            low, high = self._bounds(pull)
+            if queue_offset < low:
+                return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
         wanted = pull_filter(pull.expression, pull.expression_type)
         place = pull.topic, pull.queue_id, queue_offset
         limits = self._group_table.limits_of(pull.group)
@@ -335,7 +340,7 @@ class PullingFeature(Feature):
         target = self._resets.on_pull(pull.group, pull.topic, pull.queue_id, queue_offset)
         if target is None:
             return None
-        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        bounds = self._bounds(pull)
         epoch = self._store.epoch()
         return Reply(encode_header(PullResponse(_OFFSET_RESET, target, *bounds, 0, epoch)))
 
@@ -350,12 +355,16 @@ class PullingFeature(Feature):
         cut = self._store.cut_offset(pull.topic, pull.queue_id, pull.epoch)
         if cut is None or pull.queue_offset <= cut:
             return None
-        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        bounds = self._bounds(pull)
         return Reply(encode_header(PullResponse(_OFFSET_CUT, cut, *bounds, 0, epoch)))
+
+    def _bounds(self, pull: PullRequest) -> tuple[QueueOffset, QueueOffset]:
+        """Return where the queue of a pull begins for its reader, and where it ends."""
+        return shown_bounds(self._store, self._topics, self._clock, pull.topic, pull.queue_id)
 
     def _nothing(self, pull: PullRequest, queue_offset: int) -> Reply:
         """The answer to a pull whose group gets nothing just now."""
-        bounds = self._store.queue_bounds(pull.topic, pull.queue_id)
+        bounds = self._bounds(pull)
         nothing = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
         return self._reply(pull, nothing)
 

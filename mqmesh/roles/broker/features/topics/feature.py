@@ -25,6 +25,7 @@ from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.reading.store_times import store_time
 from mqmesh.roles.broker.state_records import STATE_QUEUE
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable, create_all
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import TimestampMs
@@ -148,7 +149,7 @@ class TopicsFeature(Feature):
         groups = self._committed.groups_of_topic(name)
         queues = []
         for queue_id in range(topic.queue_count):
-            low, high = self._store.queue_bounds(name, queue_id)
+            low, high = shown_bounds(self._store, self._topics, self._clock, name, queue_id)
             first = updated = 0
             if high > low:
                 first = self._first_stored(topic, queue_id, low)
@@ -188,7 +189,7 @@ class TopicsFeature(Feature):
 
     def _unread(self, groups: Sequence[str], topic: str, queue_id: int) -> int:
         """Return messages of a queue that one of the groups lacks; all of them for no groups."""
-        low, high = self._store.queue_bounds(topic, queue_id)
+        low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
         done = min((self._committed.query(one, topic, queue_id) for one in groups), default=low)
         return max(high - max(done, low), 0)
 
