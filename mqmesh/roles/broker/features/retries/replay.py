@@ -55,6 +55,8 @@ class ReplayFeature(Feature):
 
     def replay(self, request: Request, wanted: ReplayRequest) -> None:
         """Copies messages; answered when they are stored."""
+        if not wanted.runs:
+            raise InvalidArgument("a replay names at least one run of messages")
         topic, queue_id = self._target(wanted)
         batches, count = self._batches(wanted, topic, queue_id)
         pending = request.later()

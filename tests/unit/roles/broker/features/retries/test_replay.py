@@ -83,6 +83,8 @@ def test_what_cannot_be_replayed_is_refused(filled, options, error):
     filled.features.state.topics.set(TopicConfig("%RETRY%g", 1, 1, Perm.READ.value), 1)
     with pytest.raises(error):
         replay(filled, ReplayRun(0), **options)
+    with pytest.raises(InvalidArgument, match="at least one run"):
+        replay(filled, group="g")
     assert stored(filled, "copy", 1) == []
 
 
