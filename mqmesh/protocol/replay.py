@@ -41,7 +41,8 @@ class ReplayRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         into_topic: Topic; empty for ``group``.
 
     Errors:
-        MESSAGE_ILLEGAL: Neither a group nor another topic, or both; no runs; a batch cannot be decoded.
+        MESSAGE_ILLEGAL: Neither a group nor another topic, or both; no runs; a batch that cannot be
+            decoded.
         TOPIC_NOT_EXIST: The broker does not have one of the topics.
         CONSUMER_GROUP_NOT_EXIST: The broker does not know the group.
         NO_PERMISSION: The other topic may not be written.

@@ -318,6 +318,8 @@ def test_topics_are_sorted_and_have_readers_if_these_were_asked_for():
         "write_queue_nums": 2,
         "perm": "r",
         "order": False,
+        "retention_ms": 0,
+        "retention_messages": 0,
     }
     topics = shown(topic_views(by_broker))
     assert [one["topic"] for one in topics] == ["s", "t"]
