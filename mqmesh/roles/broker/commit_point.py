@@ -65,7 +65,7 @@ class CommitPoint(Generic[Waiter]):
 
     Attributes:
         is_immediate: What the store has is safe, and may be seen, at once: nobody else has to
-            have it.
+            have it, and no put waits.
         waits_ms: How long puts waited.
     """
 
@@ -83,7 +83,7 @@ class CommitPoint(Generic[Waiter]):
         self._limits = tuple(holder for holder in holders if holder.limits_readers)
         self._confirmed = confirmed
         self._admit = admit
-        self.is_immediate = not holders and confirmed is None
+        self.is_immediate = not holders and confirmed is None and admit is None
         self.timeout_ms = timeout_ms
         self._most_waits = most_waits
         self._retry_after_ms = retry_after_ms

@@ -197,13 +197,6 @@ class ConsumeQueue:
         self.written = self.end = self.visible = min(self.end, queue_offset)
         self.tail = QueueTail(self.end)
 
-    def append(
-        self, commitlog_offset: int, size: int, message_count: int, tag_hashes: bytes
-    ) -> int:
-        """Adds a batch to the tail and moves the end; returns the memory that it takes."""
-        self.end += message_count
-        return self.tail.append(commitlog_offset, size, message_count, tag_hashes)
-
     def read(self, files: OpenFiles, start: int, stop: int) -> bytes:
         """Entries from one queue offset to another, at most to ``end``.
 

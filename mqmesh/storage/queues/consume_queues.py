@@ -142,7 +142,8 @@ class ConsumeQueues:
         unwritten = queue.end - queue.written
         if not unwritten:
             self._dirty[queue] = None
-        self.unwritten_bytes += queue.append(commitlog_offset, size, message_count, tag_hashes)
+        queue.end += message_count
+        self.unwritten_bytes += queue.tail.append(commitlog_offset, size, message_count, tag_hashes)
         if unwritten < LARGE_TAIL_ENTRIES <= unwritten + message_count:
             self._large.append(queue)
 

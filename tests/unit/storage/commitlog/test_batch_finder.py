@@ -48,7 +48,8 @@ def queue_of(
             queue.write_tail(files, set())
         place = (VOID_OFFSET, 0) if number in void else (offset, 10 * length)
         hashes = number.to_bytes(8, "little") * (length if number % 2 else 1)
-        queue.append(*place, length, hashes)
+        queue.tail.append(*place, length, hashes)
+        queue.end += length
         offset += 10 * length
     if written >= len(lengths):
         queue.write_tail(files, set())

@@ -42,7 +42,8 @@ def entry_of(commitlog_offset: int, size: int = 1, tag: int = 0) -> bytes:
 
 def add(queue: ConsumeQueue, places: Iterable[int]) -> None:
     for place in places:
-        queue.append(place, 1, 1, b"")
+        queue.tail.append(place, 1, 1, b"")
+        queue.end += 1
 
 
 def test_an_entry_is_these_bytes_for_ever() -> None:
@@ -121,7 +122,8 @@ def add_large_tail(queue: ConsumeQueue) -> bytes:
     """Batches of 700 messages, so that pieces end somewhere in files; returns the entries."""
     batches = [(number * 9_000, 8_000, 700, b"") for number in range(12)]
     for batch in batches:
-        queue.append(*batch)
+        queue.tail.append(*batch)
+        queue.end += batch[2]
     entries = b"".join(entries_of(*batch) for batch in batches)
     assert len(entries) > 2 * WRITE_BYTES
     return entries

@@ -30,7 +30,8 @@ def queue_of(directory: Path, files: OpenFiles, lengths: list[int]) -> tuple[Con
     for number, length in enumerate(lengths):
         starts.append((queue.end, place))
         hashes = number.to_bytes(8, "little") * (length if number % 2 else 1)
-        queue.append(place, 100 * length, length, hashes)
+        queue.tail.append(place, 100 * length, length, hashes)
+        queue.end += length
         place += 100 * length
     queue.write_tail(files, set())
     queue.visible = queue.end
@@ -111,7 +112,8 @@ def test_lost_messages_in_front_keep_no_queue_back(tmp_path, files):
 
 def test_a_queue_of_lost_messages_stays(tmp_path, files):
     queue = ConsumeQueue("topic", 0, str(tmp_path / "q"), first=0, end=0, file_entries=100)
-    queue.append(VOID_OFFSET, 0, 30, b"")
+    queue.tail.append(VOID_OFFSET, 0, 30, b"")
+    queue.end += 30
     queue.write_tail(files, set())
     assert not advance(queue, files, 1 << 30)
     assert queue.first == 0

@@ -156,7 +156,8 @@ class SendingFeature(Feature):
         self._stats.total.send_requests += 1
         quota = self._quotas.sending.get(request.peer.principal.name)
         try:
-            self._commit_point.check_room()
+            if not self._commit_point.is_immediate:
+                self._commit_point.check_room()
             if quota is not None:
                 quota.check(self._clock.monotonic_ms())
         except SystemBusy:
