@@ -13,6 +13,7 @@ from mqmesh.version import VERSION as __version__
 if TYPE_CHECKING:
     from mqmesh.errors import MQMeshError as MQMeshError
     from mqmesh.errors import Reject as Reject
+    from mqmesh.errors import StaleReceipt as StaleReceipt
     from mqmesh.filtering.python_filter import PythonFilter as PythonFilter
     from mqmesh.message import Message as Message
     from mqmesh.message import MessageQueue as MessageQueue
@@ -54,10 +55,15 @@ if TYPE_CHECKING:
     from mqmesh.sdk.consumer.consumer_options import PullConsumerOptions as PullConsumerOptions
     from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords as PushConsumerKeywords
     from mqmesh.sdk.consumer.consumer_options import PushConsumerOptions as PushConsumerOptions
+    from mqmesh.sdk.consumer.consumer_options import (
+        SimpleConsumerKeywords as SimpleConsumerKeywords,
+    )
+    from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions as SimpleConsumerOptions
     from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector as MessageSelector
     from mqmesh.sdk.consumer.pull_consumer import PullConsumer as PullConsumer
     from mqmesh.sdk.consumer.push_consumer import ConsumeResult as ConsumeResult
     from mqmesh.sdk.consumer.push_consumer import PushConsumer as PushConsumer
+    from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer as SimpleConsumer
     from mqmesh.sdk.hooks import ConsumeContext as ConsumeContext
     from mqmesh.sdk.hooks import Hooks as Hooks
     from mqmesh.sdk.hooks import SendContext as SendContext
@@ -129,6 +135,10 @@ _MODULE_OF = {
     "SendFuture": "mqmesh.sdk.producer.send_result",
     "SendResult": "mqmesh.sdk.producer.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
+    "SimpleConsumer": "mqmesh.sdk.consumer.receiving.simple_consumer",
+    "SimpleConsumerKeywords": "mqmesh.sdk.consumer.consumer_options",
+    "SimpleConsumerOptions": "mqmesh.sdk.consumer.consumer_options",
+    "StaleReceipt": "mqmesh.errors",
     "StoredMessage": "mqmesh.message",
     "TopicConfig": "mqmesh.protocol.route",
     "TraceClient": "mqmesh.sdk.admin.traces",
@@ -195,6 +205,10 @@ __all__ = [
     "SendFuture",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
+    "SimpleConsumerKeywords",
+    "SimpleConsumerOptions",
+    "StaleReceipt",
     "StoredMessage",
     "TopicConfig",
     "TraceClient",

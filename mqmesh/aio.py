@@ -43,6 +43,7 @@ from mqmesh.sdk.aio.admin import (
 from mqmesh.sdk.aio.app import App
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
+from mqmesh.sdk.aio.simple_consumer import SimpleConsumer
 from mqmesh.sdk.aio.transactions import TransactionListener, TransactionProducer
 from mqmesh.sdk.client.run import run_async as run
 
@@ -62,6 +63,7 @@ __all__ = [
     "QueryClient",
     "ReplayClient",
     "SearchClient",
+    "SimpleConsumer",
     "TraceClient",
     "TrackClient",
     "HaAdmin",

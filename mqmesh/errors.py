@@ -26,7 +26,7 @@ The tree, by what the reader should do::
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, ClientNotOnline,
-    │   ├── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused,
+    │   ├── StaleGeneration, StaleReceipt, FilterFailed, FilterUnknown, CancelRefused,
     │   ├── SequenceConflict, StaleEpoch
     │   └── BrokerNotAvailable
     │       └── NotMaster            only the group's master does it
@@ -218,6 +218,10 @@ class OffsetIllegal(BrokerError):
 
 class StaleGeneration(BrokerError):
     """Raised when a member of a group was replaced, or is not (any more) known as one."""
+
+
+class StaleReceipt(BrokerError):
+    """Raised when somebody else has got a message by now that a consumer settles."""
 
 
 class SystemBusy(BrokerError):

@@ -178,7 +178,9 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         first_sequence: Sequence of the first message at that producer.
         payload_crc: CRC-32 over everything that the producer wrote.
         prepared_transaction_offset: Where committed messages' half batch begins; -1 if unknown.
-        fencing_token: Of the lock by which an ordered consumer has the queue; 0 without a lock.
+        fencing_token: Of the lock by which an ordered consumer has the queue, or number of the
+            lease by which a simple consumer has the message; 0 without.
+        attempt: How often the message was handed out under a lease; 0 without.
     """
 
     topic: str
@@ -196,6 +198,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
     payload_crc: int
     prepared_transaction_offset: CommitLogOffset = CommitLogOffset(-1)
     fencing_token: int = 0
+    attempt: int = 0
 
 
 class StoredMessage(Message, array_like=True, gc=False):
@@ -329,6 +332,19 @@ class StoredMessage(Message, array_like=True, gc=False):
         # Anybody may write the property, so it may hold anything.
         text = self.property(PROPERTY_RECONSUME_TIMES, "")
         return int(text) if text and len(text) < 10 and text.isdecimal() else 0
+
+    @property
+    def delivery_attempt(self) -> int:
+        """Number of times the message was delivered to its group, this time included; from 1."""
+        return self.reconsume_times + (self.info.attempt or 1)
+
+    @property
+    def receipt(self) -> str:
+        """Name of this delivery, for logs; "" for a message that no simple consumer received."""
+        info = self.info
+        if not info.attempt:
+            return ""
+        return f"{info.broker_name}:{info.queue_id}:{self.queue_offset}:{info.fencing_token:x}"
 
     @property
     def is_handed_over(self) -> bool:

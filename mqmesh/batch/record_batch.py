@@ -545,6 +545,7 @@ def decode_messages(
     store_host: str = "",
     containing: bytes = b"",
     fencing_token: int = 0,
+    attempt: int = 0,
 ) -> list[StoredMessage]:
     """Decodes the messages of a batch that passed ``check_batch``.
 
@@ -555,7 +556,9 @@ def decode_messages(
         broker_name: Broker group it came from, for the messages' facts.
         store_host: Address of that broker.
         containing: Only messages that have these bytes somewhere in their encoding.
-        fencing_token: Of the lock that they are consumed under, for the messages' facts.
+        fencing_token: Of the lock, or number of the lease, that they are consumed under, for the
+            messages' facts.
+        attempt: How often they were handed out under a lease.
 
     Returns:
         All messages, or those with ``containing``, in order; of a sparse batch those it has.
@@ -595,6 +598,7 @@ def decode_messages(
         stored_crc,
         CommitLogOffset(prepared),
         fencing_token,
+        attempt,
     )
     if not containing and type(places) is range:
         plain = decode_at_once(payload, header.message_count, info)

@@ -68,6 +68,8 @@ class ResponseCode(enum.IntEnum):
     that the header names, or after a new route."""
     STALE_EPOCH = 32
     """A master of an epoch that is over: another replica is the master now. Try again: no."""
+    STALE_RECEIPT = 33
+    """Somebody else has got the message by now, or the group's offset was moved. Try again: no."""
     CANCEL_REFUSED = 40
     """The delayed message was delivered or cancelled before, or is leaving. Try again: no."""
     CLIENT_NOT_ONLINE = 206
@@ -92,6 +94,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
     ResponseCode.STALE_GENERATION: errors.StaleGeneration,
+    ResponseCode.STALE_RECEIPT: errors.StaleReceipt,
     ResponseCode.CANCEL_REFUSED: errors.CancelRefused,
     ResponseCode.SEQUENCE_CONFLICT: errors.SequenceConflict,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
@@ -108,6 +111,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.UnsupportedCommand, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
     (errors.OffsetIllegal, ResponseCode.OFFSET_ILLEGAL),
     (errors.StaleGeneration, ResponseCode.STALE_GENERATION),
+    (errors.StaleReceipt, ResponseCode.STALE_RECEIPT),
     (errors.FilterFailed, ResponseCode.FILTER_FAILED),
     (errors.FilterUnknown, ResponseCode.SUBSCRIPTION_NOT_EXIST),
     (errors.CancelRefused, ResponseCode.CANCEL_REFUSED),

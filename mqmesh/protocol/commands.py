@@ -19,6 +19,7 @@ from mqmesh.protocol import (
     admin,
     client_rpc,
     coordination,
+    delivery,
     filters,
     groups,
     membership,
@@ -326,6 +327,16 @@ class RequestCode(enum.IntEnum):
     REPLAY_MESSAGES = _row(1_107, BROKER, ADMIN,
         replay.ReplayRequest, replay.ReplayResponse,
         topics="topic into_topic", groups="group")
+
+    # Messages that are acknowledged one by one.
+    RECEIVE_MESSAGE = _row(1_110, BROKER, SUB,
+        delivery.ReceiveRequest, delivery.ReceiveResponse, topics="topic", groups="group")
+    SETTLE_MESSAGES = _row(1_111, BROKER, SUB,
+        delivery.SettleRequest, delivery.SettleResponse, topics="topic", groups="group")
+    LIST_LEASES = _row(1_112, BROKER, VIEW_OWN,
+        delivery.ListLeasesRequest, delivery.LeaseList, topics="topic", groups="group")
+    RELEASE_LEASES = _row(1_113, BROKER, ADMIN_OWN,
+        delivery.ReleaseLeasesRequest, delivery.ReleasedLeases, groups="group")
 
     # Clients.
     HEART_BEAT = _row(34, BROKER, SUB,

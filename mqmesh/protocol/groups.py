@@ -7,6 +7,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_group, is_system_topic
+from mqmesh.protocol.delivery import MAX_INVISIBLE_MS, MIN_INVISIBLE_MS
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
@@ -48,6 +49,11 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         paused_topics: The same by topic, beside that; up to 256.
         max_messages_per_s: Messages that one broker hands out to the group in a second; 0 for no
             limit.
+        delivery: ``DeliveryMode``; changed only while the group has no members.
+        invisible_ms: Length of a lease, where a receive names none, 1,000 to 43,200,000.
+        max_unsettled: Messages of a queue that are handed out or wait to be handed out again, 1 to
+            1,000,000.
+        lost_grace_ms: So long a member whose connection broke keeps its leases, 0 to 43,200,000.
     """
 
     group: Name
@@ -60,6 +66,10 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     paused_until: WallClockMs = 0
     paused_topics: dict[Name, WallClockMs] = {}
     max_messages_per_s: MessagesPerS = 0
+    delivery: Annotated[str, msgspec.Meta(max_length=16)] = "queue"
+    invisible_ms: Annotated[int, msgspec.Meta(ge=MIN_INVISIBLE_MS, le=MAX_INVISIBLE_MS)] = 60_000
+    max_unsettled: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INVISIBLE_MS)] = 10_000
 
 
 class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -58,12 +58,14 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_model: ``MessageModel``.
         consume_from_where: ``ConsumeFromWhere``; for administrators, the client itself acts on it.
         subscriptions: The same for all members of a group.
+        delivery: ``DeliveryMode``, that of the group.
     """
 
     group: Name
     message_model: Annotated[str, msgspec.Meta(max_length=16)]
     consume_from_where: Annotated[str, msgspec.Meta(max_length=16)]
     subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=MAX_SUBSCRIPTIONS)]
+    delivery: Annotated[str, msgspec.Meta(max_length=16)] = "queue"
 
 
 class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -117,6 +119,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Errors:
         MESSAGE_ILLEGAL: A name, model or expression is wrong, or a group is named twice.
+        NO_PERMISSION: A group is in another delivery mode.
         REQUEST_CODE_NOT_SUPPORTED: The type of expression is not served here.
         SYSTEM_BUSY: ``max_clients`` is reached.
         CONSUMER_GROUP_NOT_EXIST: A group without settings, and ``auto_create_subscription_group``

@@ -70,6 +70,10 @@ POLICIES = GroupSettings(
     paused_until=1_700_000_000_000,
     paused_topics={"t": 1_700_000_000_001},
     max_messages_per_s=100,
+    delivery="message",
+    invisible_ms=1_000,
+    max_unsettled=7,
+    lost_grace_ms=0,
 )
 STATE = [
     TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000)),

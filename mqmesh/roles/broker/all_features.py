@@ -21,6 +21,7 @@ from mqmesh.roles.broker.features.client_rpc.feature import ClientRpcFeature
 from mqmesh.roles.broker.features.delays.feature import DelaysFeature
 from mqmesh.roles.broker.features.delays.placement import DelayPlacement
 from mqmesh.roles.broker.features.delays.schedule_link import ScheduleLink
+from mqmesh.roles.broker.features.delivery.feature import DeliveryFeature
 from mqmesh.roles.broker.features.filter_servers.feature import FilterServersFeature
 from mqmesh.roles.broker.features.groups.connections import ConnectionsFeature
 from mqmesh.roles.broker.features.groups.group_admin import GroupAdminFeature
@@ -68,7 +69,7 @@ from mqmesh.roles.broker.state_records import (
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.write_turn import WriteTurn
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
-from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.broker.writing.writes import StoredListener, Writes
 from mqmesh.roles.dispatch import Handler
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
@@ -80,6 +81,7 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     TransactionsFeature,  # what it decides is sent
     SendingFeature,
     PullingFeature,
+    DeliveryFeature,
     FilterServersFeature,
     RequestReplyFeature,
     ClientRpcFeature,
@@ -124,6 +126,7 @@ class SharedState:
         queue_locks: Locks of ordered consumers.
         half_messages: Half messages that wait for their decision.
         schedule: The schedule service, and who waits for it.
+        listeners: Features that follow what is stored in a topic, by topic.
         admission: Decides which sends have waited for too long.
         auto_creation: What each client has created lately by using it.
         metas: Batch metas decoded before.
@@ -151,6 +154,10 @@ class SharedState:
         self.queue_locks = _queue_locks_of(core)
         self.half_messages = PendingHalfMessages(settings_of(config), core.random)
         self.schedule = ScheduleLink(core.epoch)
+        self.listeners: dict[str, StoredListener] = {
+            TRANS_HALF_TOPIC: self.half_messages,
+            SCHEDULE_TOPIC: self.schedule,
+        }
         self.admission = _send_admission_of(config)
         self.auto_creation = AutoCreation(
             config.auto_topics_per_minute,
@@ -210,7 +217,7 @@ class BrokerFeatures:
             state.topics,
             self.pulling,
             state.admission,
-            {TRANS_HALF_TOPIC: state.half_messages, SCHEDULE_TOPIC: state.schedule},
+            state.listeners,
             state.half_messages.on_taken,
         )
         placement = DelayPlacement(core, writes, state.schedule)
@@ -237,6 +244,7 @@ class BrokerFeatures:
             writes,
             placement.place,
         )
+        self.delivery = self._delivery()
         self.dead_letters = DeadLettersFeature(core, state.topics, writes)
         self.replay = ReplayFeature(core, state.topics, state.groups, state.group_table, writes)
         self._build_groups()
@@ -247,12 +255,29 @@ class BrokerFeatures:
             state.admission,
             self.transactions,
             self.pulling,
+            self.delivery,
             self.membership,
             self.delays,
             self.replication,
         )
         self.turn_ended = self._end_follower_turn if core.is_follower else self._turn.end
         self._put_in_order()
+
+    def _delivery(self) -> DeliveryFeature:
+        state = self.state
+        return DeliveryFeature(
+            self.core,
+            state.topics,
+            state.groups,
+            state.group_table,
+            state.committed,
+            state.windows,
+            state.by_group,
+            state.limits,
+            state.metas,
+            self.send_back,
+            state.listeners,
+        )
 
     def _build_others(self, followers: FollowerTable, index: IndexerLink | None) -> None:
         core, state = self.core, self.state
@@ -290,6 +315,7 @@ class BrokerFeatures:
             state.by_group,
             self.pulling,
             self.send_back.forget_sent_back,
+            state.windows,
         )
         self.handed_over = HandedOverCommitsFeature(
             core, state.topics, state.committed, state.moved
@@ -306,7 +332,7 @@ class BrokerFeatures:
         self.group_progress = GroupProgressFeature(core, state.topics, state.groups, progress)
         self.connections = ConnectionsFeature(core, state.groups)
         self.group_admin = GroupAdminFeature(
-            core, state.topics, state.groups, state.group_table, progress
+            core, state.topics, state.groups, state.group_table, progress, state.windows
         )
 
     def _put_in_order(self) -> None:

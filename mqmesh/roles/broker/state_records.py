@@ -71,6 +71,10 @@ class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
     paused_until: _Offset = 0
     paused_topics: dict[str, _Offset] = {}
     max_messages_per_s: _Count = 0
+    delivery: str = "queue"
+    invisible_ms: _Count = 60_000
+    max_unsettled: _Count = 10_000
+    lost_grace_ms: _Count = 10_000
 
 
 class TopicRecord(msgspec.Struct, tag=1, array_like=True, frozen=True):

@@ -7,6 +7,7 @@ at once; nobody is answered before the store has it, and the commit point says t
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.delays.feature import DelaysFeature
+from mqmesh.roles.broker.features.delivery.feature import DeliveryFeature
 from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
@@ -24,6 +25,7 @@ class WriteTurn:
         admission: Decides which sends have waited for too long.
         transactions: Decisions about half messages become batches.
         pulling: Pulls that wait for messages, or for another turn.
+        delivery: Receives that wait for messages.
         membership: Notices to members of groups that have changed.
         delays: The schedule service.
         replication: Followers.
@@ -36,6 +38,7 @@ class WriteTurn:
         admission: SendAdmission,
         transactions: TransactionsFeature,
         pulling: PullingFeature,
+        delivery: DeliveryFeature,
         membership: MembershipFeature,
         delays: DelaysFeature,
         replication: ReplicationFeature,
@@ -45,6 +48,7 @@ class WriteTurn:
         self._admission = admission
         self._transactions = transactions
         self._pulling = pulling
+        self._delivery = delivery
         self._membership = membership
         self._delays = delays
         self._replication = replication
@@ -61,18 +65,20 @@ class WriteTurn:
         if self._writes.stage.sends:
             self._admission.frames_taken(turn.readable_ms)
         self._writes.write()
-        # 3. Answer pulls that waited for this turn, as many as a turn may.
+        # 3. Answer pulls and receives that waited for this turn, as many as a turn may.
         pulls_left = self._pulling.begin_turn()
+        receives_left = self._delivery.serve()
         # 4. Notify members of groups, and the schedule service.
         self._membership.send_notices()
         self._delays.notify_service()
         # 5. Replicate: followers get what the turn has stored.
         log_left = self._replication.feed()
         self._admission.tick_ended(self._now_ns() // 1_000_000, turn.readable_ms, turn.drained_ms)
-        return pulls_left or log_left
+        return pulls_left or receives_left or log_left
 
     def durable(self) -> None:
         """Answers what waited for the disk: the log was synced further."""
         self._writes.answer_confirmed()
+        self._delivery.serve()
         self._delays.notify_service()
         self._replication.note_durable()

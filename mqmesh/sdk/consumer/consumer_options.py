@@ -1,6 +1,6 @@
 """Options of consumers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
@@ -138,6 +138,26 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     request_timeout_ms: Ms = 3_000
 
 
+class SimpleConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a simple consumer.
+
+    Attributes:
+        consume_from_where: Start of the group in queues from which it never received:
+            FIRST_OFFSET or LAST_OFFSET.
+        settle_timeout_ms: So long an acknowledgement is tried while no broker takes it.
+        report_after_ms: The log says why nothing can be received after so long.
+        topic_wait_ms: How long a topic may be missing, 0 to 3,600,000 ms, before the log says so.
+        topic_must_exist: A topic that is missing for longer is an error: ``receive`` raises
+            ``TopicNotFound``.
+    """
+
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET
+    settle_timeout_ms: Ms = 10_000
+    report_after_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 3_000
+    topic_wait_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 0
+    topic_must_exist: bool = False
+
+
 class ConsumerKeywords(TracingKeywords, total=False):
     """Fields of ``ConsumerOptions``, as keyword arguments."""
 
@@ -179,3 +199,13 @@ class PullConsumerKeywords(ConsumerKeywords, total=False):
     auto_commit: bool
     pull_batch_size: int
     request_timeout_ms: int
+
+
+class SimpleConsumerKeywords(TypedDict, total=False):
+    """Fields of ``SimpleConsumerOptions``, as keyword arguments."""
+
+    consume_from_where: ConsumeFromWhere | Literal["LAST_OFFSET", "FIRST_OFFSET", "TIMESTAMP"]
+    settle_timeout_ms: int
+    report_after_ms: int
+    topic_wait_ms: int
+    topic_must_exist: bool

@@ -16,6 +16,8 @@ from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerOptions,
     PushConsumerKeywords,
     PushConsumerOptions,
+    SimpleConsumerKeywords,
+    SimpleConsumerOptions,
 )
 from mqmesh.sdk.producer.producer_options import (
     ProducerKeywords,
@@ -41,6 +43,7 @@ def without_texts(hint):
         (TransactionKeywords, TransactionOptions),
         (PushConsumerKeywords, PushConsumerOptions),
         (PullConsumerKeywords, PullConsumerOptions),
+        (SimpleConsumerKeywords, SimpleConsumerOptions),
     ],
 )
 def test_keywords_are_the_fields_of_the_options(keywords, options) -> None:
@@ -52,7 +55,9 @@ def test_keywords_are_the_fields_of_the_options(keywords, options) -> None:
     assert len(msgspec.structs.fields(options)) == len(keywords.__optional_keys__)
 
 
-@pytest.mark.parametrize("name", ["Producer", "PushConsumer", "PullConsumer", "App"])
+@pytest.mark.parametrize(
+    "name", ["Producer", "PushConsumer", "PullConsumer", "SimpleConsumer", "App"]
+)
 def test_clients_for_asyncio_take_what_the_blocking_ones_take(name) -> None:
     blocking = inspect.signature(getattr(mqmesh, name))
     assert inspect.signature(getattr(mqmesh.aio, name)) == blocking

@@ -221,25 +221,29 @@ class DeliveryWindow:
                     return run
         return None
 
-    def hand_out_again(self, run: Run, most: int, member: str, now_ms: int, lease_ms: int) -> Run:
+    def hand_out_again(self, run: Run, bits: int, member: str, now_ms: int, lease_ms: int) -> Run:
         """Lease messages once more.
 
         Args:
             run: From ``due``.
-            most: Messages of the lease, at least 1; the others wait on.
+            bits: Those of its messages that are leased, from ``run.first`` on; the others wait on.
             member: Member that gets them.
             now_ms: Monotonic clock.
             lease_ms: Length of the lease.
         """
-        first, bits, attempt = run.low, run.bits >> (run.low - run.first), run.attempt
-        self._remove(run)
-        taken = _lowest(bits, most)
-        if rest := bits & ~taken:
-            shift = (rest & -rest).bit_length() - 1
-            self._wait(Run(first + shift, rest >> shift, attempt), 0)
-        leased = self._lease(Run(first, taken, attempt + 1), member, now_ms, lease_ms)
-        self._changed(first, first + bits.bit_length())
+        assert bits and bits & run.bits == bits
+        self._take(run, bits)
+        shift = (bits & -bits).bit_length() - 1
+        again = Run(run.first + shift, bits >> shift, run.attempt + 1)
+        leased = self._lease(again, member, now_ms, lease_ms)
+        self._changed(leased.first, leased.end)
         return leased
+
+    def lose(self, run: Run, bits: int) -> None:
+        """Settle messages of a run, from ``run.first`` on, that are gone from the log."""
+        first, end = run.first, run.end
+        self._take(run, run.bits & bits)
+        self._changed(first, end)
 
     # ---- Settle ----------------------------------------------------------------------
 
@@ -565,18 +569,3 @@ class DeliveryWindow:
         self._leases.pop(run.lease, None)
         self._unslot(run)
         run.bits = 0
-
-
-def _lowest(bits: int, most: int) -> int:
-    """Return the lowest bits, at most so many."""
-    if bits.bit_count() <= most:
-        return bits
-    taken = (1 << most) - 1
-    if bits & taken == taken:
-        return taken  # nearly always
-    taken = 0
-    for _ in range(most):
-        low = bits & -bits
-        taken |= low
-        bits ^= low
-    return taken

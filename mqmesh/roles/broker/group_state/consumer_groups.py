@@ -14,6 +14,7 @@ import msgspec
 from mqmesh.errors import GroupNotFound, InvalidArgument, StaleGeneration, SystemBusy
 from mqmesh.filtering.python_filter import check_filter_id
 from mqmesh.message import check_topic
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumeFromWhere,
@@ -409,6 +410,11 @@ def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
             raise InvalidArgument(
                 f"group {data.group!r}: consume_from_where {data.consume_from_where!r} is none "
                 f"of {', '.join(ConsumeFromWhere)}"
+            )
+        if data.delivery not in tuple(DeliveryMode):
+            raise InvalidArgument(
+                f"group {data.group!r}: delivery {data.delivery!r} is none of "
+                f"{', '.join(DeliveryMode)}"
             )
         for subscription in data.subscriptions:
             check_topic(subscription.topic)

@@ -5,6 +5,7 @@ A group gets default settings by itself when it is first used, unless that is sw
 """
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -14,10 +15,16 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig, check_client_group, only_looks
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.policies import check_group_policies
 from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
+
+_TAKES: Final[dict[str, str]] = {
+    DeliveryMode.QUEUE: "take PushConsumer or PullConsumer",
+    DeliveryMode.MESSAGE: "take SimpleConsumer",
+}
 
 
 class GroupTable:
@@ -74,8 +81,8 @@ class GroupTable:
         """
         config = self._restricted.get(group)
         if config is not None:
-            if not config.consume_enable:
-                raise NoPermission(f"consumer group {group!r} may not consume (consume_enable)")
+            self.check_consumes(group)
+            self.check_delivery(group, DeliveryMode.QUEUE)
             broadcasting = model_of(group) == MessageModel.BROADCASTING
             if broadcasting and not config.consume_broadcast_enable:
                 raise NoPermission(
@@ -94,6 +101,30 @@ class GroupTable:
         """Return settings of all groups that have limits, or had."""
         return list(self._restricted.values())
 
+    def check_delivery(self, group: str, delivery: str) -> None:
+        """Check that a member shares messages as its group does.
+
+        Raises:
+            NoPermission: Others of the group share them in another way.
+        """
+        config = self._groups.get(group)
+        wanted: str = DeliveryMode.QUEUE if config is None else config.delivery
+        if delivery != wanted and not only_looks(group):
+            raise NoPermission(
+                f"consumer group {group!r} has delivery = {wanted}, this member {delivery}: "
+                f"{_TAKES[wanted]}, or change the group while it has no members"
+            )
+
+    def check_consumes(self, group: str) -> None:
+        """Check that members of a group may get messages.
+
+        Raises:
+            NoPermission: Its settings say no.
+        """
+        config = self._restricted.get(group)
+        if config is not None and not config.consume_enable:
+            raise NoPermission(f"consumer group {group!r} may not consume (consume_enable)")
+
     def retry_limit(self, group: str, wanted: int) -> int:
         """Return how often a message may be sent back: by the group's settings, else as wanted."""
         config = self._groups.get(group)
@@ -105,11 +136,12 @@ class GroupTable:
         """Return whether ``note_used`` would make settings for a group."""
         return self.auto_create and group not in self._groups and not only_looks(group)
 
-    def note_used(self, group: str) -> None:
+    def note_used(self, group: str, delivery: str = DeliveryMode.QUEUE) -> None:
         """A group is used: gives it settings if it has none.
 
         Args:
             group: Checked by ``check_client_group``.
+            delivery: Of its first member.
 
         Raises:
             GroupNotFound: Groups get no settings by themselves.
@@ -119,7 +151,7 @@ class GroupTable:
             return
         if not self.auto_create:
             raise _not_found(group)
-        self._set(GroupConfig(group))
+        self._set(GroupConfig(group, delivery=delivery))
 
     def update(
         self,
@@ -139,13 +171,18 @@ class GroupTable:
             True when anything changed.
 
         Raises:
-            InvalidArgument: The name is illegal or reserved, a policy makes no sense, or the group
-                exists already.
+            InvalidArgument: The name is illegal or reserved, a policy or delivery mode makes no
+                sense, or the group exists already.
             GroupNotFound: ``must_exist``, and it does not.
             SystemBusy: There are too many groups.
         """
         check_client_group(config.group)
         check_group_policies(config)
+        if config.delivery not in tuple(DeliveryMode):
+            raise InvalidArgument(
+                f"delivery = {config.delivery!r} of group {config.group!r} is none of "
+                f"{', '.join(DeliveryMode)}"
+            )
         old = self._groups.get(config.group)
         if must_exist and old is None:
             raise _not_found(config.group)
@@ -206,6 +243,7 @@ class GroupTable:
             or config.paused_until
             or config.paused_topics
             or config.max_messages_per_s
+            or config.delivery != DeliveryMode.QUEUE
         ):
             self._restricted[config.group] = config
 

@@ -56,6 +56,7 @@ class Stage:
     """Plays the command server and the loop for a broker's handlers."""
 
     def __init__(self, **settings) -> None:
+        self.is_kept = settings.pop("is_kept", False)
         flush = settings.pop("flush_disk_type", FlushDiskType.ASYNC_FLUSH)
         storage = BrokerStoreConfig(backend="memory", flush_disk_type=flush)
         self.config = BrokerConfig(storage=storage, **settings)
@@ -80,6 +81,7 @@ class Stage:
             self.config,
             self.clock,
             self.guard,
+            is_kept=self.is_kept,
             epoch=self.epoch,
             leadership=self.leadership,
             index=self.index,
@@ -106,6 +108,7 @@ class Stage:
     def end_tick(self) -> None:
         self.features.writes.write()
         self.features.pulling.begin_turn()
+        self.features.delivery.serve()
         self.features.membership.send_notices()
 
     def ask(self, code, header=b"", kind=None, **options):

@@ -21,6 +21,7 @@ from mqmesh.protocol.groups import (
 )
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.connections import connections_of, failures_of
 from mqmesh.roles.broker.features.groups.progress import ProgressReader
@@ -45,6 +46,7 @@ class GroupAdminFeature(Feature):
         groups: ConsumerGroups,
         group_table: GroupTable,
         progress: ProgressReader,
+        windows: DeliveryWindows,
     ) -> None:
         self._core = core
         self._settings = core.settings
@@ -54,6 +56,7 @@ class GroupAdminFeature(Feature):
         self._groups = groups
         self._group_table = group_table
         self._progress = progress
+        self._windows = windows
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -74,8 +77,13 @@ class GroupAdminFeature(Feature):
     def update_and_create_group(
         self, request: Request, wanted: UpdateGroupRequest
     ) -> Answer | None:
-        """Makes or changes the settings of a group; answered once that is on disk."""
+        """Makes or changes the settings of a group; answered once that is on disk.
+
+        Raises:
+            InvalidArgument: Its delivery mode would change, and it has members.
+        """
         self._commit_point.check_room()
+        self._check_delivery(wanted.config)
         changed = self._group_table.update(
             wanted.config,
             must_exist=wanted.must_exist,
@@ -86,6 +94,19 @@ class GroupAdminFeature(Feature):
             return reply
         self._core.reply_when_saved(request, reply)
         return None
+
+    def _check_delivery(self, config: GroupConfig) -> None:
+        """Check that a group's delivery mode is not changed under its members."""
+        known = self._group_table.get(config.group)
+        if known is None or known.delivery == config.delivery:
+            return
+        group = self._groups.find(config.group)
+        if group is not None:
+            raise InvalidArgument(
+                f"consumer group {config.group!r} has delivery = {known.delivery}, and "
+                f"{len(group.members)} members, for example {min(group.members)}; stop them first"
+            )
+        self._windows.drop_group(config.group)
 
     def get_groups(self, request: Request, query: GetGroupsRequest) -> GroupSummaries:
         """One group, or all, in pages."""

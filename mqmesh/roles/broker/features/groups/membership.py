@@ -6,6 +6,7 @@ from mqmesh.errors import GroupNotFound
 from mqmesh.metrics import gauge
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, encode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumerIdsChanged,
@@ -73,26 +74,28 @@ class MembershipFeature(Feature):
         """Forget the owners of a group's queues."""
         self._groups.claims.forget_group(group)
 
-    def note_used(self, request: Request, group: str) -> None:
+    def note_used(self, request: Request, group: str, delivery: str = DeliveryMode.QUEUE) -> None:
         """A client uses a group: gives it settings if it has none.
 
         Raises:
+            NoPermission: The group shares messages in another way than the client.
             GroupNotFound: Groups get no settings by themselves.
             SystemBusy: There are too many groups, or this client made too many.
         """
         if not self._group_table.makes(group):
             self._group_table.note_used(group)
+            self._group_table.check_delivery(group, delivery)
             return
         client, now_ms = client_of(request.peer), self._clock.monotonic_ms()
         self._auto_creation.groups.check(client, now_ms)
-        self._group_table.note_used(group)
+        self._group_table.note_used(group, delivery)
         self._auto_creation.groups.note(client, now_ms)
 
     def heart_beat(self, request: Request, heartbeat: HeartbeatRequest) -> HeartbeatResponse:
         """A client says that it is there, and what it belongs to."""
         check_heartbeat(heartbeat)
         for data in heartbeat.consumers:
-            self.note_used(request, data.group)
+            self.note_used(request, data.group, data.delivery)
         self._groups.on_heartbeat(request.peer, heartbeat, self._clock.monotonic_ms())
         groups, client_id = self._groups, heartbeat.client_id
         return HeartbeatResponse(

@@ -21,6 +21,7 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
@@ -59,6 +60,7 @@ class ResetsFeature(Feature):
         by_group: GroupPulls,
         pulls: PullsOfGroups,
         forget_sent_back: Callable[[str], None],
+        windows: DeliveryWindows,
     ) -> None:
         self._core = core
         self._clock = core.clock
@@ -72,6 +74,7 @@ class ResetsFeature(Feature):
         self._by_group = by_group
         self._pulls = pulls
         self._forget_sent_back = forget_sent_back
+        self._windows = windows
 
     def group_deleted(self, group: str) -> None:
         """Forget where a group was sent."""
@@ -193,9 +196,14 @@ class ResetsFeature(Feature):
         # one that has been waiting at the end of its queue for long.
         followed = followed or self._by_group.is_active(group, self._clock.monotonic_ms())
         for one in changes:
+            key = (group, one.topic, one.queue_id)
+            is_window = self._windows.find(key) is not None
+            self._windows.drop(key)
             self._offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
             self._resets.note_moved(group, one.topic, one.queue_id)
             self._by_group.forget_queue(group, one.topic, one.queue_id)
+            if is_window:
+                continue  # its members have no place of their own: they get what comes
             if followed or self._pulls.is_waiting(group, one.topic, one.queue_id):
                 self._resets.begin(group, one.topic, one.queue_id, one.new_offset)
 

@@ -5,7 +5,7 @@ its message for done then. What was sent back from one place is not sent back fr
 by any consumer: the retries and the marks of them are one write.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -62,13 +62,13 @@ class _Gathering:
         core: Core,
         writes: Writes,
         known: SentBackMarks,
-        request: Request,
         back: SendBackRequest,
+        on_done: Callable[[list[SendBackResult]], None],
     ) -> None:
         self._core = core
         self._put = writes.put
         self._known = known
-        self._pending = request.later()
+        self._on_done = on_done
         self._results = [SendBackResult(_OK) for _ in back.entries]
         self._writes: list[tuple[int, SentBackMark]] = []
         self._batches: list[BatchToPut] = []
@@ -142,7 +142,7 @@ class _Gathering:
         self._answer()
 
     def _answer(self) -> None:
-        self._pending.done(SendBackResponse(self._results))
+        self._on_done(self._results)
 
 
 class SendBackFeature(Feature):
@@ -183,8 +183,25 @@ class SendBackFeature(Feature):
     def send_back(self, request: Request, back: SendBackRequest) -> Reply | None:
         """Plans the next try of messages that failed, or makes them dead letters."""
         check_group(back.group)
+        pending = request.later()
+        self.send_back_now(back, lambda results: pending.done(SendBackResponse(results)))
+        return None
+
+    def send_back_now(
+        self, back: SendBackRequest, on_done: Callable[[list[SendBackResult]], None]
+    ) -> None:
+        """Plan the next try of messages, or make them dead letters.
+
+        Args:
+            back: Which messages.
+            on_done: Called with a result for each entry, once that is stored.
+
+        Raises:
+            CorruptRecord: The marks cannot be read just now.
+            MQMeshError: Nothing can be stored now.
+        """
         self.marks.load(self._store, self._offsets.sent_back.counts_from)
-        gathering = _Gathering(self._core, self._writes, self.marks, request, back)
+        gathering = _Gathering(self._core, self._writes, self.marks, back, on_done)
         batches = StoredBatches(self._store)
         for index, entry in enumerate(back.entries):
             try:
@@ -192,7 +209,6 @@ class SendBackFeature(Feature):
             except MQMeshError as error:
                 gathering.fail(index, error)
         gathering.write()
-        return None
 
     def group_deleting(self, group: str) -> None:
         """Forget what a group sent back, as ``forget_sent_back``."""

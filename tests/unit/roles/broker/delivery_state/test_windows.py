@@ -151,7 +151,11 @@ def test_whoever_applies_the_records_has_the_same_windows(seed):
             leases.append((run.lease, run.first, run.bits))
         elif kind < 0.5 and (run := window.due()) is not None:
             run = window.hand_out_again(
-                run, random.randrange(1, 20), "b", clock.monotonic_ms(), 20_000
+                run,
+                run.bits & -run.bits if random.random() < 0.5 else run.bits,
+                "b",
+                clock.monotonic_ms(),
+                20_000,
             )
             leases.append((run.lease, run.first, run.bits))
         elif leases:

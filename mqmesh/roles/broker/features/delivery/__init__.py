@@ -1,0 +1,1 @@
+"""Messages that are acknowledged one by one: receives, settlements, leases."""

@@ -1,0 +1,881 @@
+"""RECEIVE_MESSAGE and SETTLE_MESSAGES: messages that members acknowledge one by one."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.batch.delayed_batch import parse_delay_levels
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    GroupNotFound,
+    InvalidArgument,
+    MQMeshError,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.message import check_topic, retry_topic
+from mqmesh.metrics import counter, gauge
+from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.command import Reply, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import (
+    BY_SCHEDULE,
+    MAX_LEASES_PER_ANSWER,
+    MAX_RECEIVED,
+    MIN_INVISIBLE_MS,
+    DeliveryMode,
+    LeaseInfo,
+    LeaseList,
+    ListLeasesRequest,
+    MessageLease,
+    ReceiveRequest,
+    ReceiveResponse,
+    ReleasedLeases,
+    ReleaseLeasesRequest,
+    SettleAction,
+    Settlement,
+    SettleRequest,
+    SettleResponse,
+)
+from mqmesh.protocol.groups import GroupConfig, check_client_group
+from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.protocol.policies import parse_retry_delays
+from mqmesh.protocol.request import Peer, Request
+from mqmesh.protocol.retries import (
+    DEFAULT_MAX_RECONSUME_TIMES,
+    FIRST_RETRY_LEVEL,
+    TO_DEAD_LETTERS,
+    SendBackEntry,
+    SendBackRequest,
+    SendBackResult,
+)
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Run, RunState, Settled
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.delivery.lease_reader import LeaseReader, Piece, Read
+from mqmesh.roles.broker.features.delivery.receive_hold import HeldReceive, ReceiveHold
+from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.group_limits import GroupLimits
+from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
+from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.reading.pull_filter import pull_filter
+from mqmesh.roles.broker.topic_state.topic_table import TopicTable
+from mqmesh.roles.broker.writing.writes import StoredListener
+from mqmesh.roles.dispatch import Handler
+from mqmesh.units import KIB, MIB
+
+QUIET_MS: Final = 3_000
+"""After a start members have so long to show what they hold."""
+SHORT_NACK_MS: Final = 30_000
+"""A message that comes again sooner waits in the window, others in the schedule service."""
+NOT_SENT_BACK_MS: Final = 1_000
+"""A message that could not be sent back is handed out again after so long."""
+TURN_BYTES: Final = 4 * MIB
+"""Given out in one turn of the loop."""
+LEAST_BYTES: Final = 64 * KIB
+MAX_RETRIES: Final = 2**31
+"""Limit of retries in place of the consumer's: this feature decides what is a dead letter."""
+
+_OK: Final = int(ResponseCode.SUCCESS)
+_STALE: Final = int(ResponseCode.STALE_RECEIPT)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+_ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
+_CODE_OF: Final = {Settled.OK: _OK, Settled.STALE: _STALE, Settled.LEAVING: _BUSY}
+
+_log = logging.getLogger(__name__)
+
+
+class SendsBack(Protocol):
+    """The neighbour that makes retries and dead letters."""
+
+    def send_back_now(
+        self, back: SendBackRequest, on_done: Callable[[list[SendBackResult]], None]
+    ) -> None:
+        """Plan the next try of messages, or make them dead letters.
+
+        Args:
+            back: Which messages.
+            on_done: Called with a result for each entry, once that is stored.
+        """
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """A run that waits, and is to be sent back.
+
+    Attributes:
+        key: Of its window.
+        window: Its window.
+        run: The run.
+        level: Delay level, or ``TO_DEAD_LETTERS``.
+        reason: What went wrong.
+        failures: How often it failed, this time not included.
+    """
+
+    key: WindowKey
+    window: DeliveryWindow
+    run: Run
+    level: int
+    reason: str
+    failures: int
+
+
+class DeliveryCounts(msgspec.Struct):
+    """Counters of deliveries since the start.
+
+    Attributes:
+        expired: Messages whose lease ended.
+        redelivered: Messages that were handed out again.
+        stale: Settlements that came too late.
+    """
+
+    expired: int = 0
+    redelivered: int = 0
+    stale: int = 0
+
+
+class DeliveryFeature(Feature):
+    """Leases of messages: handed out, settled, and handed out again.
+
+    Args:
+        core: The core of the broker.
+        topics: Topics.
+        groups: Members of groups.
+        group_table: Settings of groups.
+        offsets: Committed offsets.
+        windows: Messages that groups hold.
+        by_group: Messages and bytes handed out to each group.
+        limits: Pauses and rates of groups.
+        metas: Batch metas decoded before.
+        back: Makes retries and dead letters.
+        listeners: Listeners of what is stored, by topic.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topics: TopicTable,
+        groups: ConsumerGroups,
+        group_table: GroupTable,
+        offsets: CommittedOffsets,
+        windows: DeliveryWindows,
+        by_group: GroupPulls,
+        limits: GroupLimits,
+        metas: MetaCache,
+        back: SendsBack,
+        listeners: dict[str, StoredListener],
+    ) -> None:
+        config = core.settings.now
+        self._core = core
+        self._settings = core.settings
+        self._clock = core.clock
+        self._store = core.store
+        self._topics = topics
+        self._groups = groups
+        self._group_table = group_table
+        self._offsets = offsets
+        self._windows = windows
+        self._by_group = by_group
+        self._limits = limits
+        self._back = back
+        self._reader = LeaseReader(core.store, metas)
+        self._hold = ReceiveHold(config.max_held_pulls, config.busy_retry_after_ms, listeners)
+        self._bytes_left = TURN_BYTES
+        self._turns: dict[tuple[str, str], int] = {}
+        self._peers: dict[tuple[str, str], Peer] = {}
+        self._members: dict[Peer, dict[tuple[str, str], None]] = {}
+        self._lost: dict[tuple[str, str], int] = {}
+        self._counts = DeliveryCounts()
+        # Those that look again in the next turn, whatever comes.
+        self._passed: dict[HeldReceive, None] = {}
+        # Topics of which groups are paused, or have had what a second may bring.
+        self._held_back: dict[str, None] = {}
+
+    def commands(self) -> Mapping[RequestCode, Handler]:
+        """Implement ``Feature.commands``."""
+        return {
+            RequestCode.RECEIVE_MESSAGE: self.receive,
+            RequestCode.SETTLE_MESSAGES: self.settle,
+            RequestCode.LIST_LEASES: self.list_leases,
+            RequestCode.RELEASE_LEASES: self.release_leases,
+        }
+
+    # ---- Hooks -----------------------------------------------------------------------
+
+    def loaded(self) -> None:
+        """Begin to serve what the log says of windows; members show what they hold."""
+        if self._core.is_follower:
+            return
+        store = self._store
+        bounded = self._windows.resume(
+            lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
+            self._clock.monotonic_ms(),
+            self._clock.wall_ms(),
+            QUIET_MS,
+        )
+        if bounded:
+            _log.warning("%d delivery windows ended behind the end of the log", bounded)
+
+    def configured(self) -> None:
+        """Take over how many receives may wait."""
+        self._hold.most = self._settings.now.max_held_pulls
+
+    def client_gone(self, peer: Peer, now_ms: int) -> None:
+        """Forget the receives of a connection; its members keep their leases for a while."""
+        for held in self._hold.of_peer(peer):
+            self._hold.release(held)
+        for member in self._members.pop(peer, ()):
+            del self._peers[member]
+            self._lost[member] = now_ms + self._config(member[0]).lost_grace_ms
+
+    def topic_deleted(self, topic: str) -> None:
+        """Forget the windows of a topic, and fail the receives that wait for it."""
+        self._windows.drop_topic(topic)
+        for held in self._hold.of_topic(topic):
+            if held.topics[0] == topic and self._hold.release(held):
+                held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))
+
+    def group_deleted(self, group: str) -> None:
+        """Forget the windows of a group."""
+        self._windows.drop_group(group)
+        for name in [key for key in self._turns if key[0] == group]:
+            del self._turns[name]
+
+    def stopping(self) -> None:
+        """Fail all receives that wait: the broker stops."""
+        error = BrokerNotAvailable(f"broker {self._settings.now.broker_name} is stopping")
+        for held in self._hold.all():
+            self._hold.release(held)
+            held.pending.fail(error)
+
+    def tick(self, now_ms: int) -> None:
+        """End leases, and the waits of receives whose time is over; note hand-outs in the log."""
+        leaving: list[Leaving] = []
+        for key, window in self._windows.items():
+            if not window.unsettled:
+                continue
+            for run in window.tick(now_ms):
+                self._counts.expired += run.count
+                leaving += self._judge(key, window, run, "its lease ended before it was settled")
+            if window.due() is not None:
+                self._stir(key)
+        for member in [one for one, at in self._lost.items() if at <= now_ms]:
+            del self._lost[member]
+            leaving += self._release(*member, "its member lost its connection")
+        if leaving:
+            self._send_back(leaving, _nobody)
+        for topic in self._held_back:
+            self._hold.stir(topic)
+        self._held_back.clear()
+        self.serve()
+        for held in self._hold.expired(now_ms):
+            if not self._try(held) and held not in self._passed:
+                self._hold.release(held)
+                self._answer_nothing(held)
+        if self._windows.changed:
+            self._core.state.save()
+
+    def sample(self) -> None:
+        """Let all that wait look again: offsets may have been moved, or limits."""
+        self._hold.stir_all()
+
+    def serve(self) -> bool:
+        """Answer receives for which something came; the end of each turn.
+
+        Returns:
+            True if some wait for the next turn.
+        """
+        self._bytes_left = TURN_BYTES
+        if not self._hold.stirred and not self._passed:
+            return False  # nearly always
+        waiting = dict.fromkeys((*self._passed, *self._hold.take_stirred()))
+        self._passed.clear()
+        for held in waiting:
+            if self._bytes_left <= 0:
+                self._passed[held] = None
+            elif self._hold.holds(held):
+                self._try(held)
+        return bool(self._passed)
+
+    # ---- Receive ---------------------------------------------------------------------
+
+    def receive(self, request: Request, wanted: ReceiveRequest) -> Reply | None:
+        """Lease messages to a member, or hold the request until there are some."""
+        check_client_group(wanted.group)
+        check_topic(wanted.topic)
+        self._check_mode(wanted.group)
+        self._topics.require_readable(wanted.topic, 0)
+        group = self._groups.require_member(wanted.group, wanted.member)
+        first = next(iter(group.members.values()))
+        for one in first.subscriptions:
+            same = (wanted.expression, wanted.expression_type)
+            if one.topic == wanted.topic and (one.expression, one.expression_type) != same:
+                raise InvalidArgument(
+                    f"group {wanted.group!r} subscribes to {wanted.topic!r} with "
+                    f"{one.expression!r}, not with {wanted.expression!r}: all members share its "
+                    "messages, so all must want the same"
+                )
+        self._meet(request.peer, wanted.group, wanted.member)
+        now_ms = self._clock.monotonic_ms()
+        wait_ms = min(wanted.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
+        held = HeldReceive(
+            request.later(now_ms + wait_ms),
+            wanted,
+            pull_filter(wanted.expression, wanted.expression_type),
+            (wanted.topic, retry_topic(wanted.group)),
+        )
+        if self._bytes_left > 0 and self._take(held):
+            return None
+        if not wait_ms and self._bytes_left > 0 and held not in self._passed:
+            self._answer_nothing(held)
+            return None
+        self._hold.hold(held)
+        if self._bytes_left <= 0:
+            self._passed[held] = None
+        return None
+
+    def _try(self, held: HeldReceive) -> bool:
+        """Answer a receive that waits, if there is something for it."""
+        try:
+            self._check_mode(held.wanted.group)
+            if not self._take(held):
+                return False
+        except MQMeshError as error:
+            held.pending.fail(error)
+        self._hold.release(held)
+        return True
+
+    def _take(self, held: HeldReceive) -> bool:
+        """Lease what there is for a receive, and answer it; False if there is nothing."""
+        wanted = held.wanted
+        config = self._config(wanted.group)
+        limits = self._group_table.limits_of(wanted.group)
+        most = wanted.max_messages
+        if limits is not None:
+            if self._limits.is_held(limits, wanted.topic):
+                self._limits.held_back += 1
+                self._held_back[wanted.topic] = None
+                return False
+            most = min(self._limits.most_messages(limits) or most, most)
+        peer, now_ms = held.pending.peer, self._clock.monotonic_ms()
+        taking = _Taking(
+            self._core,
+            self._reader,
+            self._windows,
+            self._by_group,
+            held,
+            most,
+            max(wanted.invisible_ms or config.invisible_ms, MIN_INVISIBLE_MS),
+            config.max_unsettled,
+            min(wanted.max_bytes, peer.room(), max(self._bytes_left, LEAST_BYTES)),
+            now_ms,
+        )
+        turn = self._turns.get((wanted.group, wanted.topic), 0)
+        self._turns[wanted.group, wanted.topic] = turn + 1
+        for is_retry in (False, True) if turn % 2 else (True, False):
+            topic = held.topics[is_retry]
+            known = self._topics.get(topic)
+            count = 0 if known is None else known.readable_queues
+            for step in range(count):
+                queue_id = (turn // 2 + step) % count
+                if taking.is_full:
+                    break
+                key = (wanted.group, topic, queue_id)
+                window = self._windows.find(key) or self._begin(key, wanted, is_retry)
+                taking.take(key, window, is_retry)
+            if known is not None:
+                known.get_messages += taking.counted
+                known.get_bytes += taking.counted_bytes
+                taking.counted = taking.counted_bytes = 0
+        self._counts.redelivered += taking.redelivered
+        if not taking.leases:
+            if taking.passed:
+                self._passed[held] = None
+            return False
+        if limits is not None:
+            self._limits.note(limits, taking.messages)
+        self._bytes_left -= taking.size
+        total = self._core.stats.total
+        total.get_messages += taking.messages
+        total.get_bytes += taking.size
+        held.pending.done(Reply(encode_header(ReceiveResponse(taking.leases)), taking.pieces))
+        return True
+
+    def _begin(self, key: WindowKey, wanted: ReceiveRequest, is_retry: bool) -> DeliveryWindow:
+        """Make the window of a group that receives from a queue for the first time."""
+        group, topic, queue_id = key
+        low, high = self._store.queue_bounds(topic, queue_id)
+        start: int = self._offsets.query(group, topic, queue_id)
+        if start < 0:
+            known = self._groups.group(group).members[wanted.member]
+            is_last = known.consume_from_where == ConsumeFromWhere.LAST_OFFSET
+            start = high if is_last and not is_retry else low
+        return self._windows.begin(key, min(max(start, low), high))
+
+    def _answer_nothing(self, held: HeldReceive) -> None:
+        """Answer a receive that waited in vain, and say so if its group may hold no more."""
+        group = held.wanted.group
+        most = self._config(group).max_unsettled
+        for (_, topic, queue_id), window in self._windows.of_group(group).items():
+            if topic not in held.topics or window.unsettled < most:
+                continue
+            if window.next_offset < self._store.queue_bounds(topic, queue_id)[1]:
+                member, count = window.holder_of_most()
+                held.pending.fail(
+                    SystemBusy(
+                        f"members of group {group!r} hold {window.unsettled} messages of queue "
+                        f"{queue_id} of {topic!r}, {member or 'nobody'} most of them, {count}; no "
+                        f"more may be handed out (max_unsettled = {most})",
+                        retry_after_ms=self._settings.now.busy_retry_after_ms,
+                    )
+                )
+                return
+        if self._windows.numbers.is_full:
+            held.pending.fail(
+                SystemBusy(
+                    f"{self._windows.numbers.most} leases are given out by this broker, no more "
+                    "may",
+                    retry_after_ms=self._settings.now.busy_retry_after_ms,
+                )
+            )
+            return
+        held.pending.done(ReceiveResponse())
+
+    # ---- Settle ----------------------------------------------------------------------
+
+    def settle(self, request: Request, wanted: SettleRequest) -> Reply | None:
+        """Take a member's report on messages; answered once that is in the log, and safe."""
+        check_client_group(wanted.group)
+        self._topics.require(wanted.topic)
+        self._check_mode(wanted.group)
+        self._meet(request.peer, wanted.group, wanted.member)
+        now_ms = self._clock.monotonic_ms()
+        codes: list[int] = []
+        leaving: dict[int, Leaving] = {}
+        for one in wanted.settlements:
+            topic = retry_topic(wanted.group) if one.is_retry else wanted.topic
+            key = (wanted.group, topic, one.queue_id)
+            found = self._settle_one(key, wanted.member, one, now_ms)
+            if isinstance(found, Leaving):
+                leaving[len(codes)] = found
+                found = _OK
+            self._counts.stale += found == _STALE
+            codes.append(found)
+            self._stir(key)
+
+        def stored(results: list[int]) -> None:
+            for index, code in zip(leaving, results, strict=True):
+                codes[index] = code
+            self._core.reply_when_saved(request, SettleResponse(codes))
+            if leaving:
+                self._core.write_state()  # this turn has written already
+
+        if leaving:
+            self._send_back(list(leaving.values()), stored)
+        elif all(one.action == SettleAction.EXTEND for one in wanted.settlements):
+            request.later().done(SettleResponse(codes))  # no promise that has to be kept
+        else:
+            stored([])
+        return None
+
+    def _settle_one(
+        self, key: WindowKey, member: str, one: Settlement, now_ms: int
+    ) -> int | Leaving:
+        window = self._windows.find(key)
+        if window is None or self._is_cut(key, one):
+            return _STALE
+        bits = int.from_bytes(one.bits, "little")
+        if not bits:
+            return _ILLEGAL
+        if one.first + bits.bit_length() > window.next_offset:
+            end = self._store.queue_bounds(key[1], key[2])[1]
+            window.meet(one.lease, one.first, bits, end, self._config(key[0]).max_unsettled)
+        if one.action == SettleAction.ACK:
+            return _CODE_OF[window.ack(one.lease, one.first, bits)]
+        if one.action == SettleAction.EXTEND:
+            length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
+            return _CODE_OF[window.extend(one.lease, one.first, bits, member, now_ms, length_ms)]
+        counts = one.action != SettleAction.RETURN
+        run = window.nack(one.lease, one.first, bits, counts=counts)
+        if isinstance(run, Settled):
+            return _CODE_OF[run]
+        if not counts:
+            return _OK
+        if one.action == SettleAction.REJECT:
+            return self._leaving(key, window, run, TO_DEAD_LETTERS, one.reason)
+        return next(self._judge(key, window, run, one.reason, one.delay_ms), _OK)
+
+    def _judge(
+        self,
+        key: WindowKey,
+        window: DeliveryWindow,
+        run: Run,
+        reason: str,
+        delay_ms: int = 0,
+    ) -> Iterator[Leaving]:
+        """Decide about a run that failed: wait here, or be sent back."""
+        group, topic, queue_id = key
+        is_retry = topic == retry_topic(group)
+        failures = run.attempt - 1
+        if is_retry:
+            failures += self._reader.failures_of((topic, queue_id), run.low)
+        limit = self._group_table.retry_limit(group, DEFAULT_MAX_RECONSUME_TIMES)
+        if failures >= limit:
+            yield self._leaving(key, window, run, TO_DEAD_LETTERS, reason, failures)
+            return
+        levels = parse_delay_levels(self._settings.now.message_delay_level)
+        config = self._config(group)
+        if delay_ms == BY_SCHEDULE:
+            own = parse_retry_delays(config.retry_delays)
+            delay_ms = levels[min(FIRST_RETRY_LEVEL + failures, len(levels)) - 1]
+            if own is not None:
+                delay_ms = own.delay_ms(failures, f"{topic}/{queue_id}/{run.low}")
+        is_crowded = window.unsettled > config.max_unsettled * 3 // 4
+        if delay_ms > SHORT_NACK_MS or (delay_ms and is_crowded):
+            level = next((at for at, one in enumerate(levels, 1) if one >= delay_ms), len(levels))
+            yield self._leaving(key, window, run, level, reason, failures)
+        elif delay_ms:
+            window.leave(run)
+            window.wait(run, self._clock.monotonic_ms() + delay_ms)
+
+    def _leaving(
+        self,
+        key: WindowKey,
+        window: DeliveryWindow,
+        run: Run,
+        level: int,
+        reason: str,
+        failures: int = 0,
+    ) -> Leaving:
+        window.leave(run)
+        return Leaving(key, window, run, level, reason, max(failures, run.attempt - 1))
+
+    def _send_back(self, leaving: list[Leaving], on_done: Callable[[list[int]], None]) -> None:
+        """Have runs stored as retries or dead letters; they are settled then.
+
+        Args:
+            leaving: Runs, all of one group.
+            on_done: Called with a response code for each run.
+        """
+        by_group: dict[str, list[Leaving]] = {}
+        for one in leaving:
+            by_group.setdefault(one.key[0], []).append(one)
+        if len(by_group) > 1:
+            for some in by_group.values():
+                self._send_back(some, _nobody)
+            return
+        entries: list[SendBackEntry] = []
+        owners: list[int] = []
+        for index, one in enumerate(leaving):
+            for first, count in _stretches(one.run):
+                entries.append(
+                    SendBackEntry(
+                        one.key[1],
+                        one.key[2],
+                        first,
+                        count,
+                        one.reason,
+                        one.level,
+                        one.failures,
+                    )
+                )
+                owners.append(index)
+
+        def done(results: list[SendBackResult]) -> None:
+            codes = [_OK] * len(leaving)
+            for index, result in zip(owners, results, strict=True):
+                codes[index] = codes[index] or result.code
+            due_ms = self._clock.monotonic_ms() + NOT_SENT_BACK_MS
+            for one, code in zip(leaving, codes, strict=True):
+                if code == _OK:
+                    one.window.gone(one.run)
+                else:
+                    one.window.wait(one.run, due_ms)
+                self._stir(one.key)
+            on_done(codes)
+
+        back = SendBackRequest(leaving[0].key[0], entries, MAX_RETRIES)
+        try:
+            self._back.send_back_now(back, done)
+        except MQMeshError as error:
+            _log.error("messages of group %s cannot be sent back: %s", back.group, error)
+            done([SendBackResult(int(code_of(error)))] * len(entries))
+
+    def _is_cut(self, key: WindowKey, one: Settlement) -> bool:
+        """Return whether the log lost its end before the messages, since the lease was given."""
+        epoch = one.lease >> 32
+        if not 0 < epoch < self._store.epoch():
+            return False
+        cut = self._store.cut_offset(key[1], key[2], epoch)
+        return cut is not None and one.first >= cut
+
+    # ---- Leases, for administrators --------------------------------------------------
+
+    def list_leases(self, request: Request, query: ListLeasesRequest) -> LeaseList:
+        """Return who holds messages of a group, in pages."""
+        check_client_group(query.group)
+        now_ms = self._clock.monotonic_ms()
+        after = (query.after_topic, query.after_queue_id, query.after_first)
+        found: list[LeaseInfo] = []
+        for key, window in sorted(self._windows.of_group(query.group).items()):
+            if (query.topic and key[1] != query.topic) or key[1:] < after[:2]:
+                continue
+            for run in sorted(window.runs, key=_low_of):
+                if (*key[1:], run.low) <= after:
+                    continue
+                if len(found) == MAX_LEASES_PER_ANSWER:
+                    return LeaseList(found, True)
+                found.append(_info_of(key, run, now_ms))
+        return LeaseList(found)
+
+    def release_leases(self, request: Request, wanted: ReleaseLeasesRequest) -> Reply | None:
+        """Take from a member what it holds; answered once that is in the log."""
+        check_client_group(wanted.group)
+        windows = self._windows.of_group(wanted.group).values()
+        runs = [run for one in windows for run in one.runs if run.member == wanted.member]
+        messages = sum(run.count for run in runs)
+        leaving = self._release(wanted.group, wanted.member, "an administrator released it")
+        if leaving:
+            self._send_back(leaving, _nobody)
+        self._core.reply_when_saved(request, ReleasedLeases(messages))
+        return None
+
+    def _release(self, group: str, member: str, reason: str) -> list[Leaving]:
+        leaving: list[Leaving] = []
+        for key, window in self._windows.of_group(group).items():
+            for run in window.release(member):
+                leaving += self._judge(key, window, run, reason)
+                self._stir(key)
+        return leaving
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _config(self, group: str) -> GroupConfig:
+        return self._group_table.get(group) or GroupConfig(group)
+
+    def _check_mode(self, group: str) -> None:
+        config = self._group_table.get(group)
+        if config is None:
+            raise GroupNotFound(f"no consumer group {group!r}; its members have not joined yet")
+        self._group_table.check_delivery(group, DeliveryMode.MESSAGE)
+        self._group_table.check_consumes(group)
+
+    def _meet(self, peer: Peer, group: str, member: str) -> None:
+        """Note by which connection a member comes: it is not lost, or not any more."""
+        key = (group, member)
+        known = self._peers.get(key)
+        if known is peer:
+            return  # nearly always
+        if known is not None:
+            del self._members[known][key]
+        self._peers[key] = peer
+        self._members.setdefault(peer, {})[key] = None
+        self._lost.pop(key, None)
+
+    def _stir(self, key: WindowKey) -> None:
+        self._hold.stir(key[1])
+
+    def _sum(self, of: Callable[[Run], int]) -> int:
+        return sum(of(run) for _, window in self._windows.items() for run in window.runs)
+
+    def _oldest_s(self) -> float:
+        now_ms = self._clock.monotonic_ms()
+        return self._oldest_since(now_ms) / 1_000
+
+    def _oldest_since(self, now_ms: int) -> int:
+        return max(
+            (
+                now_ms - run.since_ms
+                for _, window in self._windows.items()
+                for run in window.runs
+                if run.state is RunState.LEASED
+            ),
+            default=0,
+        )
+
+    metrics = (
+        gauge(
+            "delivery_waiting_messages",
+            "messages that wait to be handed out again",
+            lambda feature: feature._sum(_waiting_of),
+            unit="messages",
+        ),
+        gauge(
+            "delivery_leases",
+            "leases and waiting runs of messages that are acknowledged one by one",
+            lambda feature: feature._windows.numbers.runs,
+        ),
+        counter(
+            "delivery_expired_total",
+            "messages whose lease ended before they were settled",
+            lambda feature: feature._counts.expired,
+            unit="messages",
+        ),
+        counter(
+            "delivery_redelivered_total",
+            "messages that were handed out again",
+            lambda feature: feature._counts.redelivered,
+            unit="messages",
+        ),
+        counter(
+            "delivery_stale_total",
+            "settlements that came after somebody else had got the messages",
+            lambda feature: feature._counts.stale,
+        ),
+        gauge(
+            "delivery_oldest_lease_seconds",
+            "age of the oldest lease",
+            lambda feature: feature._oldest_s(),
+            unit="s",
+        ),
+    )
+
+
+class _Taking:
+    """Leases that are taken for one receive.
+
+    Attributes:
+        leases: Taken so far.
+        pieces: Batches of their messages.
+        size: Bytes of the pieces.
+        messages: Messages taken.
+        redelivered: Messages that were handed out before.
+        counted, counted_bytes: Messages and bytes since they were counted for a topic.
+        passed: Messages were passed over, and there may be more behind them.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        reader: LeaseReader,
+        windows: DeliveryWindows,
+        by_group: GroupPulls,
+        held: HeldReceive,
+        most: int,
+        lease_ms: int,
+        max_unsettled: int,
+        max_bytes: int,
+        now_ms: int,
+    ) -> None:
+        self.leases: list[MessageLease] = []
+        self.pieces: list[Piece] = []
+        self.size = self.messages = self.redelivered = self.counted = self.counted_bytes = 0
+        self.passed = False
+        self._reader = reader
+        self._numbers = windows.numbers
+        self._by_group = by_group
+        self._held = held
+        self._most = most
+        self._lease_ms = lease_ms
+        self._max_unsettled = max_unsettled
+        self._max_bytes = max_bytes
+        self._now_ms = now_ms
+
+    @property
+    def is_full(self) -> bool:
+        """True when nothing more may be taken."""
+        return (
+            self.messages >= self._most
+            or self.size >= self._max_bytes
+            or len(self.leases) >= MAX_RECEIVED
+            or self._numbers.is_full
+        )
+
+    def take(self, key: WindowKey, window: DeliveryWindow, is_retry: bool) -> None:
+        """Take what waits in a window, then what is new."""
+        member = self._held.wanted.member
+        while not self.is_full and (run := window.due()) is not None:
+            found = self._reader.read_again(key[1:], run.first, run.bits, *self._left())
+            if found.gone:
+                window.lose(run, found.gone)
+            if found.bits:
+                self.redelivered += found.bits.bit_count()
+                again = window.hand_out_again(run, found.bits, member, self._now_ms, self._lease_ms)
+                self._note(key, again, found, is_retry)
+            elif not found.gone:
+                break  # not to be seen yet
+        while not self.is_full and window.unsettled < self._max_unsettled:
+            most, max_bytes = self._left()
+            most = min(most, self._max_unsettled - window.unsettled)
+            wanted = None if is_retry else self._held.filter
+            start = window.next_offset
+            found = self._reader.read_new(key[1:], start, most, max_bytes, wanted)
+            if found.end < start:
+                break  # the store knows less than the log said; nothing is moved back
+            if found.first > start:
+                window.hand_out(found.first, 0, member, self._now_ms, self._lease_ms)
+            run = window.hand_out(found.end, found.bits, member, self._now_ms, self._lease_ms)
+            if run is not None:
+                self._note(key, run, found, is_retry)
+            if found.end == start:
+                break
+            if not found.bits:
+                # A filter may pass over all of a long queue: others have their turn first.
+                self.passed = True
+                break
+
+    def _left(self) -> tuple[int, int]:
+        return self._most - self.messages, self._max_bytes - self.size
+
+    def _note(self, key: WindowKey, run: Run, found: Read, is_retry: bool) -> None:
+        self.leases.append(
+            MessageLease(
+                run.lease,
+                key[2],
+                run.first,
+                run.end,
+                run.count,
+                run.attempt,
+                self._lease_ms,
+                is_retry,
+            )
+        )
+        self.pieces += found.pieces
+        self.size += found.size
+        self.messages += run.count
+        self.counted += run.count
+        self.counted_bytes += found.size
+        self._by_group.note(*key, run.end, run.count, found.size, self._now_ms)
+
+
+def _stretches(run: Run) -> Iterator[tuple[int, int]]:
+    """Yield the open messages of a run, those that follow one another as first and count."""
+    bits, place = run.bits, run.first
+    while bits:
+        skipped = (bits & -bits).bit_length() - 1
+        bits >>= skipped
+        place += skipped
+        count = (~bits & bits + 1).bit_length() - 1
+        yield place, count
+        bits >>= count
+        place += count
+
+
+def _info_of(key: WindowKey, run: Run, now_ms: int) -> LeaseInfo:
+    return LeaseInfo(
+        key[1],
+        key[2],
+        run.low,
+        run.count,
+        run.attempt,
+        run.state.value,
+        run.member,
+        max(now_ms - run.since_ms, 0) if run.since_ms else 0,
+        max(run.until_ms - now_ms, 0) if run.state is not RunState.LEAVING else 0,
+    )
+
+
+def _low_of(run: Run) -> int:
+    return run.low
+
+
+def _waiting_of(run: Run) -> int:
+    return run.count if run.state is not RunState.LEASED else 0
+
+
+def _nobody(codes: list[int]) -> None:
+    """Do nothing: nobody waits for the outcome."""

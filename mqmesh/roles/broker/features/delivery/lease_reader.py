@@ -1,0 +1,266 @@
+"""Messages of a lease as an answer carries them: stored batches, whole or cut down to them."""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import (
+    Attributes,
+    BatchHeader,
+    check_batch,
+    decode_messages,
+    read_payload,
+    read_sparse_meta,
+)
+from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.roles.broker.delivery_state.window import MAX_RUN
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered
+from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
+from mqmesh.units import KIB, MIB
+
+_SPARSE: Final = int(Attributes.SPARSE)
+
+Piece = bytes | memoryview
+
+
+class Read(msgspec.Struct):
+    """Messages that were read for a lease.
+
+    Attributes:
+        first: Queue offset of bit 0.
+        end: Where to go on reading.
+        bits: Messages that were found, a bit each.
+        pieces: Their batches, in pieces.
+        size: Bytes of the pieces.
+        gone: Of those that were asked for by their bits: messages that are not in the log any more.
+    """
+
+    first: int
+    end: int
+    bits: int = 0
+    pieces: list[Piece] = []
+    size: int = 0
+    gone: int = 0
+
+    def add(self, offset: int, mask: int, *pieces: Piece) -> None:
+        """Add messages, a bit each from an offset on, with their batch."""
+        self.bits |= mask << (offset - self.first)
+        self.pieces += pieces
+        self.size += sum(map(len, pieces))
+
+
+class LeaseReader:
+    """Reader of messages for leases.
+
+    Args:
+        store: Where they are.
+        metas: Batch metas decoded before.
+    """
+
+    def __init__(self, store: MessageStore, metas: MetaCache) -> None:
+        self._store = store
+        self._metas = metas
+        # One that is cut is cut again by the next receive: the last payload stays open.
+        self._opened: tuple[int, memoryview | bytes] = (-1, b"")
+
+    def read_new(
+        self,
+        queue: tuple[str, int],
+        start: int,
+        most: int,
+        max_bytes: int,
+        wanted: PullFilter | None,
+    ) -> Read:
+        """Read the next messages of a queue.
+
+        Args:
+            queue: Topic and queue id.
+            start: Queue offset of the first one.
+            most: Most messages, up to ``MAX_RUN``.
+            max_bytes: Most bytes; at least one batch is read.
+            wanted: Messages that fit; None for all.
+
+        Returns:
+            Some, or none: then those before ``end`` are to be passed over.
+        """
+        if wanted is not None:
+            return self._read_filtered(queue, start, most, max_bytes, wanted)
+        place, read = start, Read(start, start)
+        while most > 0 and read.size < max_bytes:
+            found = self._get(queue, place, min(max_bytes - read.size, most * KIB))
+            if found.status is GetStatus.OFFSET_TOO_SMALL and not read.bits:
+                return Read(found.next_queue_offset, found.next_queue_offset)
+            if found.status is not GetStatus.FOUND:
+                break
+            for data in found.data:
+                for header, batch in iter_batches(data):
+                    first = max(header.base_queue_offset, place)
+                    if not read.bits:
+                        read.first = first
+                    count = min(
+                        header.next_queue_offset - first, most, read.first + MAX_RUN - first
+                    )
+                    if count <= 0:
+                        return read
+                    mask = (1 << count) - 1
+                    read.add(first, mask, *self._pieces(header, batch, first, mask))
+                    place = read.end = first + count
+                    most -= count
+            place = read.end = max(read.end, place)
+            if place < found.next_queue_offset:
+                break
+        return read
+
+    def read_again(
+        self, queue: tuple[str, int], first: int, bits: int, most: int, max_bytes: int
+    ) -> Read:
+        """Read messages that are known.
+
+        Args:
+            queue: Topic and queue id.
+            first: Queue offset of bit 0.
+            bits: Which.
+            most: Most messages.
+            max_bytes: Most bytes; at least one batch is read.
+
+        Returns:
+            Some of them, from the lowest on; ``gone`` has those of them that are not there.
+        """
+        read = Read(first, first)
+        while bits and most > 0 and read.size < max_bytes:
+            place = first + (bits & -bits).bit_length() - 1
+            found = self._get(queue, place, 1)
+            if found.status is not GetStatus.FOUND or not found.data:
+                behind = found.next_queue_offset if found.next_queue_offset > place else place + 1
+                lost = bits & ((1 << (behind - first)) - 1)
+                if found.status in (GetStatus.NO_NEW_MESSAGE, GetStatus.OFFSET_OVERFLOW):
+                    break  # not to be seen yet
+                read.gone |= lost
+                bits &= ~lost
+                continue
+            header, batch = next(iter_batches(found.data[0]))
+            base = max(header.base_queue_offset, first)
+            before = bits & ((1 << (base - first)) - 1)
+            read.gone |= before
+            bits &= ~before
+            mask = bits >> (base - first) & ((1 << (header.next_queue_offset - base)) - 1)
+            if not mask:
+                continue
+            mask = _lowest(mask, most)
+            read.add(base, mask, *self._pieces(header, batch, base, mask))
+            most -= mask.bit_count()
+            bits &= ~(mask << (base - first))
+        return read
+
+    def failures_of(self, queue: tuple[str, int], queue_offset: int) -> int:
+        """Return how often a message of a retry topic had failed before; 0 if it is unreadable."""
+        try:
+            found = self._get(queue, queue_offset, 1)
+            if found.status is not GetStatus.FOUND:
+                return 0
+            header, batch = next(iter_batches(found.data[0]))
+            messages = decode_messages(batch, header)
+            return messages[queue_offset - header.base_queue_offset].reconsume_times
+        except (CorruptBatch, CorruptRecord, IndexError):
+            return 0
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _get(self, queue: tuple[str, int], place: int, max_bytes: int) -> GetResult:
+        try:
+            return self._store.get(*queue, place, max_bytes=max_bytes)
+        except CorruptRecord:
+            # What is lost to damage is passed over, as by a pull that has met it.
+            return self._store.get(*queue, place, max_bytes=min(max_bytes, MIB), verify=True)
+
+    def _read_filtered(
+        self,
+        queue: tuple[str, int],
+        start: int,
+        most: int,
+        max_bytes: int,
+        wanted: PullFilter,
+    ) -> Read:
+        place = (*queue, start)
+        found = get_filtered(self._store, self._metas, place, wanted, max_bytes=max_bytes)
+        if found.status is GetStatus.OFFSET_TOO_SMALL:
+            return Read(found.next_queue_offset, found.next_queue_offset)
+        read = Read(start, start)
+        if found.status is GetStatus.NO_MATCHED_MESSAGE:
+            read.first = read.end = found.next_queue_offset
+        if found.status is not GetStatus.FOUND:
+            return read
+        for header, batch in iter_batches(b"".join(found.data)):
+            held = _offsets_of(header, batch)
+            offsets = [at for at in held if at >= start]
+            if not read.bits:
+                read.first = offsets[0]
+            taken = [at for at in offsets[:most] if at < read.first + MAX_RUN]
+            mask = sum(1 << (at - read.first) for at in taken)
+            if len(taken) == len(held):
+                read.add(read.first, mask, batch)
+            elif taken:
+                low = taken[0] - read.first
+                again = self.read_again(queue, taken[0], mask >> low, most, max_bytes)
+                read.add(taken[0], again.bits, *again.pieces)
+            most -= len(taken)
+            if len(taken) < len(offsets):
+                read.end = taken[-1] + 1 if taken else read.end
+                return read
+            read.end = header.next_queue_offset
+        read.end = found.next_queue_offset
+        return read
+
+    def _pieces(
+        self, header: BatchHeader, batch: memoryview, first: int, mask: int
+    ) -> tuple[Piece, ...]:
+        """Return a batch cut down to some messages, a bit each from ``first`` on."""
+        if mask.bit_count() == header.message_count:
+            return (batch,)
+        try:
+            at, payload = self._opened
+            if at != header.commitlog_offset:
+                check_batch(batch)
+                payload = bytes(read_payload(batch, header))
+                self._opened = (header.commitlog_offset, payload)
+            meta = self._metas.read(batch, header)
+            return cut_batch(
+                header, meta, payload, _bytes_of(first - header.base_queue_offset, mask)
+            )
+        except CorruptBatch:
+            # Nothing is left out in silence: the member cannot read it either, and says so.
+            return (batch,)
+
+
+def _bytes_of(skipped: int, mask: int) -> bytes:
+    """Return a byte for each message of a batch: 1 for those of a mask behind some skipped ones."""
+    size = mask.bit_length()
+    if mask.bit_count() == size:
+        return bytes(skipped) + b"\1" * size
+    return bytes(skipped) + bytes(mask >> at & 1 for at in range(size))
+
+
+def _offsets_of(header: BatchHeader, batch: memoryview) -> list[int]:
+    base = header.base_queue_offset
+    if header.attributes & _SPARSE:
+        _, ordinals = read_sparse_meta(batch, header)
+        return [base + at for at in ordinals]
+    return list(range(base, header.next_queue_offset))
+
+
+def _lowest(bits: int, most: int) -> int:
+    """Return the lowest bits, at most so many."""
+    if bits.bit_count() <= most:
+        return bits
+    taken = (1 << most) - 1
+    if bits & taken == taken:
+        return taken  # nearly always
+    taken = 0
+    for _ in range(most):
+        low = bits & -bits
+        taken |= low
+        bits ^= low
+    return taken

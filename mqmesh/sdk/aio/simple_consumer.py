@@ -1,0 +1,185 @@
+"""The simple consumer for asyncio programs."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.delivery import BY_SCHEDULE, SettleAction
+from mqmesh.sdk.aio.completions import check_loop
+from mqmesh.sdk.aio.signatures import signed_as
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.consumer.receiving.receive_source import Demand
+from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer as BlockingSimpleConsumer
+from mqmesh.sdk.consumer.receiving.simple_consumer import check_delay, check_invisible
+
+LOOK_AGAIN_S = 1.0
+"""A receive asks again after so long, in case a broker has come since."""
+
+
+class _InnerSimpleConsumer(BlockingSimpleConsumer):
+    """A simple consumer that wakes an asyncio loop."""
+
+    def attach(self, on_arrival: Callable[[], None]) -> None:
+        """Start, and call back in the client loop whenever something came."""
+        super().start()
+        self._engine.on_arrival = on_arrival
+
+    def look(
+        self, caller: object, max_messages: int, invisible_ms: int | None, wait_ms: int
+    ) -> list[StoredMessage]:
+        """Return what came; if there is nothing, have the brokers asked, until ``done``."""
+        demand_ms = self._check_receive(max_messages, invisible_ms, wait_ms)
+        found = self._take(max_messages)
+        if not found and wait_ms:
+            now_ms = self._engine.client.loop.clock.monotonic_ms()
+            self._engine.want(caller, Demand(max_messages, demand_ms, now_ms + wait_ms))
+        return found
+
+    def done(self, caller: object) -> None:
+        """Note that a caller waits no more."""
+        self._engine.done(caller)
+
+    def settle_later(
+        self,
+        messages: list[StoredMessage],
+        action: SettleAction,
+        delay_ms: int = BY_SCHEDULE,
+        reason: str = "",
+    ) -> "Future[None]":
+        """Report on messages, without waiting."""
+        return self._settle_later(messages, action, delay_ms, reason)
+
+
+class SimpleConsumer:
+    """Simple consumer for coroutines; names and meaning as in ``mqmesh.SimpleConsumer``::
+
+        async with SimpleConsumer("billing") as consumer:
+            await consumer.subscribe("orders")
+            for message in await consumer.receive():
+                await bill(message)
+                await consumer.ack(message)
+
+    Args:
+        group, namesrv_addr, credentials, client, transport, options: As for
+            ``mqmesh.SimpleConsumer``.
+    """
+
+    @signed_as(BlockingSimpleConsumer.__init__)
+    def __init__(self, group: str, **options: Any) -> None:
+        self._inner: _InnerSimpleConsumer = _InnerSimpleConsumer(group, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start as ``mqmesh.SimpleConsumer.start`` does, in the running event loop until ``close``.
+
+        Raises:
+            InvalidArgument: It runs in another event loop.
+            ClientClosed, TooManyOpenFiles: As there.
+        """
+        check_loop(self._loop)
+        if self._loop is None:
+            self._arrived = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            self._inner.attach(self._wake)
+
+    async def close(self) -> None:
+        """Gives back what is not settled; from any event loop."""
+        loop, self._loop = self._loop, None
+        await asyncio.to_thread(self._inner.close)
+        if loop is not None and loop is asyncio.get_running_loop():
+            self._arrived.set()  # waiting receives find the consumer closed
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def client_id(self) -> str:
+        """Id of this member at brokers."""
+        return self._inner.client_id
+
+    async def subscribe(self, topic: str, expression: Wanted = "*") -> None:
+        """Subscribe as ``mqmesh.SimpleConsumer.subscribe`` does."""
+        check_loop(self._loop)
+        self._inner.subscribe(topic, expression)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Unsubscribe as ``mqmesh.SimpleConsumer.unsubscribe`` does."""
+        check_loop(self._loop)
+        self._inner.unsubscribe(topic)
+
+    async def receive(
+        self,
+        max_messages: int = 32,
+        invisible_ms: int | None = None,
+        wait_ms: int = 15_000,
+    ) -> list[StoredMessage]:
+        """Receive as ``mqmesh.SimpleConsumer.receive`` does."""
+        check_loop(self._loop)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_ms / 1_000
+        caller = object()
+        try:
+            while True:
+                self._arrived.clear()
+                left_s = max(until_s - loop.time(), 0.0)
+                found = self._inner.look(caller, max_messages, invisible_ms, int(left_s * 1_000))
+                if found or not left_s:
+                    return found
+                try:
+                    async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
+                        await self._arrived.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._inner.done(caller)
+
+    async def ack(self, message: StoredMessage) -> None:
+        """Acknowledge as ``mqmesh.SimpleConsumer.ack`` does; many at once go together."""
+        await self._settle([message], SettleAction.ACK)
+
+    async def ack_many(self, messages: Iterable[StoredMessage]) -> None:
+        """Acknowledge as ``mqmesh.SimpleConsumer.ack_many`` does."""
+        await self._settle(list(messages), SettleAction.ACK)
+
+    async def nack(
+        self, message: StoredMessage, delay_ms: int | None = None, reason: str = ""
+    ) -> None:
+        """Refuse as ``mqmesh.SimpleConsumer.nack`` does."""
+        await self._settle([message], SettleAction.NACK, check_delay(delay_ms), reason)
+
+    async def reject(self, message: StoredMessage, reason: str = "") -> None:
+        """Reject as ``mqmesh.SimpleConsumer.reject`` does."""
+        await self._settle([message], SettleAction.REJECT, reason=reason)
+
+    async def extend(self, message: StoredMessage, invisible_ms: int) -> None:
+        """Extend as ``mqmesh.SimpleConsumer.extend`` does."""
+        check_invisible(invisible_ms)
+        await self._settle([message], SettleAction.EXTEND, invisible_ms)
+
+    async def _settle(
+        self,
+        messages: list[StoredMessage],
+        action: SettleAction,
+        delay_ms: int = BY_SCHEDULE,
+        reason: str = "",
+    ) -> None:
+        check_loop(self._loop)
+        await asyncio.wrap_future(self._inner.settle_later(messages, action, delay_ms, reason))
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._arrived.set)

@@ -1,0 +1,1 @@
+"""Messages that are received under leases, and settled one by one."""

@@ -1,0 +1,137 @@
+"""Leases that a simple consumer holds, and the messages of them that it has not given out. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import msgspec
+
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
+from mqmesh.errors import CorruptBatch, RemoteProtocolError
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.delivery import MessageLease, SettleAction, Settlement
+
+
+class HeldLease(msgspec.Struct, eq=False):
+    """One lease.
+
+    Attributes:
+        broker_name: Broker group that gave it.
+        topic: Topic that was received from; not that of retries.
+        lease: As the broker gave it.
+        bits: Messages that are not settled, a bit each from the first one on.
+        until_ms: When it ends, monotonic clock.
+        buffered: Messages of it that were not given out.
+    """
+
+    broker_name: str
+    topic: str
+    lease: MessageLease
+    bits: int
+    until_ms: int
+    buffered: int = 0
+
+    def settlement(
+        self, bits: int, action: SettleAction, delay_ms: int = -1, reason: str = ""
+    ) -> Settlement:
+        """Return the settlement of some of its messages, a bit each from its first one on."""
+        one = self.lease
+        return Settlement(
+            one.lease,
+            one.queue_id,
+            one.first,
+            bits.to_bytes((bits.bit_length() + 7) // 8, "little"),
+            int(action),
+            delay_ms,
+            reason,
+            one.is_retry,
+        )
+
+
+class ReceivedAnswer(msgspec.Struct, frozen=True):
+    """Messages of one answer.
+
+    Attributes:
+        held: Their leases.
+        messages: Each with its lease, in order.
+        unreadable: Leases with messages that cannot be decoded, which, and why.
+        unwanted: The same of messages that only have the hash of a wanted tag.
+    """
+
+    held: list[HeldLease]
+    messages: list[tuple[HeldLease, StoredMessage]]
+    unreadable: list[tuple[HeldLease, int, str]]
+    unwanted: list[tuple[HeldLease, int]]
+
+
+def read_answer(
+    leases: Sequence[MessageLease],
+    bodies: Iterable[memoryview],
+    *,
+    broker_name: str,
+    topic: str,
+    tags: frozenset[str] | None,
+    now_ms: int,
+) -> ReceivedAnswer:
+    """Read the answer to a receive.
+
+    Args:
+        leases: Of its header.
+        bodies: Batches, in the order of the leases.
+        broker_name: Broker group.
+        topic: Topic that was received from.
+        tags: Tags that are wanted; None for all messages.
+        now_ms: When the leases began, monotonic clock.
+
+    Raises:
+        CorruptBatch: The answer was damaged on its way.
+        RemoteProtocolError: It has less batches than leases.
+    """
+    found = ReceivedAnswer([], [], [], [])
+    batches = chain.from_iterable(iter_batches(body, check_stored) for body in bodies)
+    for lease in leases:
+        one = HeldLease(broker_name, topic, lease, 0, now_ms + lease.length_ms)
+        found.held.append(one)
+        left = lease.count
+        while left > 0:
+            header, batch = next(batches, (None, None))
+            if header is None or batch is None:
+                raise RemoteProtocolError(f"the messages of lease {lease.lease} are missing")
+            left -= _take(found, one, header, batch, tags)
+    return found
+
+
+def _take(
+    found: ReceivedAnswer,
+    one: HeldLease,
+    header: BatchHeader,
+    batch: memoryview,
+    tags: frozenset[str] | None,
+) -> int:
+    """Take the messages of a lease out of a batch; return how many it has."""
+    lease = one.lease
+    try:
+        messages = decode_messages(
+            batch,
+            header,
+            broker_name=one.broker_name,
+            fencing_token=lease.lease,
+            attempt=lease.attempt,
+        )
+    except CorruptBatch as error:
+        first = max(header.base_queue_offset, lease.first)
+        count = max(min(header.next_queue_offset, lease.end) - first, 1)
+        bits = ((1 << count) - 1) << (first - lease.first)
+        one.bits |= bits
+        found.unreadable.append((one, bits, str(error)))
+        return count
+    mine = [one for one in messages if lease.first <= one.queue_offset < lease.end]
+    for message in mine:
+        bit = 1 << (message.queue_offset - lease.first)
+        one.bits |= bit
+        if tags is None or message.tag in tags or lease.is_retry:
+            one.buffered += 1
+            found.messages.append((one, message))
+        else:
+            found.unwanted.append((one, bit))  # the broker compared hashes of tags
+    return max(len(mine), 1)

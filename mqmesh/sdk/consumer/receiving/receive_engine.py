@@ -1,0 +1,403 @@
+"""Core of simple consumers: membership, sources of messages, and what came and nobody took yet."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from mqmesh.errors import (
+    ClientClosed,
+    MQMeshError,
+    StaleReceipt,
+    TopicNotFound,
+)
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, DeliveryMode, SettleAction
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MessageModel,
+    Subscription,
+)
+from mqmesh.protocol.route import TopicRoute
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer
+from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
+from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settling
+from mqmesh.transport.interface import Transport
+from mqmesh.version import VERSION
+
+TICK_MS: Final = 250
+RETURN_MS: Final = 1_000
+"""A consumer that is closed tries so long to give back what it holds."""
+
+_log = logging.getLogger(__name__)
+
+
+class ReceiveEngine:
+    """A member of a group that acknowledges each message.
+
+    Methods are for the client loop, unless they say so.
+
+    Args:
+        group: Consumer group.
+        client: Settings of the connection.
+        options: Settings of the consumer.
+        transport: The world; ZeroMQ by default.
+
+    Attributes:
+        client: Routes, connections and heartbeats.
+        hindrances: Reasons why no messages come.
+        changed: A condition for what came, and for those who wait for it; from any thread.
+        on_arrival: Called in the client loop whenever something came, or can come no more.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        client: ClientOptions,
+        options: SimpleConsumerOptions,
+        transport: Transport | None,
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.client = ClientEngine(
+            client,
+            heartbeat=self._heartbeat,
+            on_routes=self._routes_changed,
+            on_broker=self._broker_changed,
+            on_heartbeat=self._heartbeat_answered,
+            transport=transport,
+        )
+        self.changed = self.client.transport.condition()
+        self.on_arrival: Callable[[], None] = _nothing
+        self.hindrances = Hindrances(
+            group,
+            self.client.loop.clock.monotonic_ms,
+            self.client.call_later,
+            topic_wait_ms=options.topic_wait_ms,
+            topic_must_exist=options.topic_must_exist,
+            on_missing=_ignore,
+            on_fatal=self._wake,
+        )
+        self._selectors: dict[str, MessageSelector] = {}
+        self._sources: dict[tuple[str, str], ReceiveSource] = {}
+        # Under the condition: what came, what callers want, and when one asked last.
+        self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
+        self._demands: dict[object, Demand] = {}
+        self._asked_ms = 0
+        self._met: set[str] = set()
+
+    # ---- From any thread -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the client loop."""
+        self.client.start()
+        self.client.post(self._begin)
+
+    def take(self, most: int) -> list[StoredMessage]:
+        """Return messages that came, at most so many; those whose lease ended are left out."""
+        found: list[StoredMessage] = []
+        now_ms = self.client.loop.clock.monotonic_ms()
+        with self.changed:
+            while self._buffer and len(found) < most:
+                held, message = self._buffer.popleft()
+                held.buffered -= 1
+                if held.until_ms > now_ms:
+                    found.append(message)
+        return found
+
+    def want(self, caller: object, demand: Demand) -> None:
+        """Have messages asked for; they come into what ``take`` returns.
+
+        Args:
+            caller: One that waits, until ``done``.
+            demand: What it wants.
+        """
+        with self.changed:
+            self._demands[caller] = demand
+            self._asked_ms = self.client.loop.clock.monotonic_ms()
+        self.client.post(self._receive)
+
+    def done(self, caller: object) -> None:
+        """Note that a caller waits no more: nothing is asked for on its behalf."""
+        with self.changed:
+            self._demands.pop(caller, None)
+
+    def wait(self, timeout_ms: int) -> None:
+        """Wait until something may have come."""
+        with self.changed:
+            if not self._buffer:
+                self.changed.wait(timeout_ms / 1_000)
+
+    def wake(self) -> None:
+        """Have those who wait look again."""
+        self._wake()
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, selector: MessageSelector) -> None:
+        """Takes part in a topic; from any thread before ``start``."""
+        self._selectors[topic] = selector
+        if self.client.started:
+            self._follow(topic)
+            self.client.heartbeats.send_all_soon()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more: what came of it goes back."""
+        self._selectors.pop(topic, None)
+        self.hindrances.end(topic)
+        for key in [key for key in self._sources if key[1] == topic]:
+            source = self._sources.pop(key)
+            source.dropped = True
+            self._give_back(source, lambda error: None)
+        self.client.heartbeats.send_all_soon()
+
+    def leave(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
+        """Gives back all that this member holds: others get it at once."""
+        left = len(self._sources)
+
+        def done(error: MQMeshError | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                on_done(True)
+
+        if not left:
+            on_done(True)
+        for source in list(self._sources.values()):
+            source.dropped = True
+            self._give_back(source, done)
+
+    def _give_back(self, source: ReceiveSource, on_done: OnSettled) -> None:
+        held = [one for one in source.leases.values() if one.bits]
+        left = len(held)
+        give_up_ms = self.client.loop.clock.monotonic_ms() + RETURN_MS
+
+        def done(error: MQMeshError | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                on_done(error)
+
+        if not held:
+            self.client.call_later(0, lambda: on_done(None))
+            return
+        with self.changed:
+            mine = {id(one) for one in held}
+            self._buffer = deque(pair for pair in self._buffer if id(pair[0]) not in mine)
+        source.settler.add(
+            *(Settling(one, one.bits, SettleAction.RETURN, give_up_ms, done) for one in held)
+        )
+
+    # ---- Settle ----------------------------------------------------------------------
+
+    def settle(
+        self,
+        messages: list[StoredMessage],
+        action: SettleAction,
+        on_done: OnSettled,
+        *,
+        delay_ms: int = -1,
+        reason: str = "",
+    ) -> None:
+        """Reports on messages.
+
+        Args:
+            messages: As they were received.
+            action: Outcome of the work.
+            on_done: Called once, with the first error if there is any.
+            delay_ms: As in ``Settlement``.
+            reason: As in ``Settlement``.
+        """
+        by_lease: dict[int, tuple[ReceiveSource, HeldLease, int]] = {}
+        error: MQMeshError | None = None
+        for message in messages:
+            info = message.info
+            found = self._held(info.broker_name, info.fencing_token)
+            if found is None:
+                error = StaleReceipt(
+                    f"the lease of message {message.message_id} ended, or it is settled already"
+                )
+                continue
+            source, held = found
+            bit = 1 << (message.queue_offset - held.lease.first)
+            bits = by_lease[info.fencing_token][2] if info.fencing_token in by_lease else 0
+            by_lease[info.fencing_token] = (source, held, bits | bit)
+        left = len(by_lease)
+        if not left:
+            on_done(error)
+            return
+
+        def done(refusal: MQMeshError | None) -> None:
+            nonlocal left, error
+            left -= 1
+            error = error or refusal
+            if left == 0:
+                on_done(error)
+
+        give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
+        for source, held, bits in by_lease.values():
+            if action == SettleAction.EXTEND:
+                source.extend(held, bits, max(delay_ms, MIN_INVISIBLE_MS), done)
+            else:
+                source.settler.add(Settling(held, bits, action, give_up_ms, done, delay_ms, reason))
+
+    def _held(self, broker_name: str, lease: int) -> tuple[ReceiveSource, HeldLease] | None:
+        for (name, _), source in self._sources.items():
+            if name == broker_name and (held := source.leases.get(lease)) is not None:
+                return source, held
+        return None
+
+    # ---- Events ----------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.client.loop.call_every(TICK_MS, self._tick)
+        for topic in list(self._selectors):
+            self._follow(topic)
+
+    def _tick(self) -> None:
+        now_ms = self.client.loop.clock.monotonic_ms()
+        for source in self._sources.values():
+            source.tick(now_ms, self._asked_ms)
+
+    def _follow(self, topic: str) -> None:
+        def found(route: TopicRoute | MQMeshError) -> None:
+            if isinstance(route, TopicRoute):
+                self._routes_changed({topic})
+            elif isinstance(route, TopicNotFound):
+                self.hindrances.miss(topic, lambda: TopicNotFound("it does not exist"))
+            else:
+                self.hindrances.miss(topic, partial(_itself, route), REPORT_MS)
+
+        self.client.finder.find(topic, found)
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        subscriptions = [
+            Subscription(topic, one.expression, one.expression_type)
+            for topic, one in self._selectors.items()
+        ]
+        data = ConsumerData(
+            self.group,
+            MessageModel.CLUSTERING,
+            self.options.consume_from_where,
+            subscriptions,
+            DeliveryMode.MESSAGE,
+        )
+        consumers = [data] if subscriptions else []
+        return HeartbeatRequest(self.client.client_id, consumers=consumers, version=VERSION)
+
+    def _heartbeat_answered(
+        self, broker_name: str, answer: HeartbeatResponse | MQMeshError
+    ) -> None:
+        what = f"broker {broker_name} refused the heartbeat"
+        if isinstance(answer, MQMeshError):
+            self.hindrances.note(what, answer)
+        else:
+            self.hindrances.end(what)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        routes = self.client.routes
+        for topic in topics & self._selectors.keys():
+            self.hindrances.end(topic)
+            for broker_name in {one.broker_name for one in routes.subscribe_queues(topic)}:
+                if (broker_name, topic) not in self._sources:
+                    self._add_source(broker_name, topic)
+        self._receive()
+
+    def _add_source(self, broker_name: str, topic: str) -> None:
+        self._sources[broker_name, topic] = ReceiveSource(
+            self.client,
+            broker_name,
+            self.group,
+            topic,
+            self._selectors[topic],
+            demand=self._wanted,
+            on_received=self._received,
+            on_hindered=self._hindered,
+            on_lost=self._lost,
+        )
+        try:
+            self.client.brokers.connection(broker_name)
+        except MQMeshError as error:
+            _log.info("broker %s cannot be reached: %s", broker_name, error)
+
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if not up:
+            return
+        if broker_name in self._met:
+            for (name, _), source in self._sources.items():
+                if name == broker_name:
+                    source.show()
+        self._met.add(broker_name)
+        self._receive()
+
+    def _wanted(self) -> Demand | None:
+        now_ms = self.client.loop.clock.monotonic_ms()
+        with self.changed:
+            if self._buffer:
+                return None
+            return next((one for one in self._demands.values() if one.until_ms > now_ms), None)
+
+    def _receive(self) -> None:
+        for source in list(self._sources.values()):
+            source.receive()
+
+    def _received(self, source: ReceiveSource, received: ReceivedAnswer) -> None:
+        give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
+        for held, bits, why in received.unreadable:
+            _log.error(
+                "group %s: messages from %d on of queue %d of %s at %s cannot be decoded, and are "
+                "dead letters: %s",
+                self.group,
+                held.lease.first,
+                held.lease.queue_id,
+                held.topic,
+                held.broker_name,
+                why,
+            )
+            source.settler.add(
+                Settling(held, bits, SettleAction.REJECT, give_up_ms, _ignore, -1, why[:1_000])
+            )
+        for held, bits in received.unwanted:
+            source.settler.add(Settling(held, bits, SettleAction.ACK, give_up_ms, _ignore))
+        if received.messages:
+            with self.changed:
+                self._buffer += received.messages
+            self._wake()
+
+    def _hindered(self, source: ReceiveSource, error: MQMeshError | None) -> None:
+        what = f"{source.topic} cannot be received from {source.broker_name}"
+        if error is None:
+            self.hindrances.end(what)
+        elif not self.client.closed and not isinstance(error, ClientClosed):
+            self.hindrances.note(what, error, self.options.report_after_ms)
+
+    def _lost(self, held: HeldLease) -> None:
+        """Forget the messages of a lease that somebody else has by now."""
+        with self.changed:
+            self._buffer = deque(pair for pair in self._buffer if pair[0] is not held)
+            held.buffered = held.bits = 0
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+        self.on_arrival()
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _ignore(what: object) -> None:
+    """Do nothing: it is in the log."""
+
+
+def _itself(error: MQMeshError) -> MQMeshError:
+    return error

@@ -1,0 +1,171 @@
+"""Settlements on their way to one broker: what comes while a request is under way goes together."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleReceipt
+from mqmesh.protocol.codes import ResponseCode, error_of
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import SettleAction, SettleRequest, SettleResponse
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
+
+MOST_AT_ONCE: Final = 1_000
+RETRY_MS: Final = 200
+REQUEST_MS: Final = 3_000
+
+OnSettled = Callable[[MQMeshError | None], None]
+
+
+class Settling(msgspec.Struct, eq=False):
+    """Report of a member on messages of one lease.
+
+    Attributes:
+        held: The lease.
+        bits: Messages, a bit each from its first one on.
+        action: Outcome of the work.
+        give_up_ms: Until when it is tried, monotonic clock.
+        delay_ms: As in ``Settlement``.
+        reason: As in ``Settlement``.
+        on_done: Called with None, or why it could not be settled.
+        alone: It may not be put together with others.
+    """
+
+    held: HeldLease
+    bits: int
+    action: SettleAction
+    give_up_ms: int
+    on_done: OnSettled
+    delay_ms: int = -1
+    reason: str = ""
+    alone: bool = False
+
+
+class Settler:
+    """Settlements of one group at one broker, for one topic; in the client loop.
+
+    Args:
+        client: Connections.
+        broker_name: Broker group.
+        group: Consumer group.
+        topic: Topic that is received from.
+    """
+
+    def __init__(self, client: ClientEngine, broker_name: str, group: str, topic: str) -> None:
+        self._client = client
+        self._broker_name = broker_name
+        self._group = group
+        self._topic = topic
+        self._waiting: deque[Settling] = deque()
+        self._is_busy = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is to be settled."""
+        return not self._is_busy and not self._waiting
+
+    def add(self, *some: Settling) -> None:
+        """Report on messages; with others that came meanwhile."""
+        self._waiting += some
+        if not self._is_busy:
+            self._is_busy = True
+            self._client.call_later(0, self._send)
+
+    def _send(self) -> None:
+        gathered = _gather(self._waiting)
+        if not gathered:
+            self._is_busy = False
+            return
+        settlements = [
+            some[0].held.settlement(
+                _bits_of(some), some[0].action, some[0].delay_ms, some[0].reason
+            )
+            for some in gathered
+        ]
+        request = SettleRequest(self._group, self._topic, self._client.client_id, settlements)
+        self._client.request(
+            self._broker_name,
+            RequestCode.SETTLE_MESSAGES,
+            lambda answer: self._answered(gathered, answer),
+            header=encode_header(request),
+            timeout_ms=REQUEST_MS,
+        )
+
+    def _answered(self, gathered: list[list[Settling]], answer: Command | MQMeshError) -> None:
+        codes: list[int] = []
+        error: MQMeshError | None = None
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            codes = decode_header(SettleResponse, answer.header).codes
+            if len(codes) != len(gathered):
+                raise RemoteProtocolError(f"{len(codes)} codes for {len(gathered)} settlements")
+        except MQMeshError as caught:
+            error = caught
+        again: list[Settling] = []
+        now_ms = self._client.loop.clock.monotonic_ms()
+        for index, some in enumerate(gathered):
+            refusal = error or _error_of(codes[index])
+            if refusal is None or isinstance(refusal, StaleReceipt):
+                again += self._settled(some, refusal)
+                continue
+            for one in some:
+                if refusal.retriable and now_ms < one.give_up_ms:
+                    again.append(one)
+                else:
+                    one.on_done(refusal)
+        self._waiting.extendleft(reversed(again))
+        if (again and error is not None) or any(not one.alone for one in again):
+            self._client.call_later(RETRY_MS, self._send)
+        elif self._waiting:
+            self._send()
+        else:
+            self._is_busy = False
+
+    def _settled(self, some: list[Settling], refusal: MQMeshError | None) -> list[Settling]:
+        """Report an outcome; return what has to be tried by itself."""
+        if refusal is not None and len(some) > 1:
+            # One of them is somebody else's by now; the others are not.
+            for one in some:
+                one.alone = True
+            return some
+        for one in some:
+            if one.action != SettleAction.EXTEND:
+                one.held.bits &= ~one.bits
+            one.on_done(refusal)
+        return []
+
+
+def _gather(waiting: deque[Settling]) -> list[list[Settling]]:
+    """Take what goes into one request, acknowledgements of one lease together."""
+    found: list[list[Settling]] = []
+    acks: dict[HeldLease, list[Settling]] = {}
+    while waiting and len(found) < MOST_AT_ONCE:
+        one = waiting.popleft()
+        if one.action != SettleAction.ACK or one.alone:
+            found.append([one])
+        elif one.held in acks:
+            acks[one.held].append(one)
+        else:
+            acks[one.held] = [one]
+            found.append(acks[one.held])
+    return found
+
+
+def _bits_of(some: list[Settling]) -> int:
+    bits = 0
+    for one in some:
+        bits |= one.bits
+    return bits
+
+
+def _error_of(code: int) -> MQMeshError | None:
+    if code == ResponseCode.SUCCESS:
+        return None
+    if code == ResponseCode.STALE_RECEIPT:
+        return StaleReceipt("the message came too late to be settled: somebody else has got it")
+    return error_of(code, "the broker could not settle the message")

@@ -1,0 +1,238 @@
+"""Simple consumers against a real cluster: leases, acknowledgements, and kills of both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import Counter
+
+import pytest
+from harness.patience import until
+
+from mqmesh import aio
+from mqmesh.errors import ClientClosed, InvalidArgument, NoPermission, StaleReceipt
+from mqmesh.message import Message
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 30.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster whose broker one test kills; topics get 4 queues."""
+    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster):
+    """A topic with messages 0 to 99, which no other test uses."""
+    topic = f"simple-{next(_numbers)}"
+    send(cluster, topic, range(100))
+    return topic
+
+
+def send(cluster, topic, numbers):
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        for number in numbers:
+            producer.send_async(Message(topic, b"%d" % number, sharding_key=str(number)))
+
+
+def consumer_of(cluster, group, topic, **options):
+    consumer = SimpleConsumer(group, namesrv_addr=cluster.namesrv_addr, **options)
+    consumer.subscribe(topic)
+    return consumer
+
+
+def receive_until(consumer, count, **options):
+    found, deadline = [], time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
+        found += consumer.receive(count - len(found), wait_ms=1_000, **options)
+    return found
+
+
+def numbers_of(messages):
+    return sorted(int(message.body) for message in messages)
+
+
+def test_members_share_all_messages_and_what_is_acknowledged_comes_no_more(cluster, topic):
+    with consumer_of(cluster, topic, topic) as one, consumer_of(cluster, topic, topic) as other:
+        found = receive_until(one, 60)
+        rest = receive_until(other, 40)
+        assert numbers_of(found + rest) == list(range(100))
+        assert {message.delivery_attempt for message in found} == {1}
+        assert all(message.receipt for message in found)
+        one.ack_many(found)
+        for message in rest[:5]:
+            other.ack(message)
+        for future in [other.ack_async(message) for message in rest[5:]]:
+            future.result(PATIENCE_S)
+        assert one.receive(wait_ms=200) == []
+
+
+def test_what_a_consumer_did_not_settle_comes_to_others_when_it_is_closed(cluster, topic):
+    with consumer_of(cluster, topic, topic) as one:
+        receive_until(one, 100)
+    with consumer_of(cluster, topic, topic) as other:
+        found = receive_until(other, 100)
+        assert numbers_of(found) == list(range(100))
+        assert {message.delivery_attempt for message in found} == {1}
+
+
+def test_refused_messages_come_again_and_rejected_ones_are_dead_letters(cluster, topic):
+    with consumer_of(cluster, topic, topic) as consumer:
+        found = receive_until(consumer, 100)
+        consumer.ack_many(found[2:])
+        consumer.nack(found[0], delay_ms=0)
+        consumer.reject(found[1], "no such account")
+        (again,) = receive_until(consumer, 1)
+        assert (again.body, again.delivery_attempt) == (found[0].body, 2)
+        consumer.ack(again)
+    with PullConsumer(
+        "undertaker", namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    ) as reader:
+        reader.subscribe(f"%DLQ%{topic}")
+        dead = until(lambda: reader.poll(1_000), PATIENCE_S)
+        assert [message.body for message in dead] == [found[1].body]
+
+
+def test_a_late_acknowledgement_of_what_somebody_else_has_is_an_error(cluster, topic):
+    with consumer_of(cluster, topic, topic) as slow, consumer_of(cluster, topic, topic) as quick:
+        late = receive_until(slow, 100, invisible_ms=1_000)
+        taken = receive_until(quick, 100)
+        assert {message.delivery_attempt for message in taken} == {2}
+        with pytest.raises(StaleReceipt):
+            slow.ack(late[0])
+        quick.ack_many(taken)
+
+
+def test_an_extended_message_comes_to_nobody_else(cluster, topic):
+    with consumer_of(cluster, topic, topic) as one, consumer_of(cluster, topic, topic) as other:
+        found = receive_until(one, 100, invisible_ms=1_000)
+        for message in found:
+            one.extend(message, 60_000)
+        assert other.receive(wait_ms=1_500) == []
+        one.ack_many(found)
+
+
+def test_what_is_kept_for_the_next_call_is_extended(cluster, topic):
+    with consumer_of(cluster, topic, topic) as one, consumer_of(cluster, topic, topic) as other:
+        (first,) = one.receive(1, 1_000, wait_ms=10_000)
+        one.ack(first)
+        taken = receive_until(other, 99)
+        other.ack_many(taken)
+
+
+def test_a_member_of_another_mode_is_told_so(cluster, topic):
+    with consumer_of(cluster, topic, topic) as consumer:
+        consumer.ack_many(receive_until(consumer, 100))
+        reader = PullConsumer(topic, namesrv_addr=cluster.namesrv_addr)
+        reader.subscribe(topic)
+        with pytest.raises(NoPermission, match="delivery = message"), reader:
+            reader.poll(5_000)
+
+
+def test_arguments_and_states_are_checked(cluster, topic):
+    consumer = consumer_of(cluster, topic, topic)
+    with pytest.raises(ClientClosed, match="start"):
+        consumer.receive()
+    with consumer:
+        with pytest.raises(InvalidArgument):
+            consumer.receive(0)
+        with pytest.raises(InvalidArgument):
+            consumer.receive(invisible_ms=10)
+        with pytest.raises(InvalidArgument, match="already"):
+            consumer.subscribe(topic)
+    with pytest.raises(ClientClosed):
+        consumer.receive()
+
+
+def test_coroutines_receive_and_acknowledge(cluster, topic):
+    async def work():
+        async with aio.SimpleConsumer(topic, namesrv_addr=cluster.namesrv_addr) as consumer:
+            await consumer.subscribe(topic)
+            found = []
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) < 100:
+                    found += await consumer.receive(100)
+            await consumer.nack(found[0], delay_ms=0)
+            await consumer.extend(found[1], 60_000)
+            await consumer.reject(found[2], "no")
+            await asyncio.gather(*(consumer.ack(message) for message in found[3:]))
+            (again,) = await consumer.receive()
+            await consumer.ack_many([again, found[1]])
+            return numbers_of(found), again.delivery_attempt, await consumer.receive(wait_ms=100)
+
+    assert asyncio.run(work()) == (list(range(100)), 2, [])
+
+
+def test_more_members_than_queues_all_work(cluster, topic):
+    done: Counter[int] = Counter()
+    lock = threading.Lock()
+    enough = threading.Event()
+
+    def work(number):
+        with consumer_of(cluster, topic, topic) as consumer:
+            while not enough.is_set():
+                for message in consumer.receive(2, wait_ms=500):
+                    consumer.ack(message)
+                    with lock:
+                        done[int(message.body)] += 1
+                        if len(done) == 100:
+                            enough.set()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(PATIENCE_S)
+    for thread in threads:
+        thread.join()
+    assert set(done) == set(range(100))
+    assert set(done.values()) == {1}
+
+
+def test_nothing_acknowledged_comes_again_after_kills_of_the_broker(cluster):
+    """Broker killed by SIGKILL while two members work: all is done, what was acknowledged once."""
+    topic = f"simple-{next(_numbers)}"
+    send(cluster, topic, range(2_000))
+    acked: set[int] = set()
+    again: list[int] = []
+    lock = threading.Lock()
+    enough = threading.Event()
+
+    def work():
+        with consumer_of(cluster, topic, topic, settle_timeout_ms=60_000) as consumer:
+            while not enough.is_set():
+                found = consumer.receive(20, wait_ms=500)
+                with lock:
+                    again.extend(n for n in numbers_of(found) if n in acked)
+                if not found:
+                    continue
+                try:
+                    consumer.ack_many(found)
+                except StaleReceipt:
+                    continue  # after a kill somebody else may have got a part of them
+                with lock:
+                    acked.update(numbers_of(found))
+                    if len(acked) == 2_000:
+                        enough.set()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for share in (400, 1_000):
+        until(lambda share=share: len(acked) >= share, PATIENCE_S)
+        cluster.brokers["broker-a"].kill()
+        cluster.start_broker()
+    assert enough.wait(60)
+    for thread in threads:
+        thread.join()
+    assert again == []
+    assert acked == set(range(2_000))

@@ -1,0 +1,628 @@
+"""RECEIVE_MESSAGE and SETTLE_MESSAGES: leases, acknowledgements, what comes again, dead letters."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.batch.record_batch import check_stored, decode_messages
+from mqmesh.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    NoPermission,
+    StaleGeneration,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import (
+    LeaseList,
+    ListLeasesRequest,
+    MessageLease,
+    ReceiveRequest,
+    ReceiveResponse,
+    ReleasedLeases,
+    ReleaseLeasesRequest,
+    SettleAction,
+    Settlement,
+    SettleRequest,
+    SettleResponse,
+)
+from mqmesh.protocol.groups import (
+    DeleteGroupRequest,
+    GroupConfig,
+    ResetOffsetRequest,
+    UpdateGroupRequest,
+)
+from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.storage.interface import FlushDiskType, GetStatus
+
+OK = int(ResponseCode.SUCCESS)
+STALE = int(ResponseCode.STALE_RECEIPT)
+
+
+class Scene:
+    """A broker with the topic t of one queue, and members of the group g."""
+
+    def __init__(self, stage, **group) -> None:
+        self.stage = stage
+        stage.features.state.topics.set(TopicConfig("t", 1, 1), 0)
+        if group:
+            self.configure(**group)
+        self.join("a")
+        self.join("b")
+
+    def configure(self, **group) -> None:
+        config = GroupConfig("g", **{"delivery": "message", **group})
+        self.stage.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, UpdateGroupRequest(config))
+
+    def join(self, member, *, group="g", delivery="message", where="FIRST_OFFSET", **options):
+        data = ConsumerData(group, "CLUSTERING", where, [Subscription("t", **options)], delivery)
+        self.stage.ask(
+            RequestCode.HEART_BEAT, HeartbeatRequest(member, consumers=[data]), peer=member.encode()
+        )
+
+    def send(self, count=1, **options) -> None:
+        bodies = [str(number).encode() for number in range(count)]
+        self.stage.send(self.stage.batch(bodies=bodies, **options))
+
+    def begin(self, most=10, member="a", wait_ms=0, **options) -> int:
+        wanted = ReceiveRequest("g", "t", member, most, suspend_timeout_ms=wait_ms, **options)
+        return self.stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=member.encode())
+
+    def receive(self, *arguments, **options) -> tuple[list[MessageLease], list[bytes]]:
+        opaque = self.begin(*arguments, **options)
+        self.stage.end_tick()
+        return self.received(opaque)
+
+    def received(self, opaque) -> tuple[list[MessageLease], list[bytes]]:
+        reply = self.stage.answer(opaque)
+        if isinstance(reply, ReceiveResponse):
+            return reply.leases, []
+        data, position, bodies = b"".join(reply.body), 0, []
+        while position < len(data):
+            header = check_stored(data, position)
+            found = decode_messages(data, header, position=position)
+            bodies += [message.body for message in found]
+            position += header.total_size
+        return decode_header(ReceiveResponse, reply.header).leases, bodies
+
+    def begin_settle(self, *settlements, member="a") -> int:
+        wanted = SettleRequest("g", "t", member, list(settlements))
+        return self.stage.begin(RequestCode.SETTLE_MESSAGES, wanted, peer=member.encode())
+
+    def settle(self, lease, action=SettleAction.ACK, *, member="a", bits=None, **options) -> int:
+        opaque = self.begin_settle(settlement(lease, action, bits=bits, **options), member=member)
+        self.stage.end_tick()
+        (code,) = decode_header(SettleResponse, self.stage.answer(opaque).header).codes
+        return code
+
+    def later(self, ms) -> None:
+        """Time passes, with a tick of the broker each tenth of a second."""
+        features, clock = self.stage.features, self.stage.clock
+        for _ in range(0, ms, 100):
+            clock.advance(100)
+            features.tick(clock.monotonic_ms())
+            self.stage.end_tick()
+
+    @property
+    def committed(self) -> int:
+        return self.stage.features.state.committed.query("g", "t", 0)
+
+
+def settlement(lease, action=SettleAction.ACK, *, bits=None, **options) -> Settlement:
+    size = lease.end - lease.first
+    mask = (1 << size) - 1 if bits is None else bits
+    return Settlement(
+        lease.lease,
+        lease.queue_id,
+        lease.first,
+        mask.to_bytes((size + 7) // 8, "little"),
+        int(action),
+        is_retry=lease.is_retry,
+        **options,
+    )
+
+
+@pytest.fixture
+def scene(stage):
+    return Scene(stage)
+
+
+@pytest.fixture
+def kept(make_stage):
+    """A scene whose state is in the log."""
+    return Scene(make_stage(is_kept=True))
+
+
+def test_a_message_goes_to_one_member_and_is_settled_by_its_acknowledgement(scene):
+    scene.send(3)
+    (lease,), bodies = scene.receive()
+    assert bodies == [b"0", b"1", b"2"]
+    assert (lease.first, lease.end, lease.attempt, lease.length_ms) == (0, 3, 1, 60_000)
+    assert scene.receive(member="b") == ([], [])
+    assert scene.settle(lease) == OK
+    assert scene.committed == 3
+
+
+def test_a_batch_is_cut_for_a_member_that_wants_less(scene):
+    scene.send(10)
+    assert scene.receive(4)[1] == [b"0", b"1", b"2", b"3"]
+    assert scene.receive(4, member="b")[1] == [b"4", b"5", b"6", b"7"]
+    assert scene.receive(4)[1] == [b"8", b"9"]
+
+
+def test_many_batches_make_one_lease(scene):
+    for _ in range(5):
+        scene.send(3)
+    (lease,), bodies = scene.receive(10)
+    assert (lease.first, lease.end, len(bodies)) == (0, 10, 10)
+    assert len(scene.receive(10)[1]) == 5
+
+
+def test_an_answer_has_no_more_bytes_than_wanted(scene):
+    for _ in range(5):
+        scene.send(3)
+    assert len(scene.receive(100, max_bytes=1)[1]) == 3
+
+
+def test_a_message_that_is_not_settled_in_time_comes_again(scene):
+    scene.send()
+    (lease,), _ = scene.receive(invisible_ms=1_000)
+    scene.later(1_300)
+    (again,), bodies = scene.receive(member="b")
+    assert (again.attempt, bodies) == (2, [b"0"])
+    assert scene.settle(lease) == STALE
+    assert scene.settle(again, member="b") == OK
+    assert scene.committed == 1
+
+
+def test_an_extended_lease_lasts(scene):
+    scene.send()
+    (lease,), _ = scene.receive(invisible_ms=1_000)
+    scene.settle(lease, SettleAction.EXTEND, delay_ms=5_000)
+    scene.later(4_000)
+    assert scene.receive(member="b") == ([], [])
+    scene.later(1_300)
+    assert scene.receive(member="b")[1] == [b"0"]
+
+
+def test_single_messages_of_a_lease_are_settled(scene):
+    scene.send(4)
+    (lease,), _ = scene.receive()
+    scene.settle(lease, bits=0b1101)
+    assert scene.committed == 1
+    scene.settle(lease, SettleAction.NACK, bits=0b0010, delay_ms=0)
+    (again,), bodies = scene.receive()
+    assert (again.first, again.attempt, bodies) == (1, 2, [b"1"])
+
+
+def test_a_refused_message_comes_again_after_its_delay(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    assert scene.settle(lease, SettleAction.NACK, delay_ms=5_000) == OK
+    scene.later(4_900)
+    assert scene.receive() == ([], [])
+    scene.later(300)
+    assert scene.receive()[0][0].attempt == 2
+
+
+def test_a_message_that_was_given_back_comes_at_once_as_if_for_the_first_time(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    scene.settle(lease, SettleAction.RETURN)
+    assert scene.receive(member="b")[0][0].attempt == 1
+
+
+def test_a_receive_waits_for_a_message(scene):
+    opaque = scene.begin(wait_ms=5_000)
+    scene.stage.end_tick()
+    assert opaque not in scene.stage.answers
+    scene.send()
+    assert scene.received(opaque)[1] == [b"0"]
+
+
+def test_a_receive_that_waits_gets_what_comes_again(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    opaque = scene.begin(member="b", wait_ms=5_000)
+    scene.settle(lease, SettleAction.NACK, delay_ms=0)
+    assert scene.received(opaque)[0][0].attempt == 2
+
+
+def test_a_receive_that_waited_in_vain_is_answered(scene):
+    opaque = scene.begin(wait_ms=500)
+    scene.later(400)
+    assert opaque not in scene.stage.answers
+    scene.later(200)
+    assert scene.received(opaque) == ([], [])
+
+
+def test_those_that_wait_longest_are_answered_first(scene):
+    opaques = [scene.begin(1, member, wait_ms=5_000) for member in ("a", "b", "a")]
+    scene.send(2)
+    assert [scene.received(one)[1] for one in opaques[:2]] == [[b"0"], [b"1"]]
+    assert opaques[2] not in scene.stage.answers
+
+
+def test_an_acknowledgement_is_answered_when_it_is_safe(make_stage):
+    stage = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH, is_kept=True)
+    scene = Scene(stage)
+    scene.send()
+    (lease,), _ = scene.receive()
+    stage.store.synced = int(stage.store.durable_offset())
+    opaque = scene.begin_settle(settlement(lease))
+    stage.end_tick()
+    assert opaque not in stage.answers
+    stage.store.synced = None
+    stage.features.durable()
+    assert decode_header(SettleResponse, stage.answer(opaque).header).codes == [OK]
+
+
+def test_what_was_acknowledged_never_comes_again_after_a_restart(kept):
+    kept.send(4)
+    (lease,), _ = kept.receive()
+    kept.settle(lease, bits=0b0101)
+    restarted = restart(kept)
+    assert restarted.receive(member="b") == ([], [])
+    restarted.later(3_200)
+    (again, *_), bodies = restarted.receive(member="b")
+    assert (bodies, again.attempt) == ([b"1", b"3"], 2)
+
+
+def restart(scene) -> Scene:
+    scene.stage.epoch += 1
+    scene.stage.restart()
+    scene.stage.features.load()
+    for member in ("a", "b"):
+        scene.join(member)
+    return scene
+
+
+def test_after_a_restart_a_member_keeps_what_it_shows(kept):
+    kept.send(4)
+    (lease,), _ = kept.receive(2)
+    kept.receive(2, member="b")
+    kept.later(100)  # the hand-outs are in the log
+    restart(kept)
+    assert kept.settle(lease, SettleAction.EXTEND, delay_ms=60_000) == OK
+    kept.later(3_200)
+    assert kept.receive(member="b")[1] == [b"2", b"3"]
+    assert kept.settle(lease) == OK
+    assert kept.committed == 2
+
+
+def test_after_a_restart_a_member_keeps_what_the_log_did_not_know(kept):
+    kept.send(4)
+    (first,), _ = kept.receive(1)
+    kept.settle(first)
+    (lease,), _ = kept.receive(2)
+    restart(kept)
+    assert kept.settle(lease, SettleAction.EXTEND, delay_ms=60_000) == OK
+    assert kept.receive(member="b")[1] == [b"3"]
+
+
+def test_what_was_never_handed_out_goes_out_at_once_after_a_restart(kept):
+    kept.send(4)
+    (lease,), _ = kept.receive(2)
+    kept.settle(lease, bits=0b01)
+    restart(kept)
+    assert kept.receive(member="b")[1] == [b"2", b"3"]
+
+
+def test_a_message_that_waits_long_waits_in_the_schedule_service(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    assert scene.settle(lease, SettleAction.NACK, delay_ms=60_000) == OK
+    assert scene.committed == 1
+    found = scene.stage.store.get("SCHEDULE_TOPIC_XXXX", 4, 0, max_bytes=1)
+    assert found.status is GetStatus.FOUND
+
+
+def test_a_message_of_the_retry_topic_comes_to_the_same_receive(scene):
+    scene.stage.features.writes.ensure_topic("%RETRY%g")
+    batch = scene.stage.batch("%RETRY%g", bodies=(b"again",))
+    scene.stage.features.writes.put_encoded([batch], lambda outcomes: None)
+    scene.send()
+    leases, bodies = scene.receive()
+    assert sorted(bodies) == [b"0", b"again"]
+    assert sorted(lease.is_retry for lease in leases) == [False, True]
+    assert [scene.settle(lease) for lease in leases] == [OK, OK]
+
+
+def dead_letters(stage) -> list:
+    found = stage.store.get("%DLQ%g", 0, 0, max_bytes=1 << 20)
+    data = b"".join(found.data)
+    messages, position = [], 0
+    while position < len(data):
+        header = check_stored(data, position)
+        messages += decode_messages(data, header, position=position)
+        position += header.total_size
+    return messages
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once(scene):
+    scene.send(2)
+    (lease,), _ = scene.receive()
+    assert scene.settle(lease, SettleAction.REJECT, bits=0b10, reason="no such account") == OK
+    (message,) = dead_letters(scene.stage)
+    assert message.body == b"1"
+    assert message.properties["LAST_FAILURE"] == "no such account"
+    assert scene.settle(lease, bits=0b01) == OK
+    assert scene.committed == 2
+
+
+def test_a_message_that_failed_too_often_is_a_dead_letter(stage):
+    scene = Scene(stage, retry_max_times=2)
+    scene.send()
+    for attempt in (1, 2, 3):
+        (lease,), _ = scene.receive()
+        assert lease.attempt == attempt
+        assert dead_letters(stage) == []
+        assert scene.settle(lease, SettleAction.NACK, delay_ms=0, reason="again") == OK
+    assert [message.body for message in dead_letters(stage)] == [b"0"]
+    assert scene.receive() == ([], [])
+    assert scene.committed == 1
+
+
+def test_a_message_whose_lease_ended_too_often_is_a_dead_letter(stage):
+    scene = Scene(stage, retry_max_times=0)
+    scene.send()
+    scene.receive(invisible_ms=1_000)
+    scene.later(1_300)
+    assert [message.body for message in dead_letters(stage)] == [b"0"]
+
+
+def test_a_message_that_cannot_be_sent_back_comes_again(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    stage = scene.stage
+    opaque = scene.begin_settle(settlement(lease, SettleAction.REJECT))
+    stage.store.failure = SystemBusy("planned")
+    with pytest.raises(SystemBusy):
+        stage.end_tick()
+    stage.store.failure = None
+    assert opaque not in stage.answers
+
+
+def test_members_hold_no_more_than_the_group_may(stage):
+    scene = Scene(stage, max_unsettled=3)
+    scene.send(10)
+    (lease,), bodies = scene.receive(10)
+    assert len(bodies) == 3
+    opaque = scene.begin(member="b", wait_ms=200)
+    scene.later(400)
+    with pytest.raises(SystemBusy, match=r"hold 3 messages.* a most of them, 3.*max_unsettled = 3"):
+        stage.answer(opaque)
+    opaque = scene.begin(member="b", wait_ms=5_000)
+    scene.settle(lease, bits=0b011)
+    assert scene.received(opaque)[1] == [b"3", b"4"]
+
+
+def test_a_broker_gives_out_no_more_leases_than_it_may_keep(scene):
+    scene.stage.features.state.windows.numbers.most = 1
+    scene.send(4)
+    scene.receive(1)
+    with pytest.raises(SystemBusy, match="1 leases are given out"):
+        scene.receive(1)
+
+
+def test_a_member_that_is_gone_keeps_its_leases_for_a_while(stage):
+    scene = Scene(stage, lost_grace_ms=2_000)
+    scene.send(2)
+    scene.receive(1), scene.receive(1, member="b")
+    stage.features.client_gone(stage.peer(b"a"), stage.clock.monotonic_ms())
+    scene.later(1_900)
+    assert scene.receive(member="b") == ([], [])
+    scene.later(300)
+    assert scene.receive(member="b")[1] == [b"0"]
+
+
+def test_a_member_that_came_back_keeps_its_leases(stage):
+    scene = Scene(stage, lost_grace_ms=2_000)
+    scene.send()
+    (lease,), _ = scene.receive()
+    stage.features.client_gone(stage.peer(b"a"), stage.clock.monotonic_ms())
+    scene.later(1_000)
+    scene.settle(lease, SettleAction.EXTEND, delay_ms=60_000)
+    scene.later(3_000)
+    assert scene.receive(member="b") == ([], [])
+
+
+def test_a_receive_of_a_connection_that_is_gone_gets_nothing(scene):
+    opaque = scene.begin(wait_ms=5_000)
+    scene.stage.features.client_gone(scene.stage.peer(b"a"), 0)
+    scene.send()
+    assert opaque not in scene.stage.answers
+    assert scene.receive(member="b")[1] == [b"0"]
+
+
+def test_tags_that_nobody_wants_are_passed_over(scene):
+    scene.join("a", expression="red")
+    scene.join("b", expression="red")
+    for number in range(6):
+        scene.send(2, tag="red" if number % 2 else "blue")
+    (lease,), bodies = scene.receive(3, expression="red")
+    assert (bodies, lease.first, lease.end) == ([b"0", b"1", b"0"], 2, 7)
+    assert scene.settle(lease) == OK
+    assert scene.committed == 7
+    (rest,), bodies = scene.receive(10, expression="red")
+    assert (len(bodies), rest.first) == (3, 7)
+    assert scene.settle(rest) == OK
+    assert scene.committed == 12
+
+
+def test_a_queue_without_anything_wanted_is_passed_over(scene):
+    scene.join("a", expression="red")
+    scene.send(5, tag="blue")
+    opaque = scene.begin(expression="red")
+    scene.later(100)
+    assert scene.received(opaque) == ([], [])
+    assert scene.committed == 5
+
+
+def test_all_members_want_the_same(scene):
+    with pytest.raises(InvalidArgument, match="subscribes to 't' with '\\*', not with 'red'"):
+        scene.receive(expression="red")
+
+
+def test_who_is_no_member_gets_nothing(scene):
+    with pytest.raises(StaleGeneration):
+        scene.receive(member="stranger")
+
+
+def test_a_topic_that_is_not_there_is_named(scene):
+    wanted = ReceiveRequest("g", "none", "a")
+    with pytest.raises(TopicNotFound, match="none"):
+        scene.stage.ask(RequestCode.RECEIVE_MESSAGE, wanted)
+
+
+def test_a_group_without_settings_is_unknown(stage):
+    wanted = ReceiveRequest("nobody", "t", "a")
+    with pytest.raises(GroupNotFound):
+        stage.ask(RequestCode.RECEIVE_MESSAGE, wanted)
+
+
+def test_a_group_that_may_not_consume_gets_nothing(scene):
+    scene.send()
+    scene.configure(consume_enable=False)
+    with pytest.raises(NoPermission, match="consume_enable"):
+        scene.receive()
+
+
+def test_a_member_of_the_other_mode_is_refused(scene):
+    with pytest.raises(NoPermission, match="delivery = message, this member queue: take Simple"):
+        scene.join("c", delivery="queue")
+    with pytest.raises(NoPermission, match="take SimpleConsumer"):
+        scene.stage.pull()
+    scene.join("c", group="other", delivery="queue")
+    with pytest.raises(NoPermission, match="take PushConsumer"):
+        scene.join("d", group="other")
+    wanted = ReceiveRequest("other", "t", "c")
+    with pytest.raises(NoPermission, match="delivery = queue"):
+        scene.stage.ask(RequestCode.RECEIVE_MESSAGE, wanted)
+
+
+def test_offsets_of_a_group_that_acknowledges_cannot_be_committed(scene):
+    update = UpdateConsumerOffsetRequest("g", "x", [QueueOffsetEntry("t", 0, 0)])
+    with pytest.raises(NoPermission):
+        scene.stage.ask(RequestCode.UPDATE_CONSUMER_OFFSET, update)
+
+
+def test_the_mode_of_a_group_with_members_stays(scene):
+    with pytest.raises(InvalidArgument, match=r"has delivery = message, and 2 members"):
+        scene.configure(delivery="queue")
+
+
+def test_a_paused_group_gets_nothing_until_the_pause_is_over(scene):
+    scene.send()
+    scene.configure(paused_until=scene.stage.clock.wall_ms() + 2_000)
+    opaque = scene.begin(wait_ms=10_000)
+    scene.later(1_900)
+    assert opaque not in scene.stage.answers
+    scene.later(300)
+    assert scene.received(opaque)[1] == [b"0"]
+
+
+def test_a_group_gets_no_more_messages_than_its_rate(scene):
+    scene.send(100)
+    scene.configure(max_messages_per_s=20)
+    got = 0
+    for _ in range(40):
+        got += len(scene.receive(100)[1])
+        scene.later(100)
+    assert 60 <= got <= 100
+
+
+def test_a_refused_message_waits_as_long_as_the_retries_of_the_group(stage):
+    scene = Scene(stage, retry_delays="2s 4s")
+    scene.send()
+    for delay_ms in (2_000, 4_000, 4_000):
+        (lease,), _ = scene.receive()
+        scene.settle(lease, SettleAction.NACK)
+        scene.later(delay_ms - 100)
+        assert scene.receive() == ([], [])
+        scene.later(300)
+
+
+def test_a_group_begins_where_its_members_say(stage):
+    scene = Scene(stage)
+    scene.join("a", where="LAST_OFFSET")
+    scene.send()
+    assert scene.receive() == ([], [])
+    scene.send(2)
+    assert scene.receive()[1] == [b"0", b"1"]
+
+
+def test_a_reset_makes_receipts_stale(scene):
+    scene.send(3)
+    (lease,), _ = scene.receive()
+    scene.settle(lease, bits=0b001)
+    reset = ResetOffsetRequest("g", "t", where="FIRST")
+    scene.stage.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    assert scene.settle(lease) == STALE
+    (again,), bodies = scene.receive()
+    assert (len(bodies), again.attempt) == (3, 1)
+    assert scene.settle(lease) == STALE
+
+
+def test_what_is_held_can_be_listed_and_released(scene):
+    scene.send(5)
+    (lease,), _ = scene.receive(2)
+    scene.receive(2, member="b")
+    scene.settle(lease, SettleAction.NACK, bits=0b01, delay_ms=9_000)
+    scene.later(1_000)
+    found = scene.stage.ask(RequestCode.LIST_LEASES, ListLeasesRequest("g"), LeaseList)
+    assert [(one.first, one.count, one.state, one.member) for one in found.leases] == [
+        (0, 1, "waiting", ""),
+        (1, 1, "leased", "a"),
+        (2, 2, "leased", "b"),
+    ]
+    assert found.leases[1].held_ms == 1_000
+    assert found.leases[1].left_ms == 59_000
+    after = ListLeasesRequest("g", "", "t", 0, 1)
+    rest = scene.stage.ask(RequestCode.LIST_LEASES, after, LeaseList)
+    assert [one.first for one in rest.leases] == [2]
+    released = scene.stage.ask(
+        RequestCode.RELEASE_LEASES, ReleaseLeasesRequest("g", "b"), ReleasedLeases
+    )
+    assert released.messages == 2
+    assert scene.receive(member="a")[0][0].attempt == 2
+
+
+def test_a_deleted_topic_fails_receives_and_forgets_what_was_held(scene):
+    scene.send()
+    scene.receive()
+    opaque = scene.begin(wait_ms=5_000)
+    scene.stage.features.state.topics.delete("t", 0)
+    with pytest.raises(TopicNotFound):
+        scene.stage.answer(opaque)
+    assert len(scene.stage.features.state.windows) == 0
+
+
+def test_a_deleted_group_forgets_what_was_held(scene):
+    scene.send()
+    scene.receive()
+    for member in ("a", "b"):
+        scene.stage.features.state.groups.on_unregister(member)
+    scene.stage.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest("g"))
+    assert len(scene.stage.features.state.windows) == 0
+    assert scene.stage.features.state.windows.numbers.runs == 0
+
+
+def test_a_stopping_broker_answers_those_that_wait(scene):
+    opaque = scene.begin(wait_ms=5_000)
+    scene.stage.features.stopping()
+    assert isinstance(scene.stage.answers[opaque], Exception)
+
+
+def test_a_turn_gives_out_so_much_and_the_next_one_goes_on(scene):
+    for _ in range(3):
+        scene.stage.send(scene.stage.batch(bodies=(bytes(3 << 20),)))
+    opaques = [scene.begin(1, wait_ms=0) for _ in range(3)]
+    assert [opaque in scene.stage.answers for opaque in opaques] == [True, True, False]
+    scene.stage.end_tick()
+    assert [len(body) for body in scene.received(opaques[2])[1]] == [3 << 20]
