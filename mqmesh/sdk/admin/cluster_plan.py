@@ -38,6 +38,10 @@ class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paused_until: int = 0
     paused_topics: dict[str, int] = {}
     max_messages_per_s: int = 0
+    delivery: str = "queue"
+    invisible_ms: int = 60_000
+    max_unsettled: int = 10_000
+    lost_grace_ms: int = 10_000
 
 
 class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from mqmesh.errors import ConfigError
+from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.cluster_plan import (
     BrokerSetup,
     ClusterSetup,
@@ -162,3 +164,14 @@ def test_a_document_is_read_as_it_was_written():
 def test_a_file_that_is_no_document_is_told(data, told):
     with pytest.raises(ConfigError, match=told):
         read_setup(data, "export.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "setup"), [(GroupConfig("g"), GroupSetup), (TopicConfig("t"), TopicSetup)]
+)
+def test_a_document_has_all_settings_of_brokers_with_their_defaults(config, setup):
+    settings = msgspec.structs.asdict(config)
+    del settings[config.__struct_fields__[0]]
+    required = {one.name for one in msgspec.structs.fields(setup) if one.required}
+    made = setup(**{name: settings[name] for name in required})
+    assert msgspec.structs.asdict(made) == settings
