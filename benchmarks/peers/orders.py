@@ -9,11 +9,18 @@ from typing import Final, NamedTuple
 
 BATCH: Final = 500
 """Messages in an explicit batch, where a system has such."""
+WINDOW: Final = 32
+"""Batches on their way."""
 TOPIC: Final = "peers"
 QUEUES: Final = 4
 _POOL: Final = 10_000
 _STATES: Final = ("new", "paid", "sent", "done")
 _REGIONS: Final = ("north", "east", "south", "west")
+
+
+def topic_names(count: int) -> list[str]:
+    """Names of topics; of one it is ``TOPIC``."""
+    return [TOPIC, *(f"{TOPIC}-{number}" for number in range(1, count))]
 
 
 class Order(NamedTuple):

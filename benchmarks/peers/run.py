@@ -1,75 +1,31 @@
 """Measures mqmesh beside its peers and prints the README's table: ``scripts/bench --peers``.
 
 Every figure is the median of the runs; the systems take turns, each run in fresh processes and
-a fresh folder, so that the moods of a machine fall on all alike. Rates are messages a second. The
-row of single sends has microseconds (p50) and, behind the slash, microseconds of processor time
-of client and servers together.
+a fresh folder, so that the moods of a machine fall on all alike. A cell has messages a second, or
+p50 and p99 in microseconds; behind the semicolon microseconds of processor time a message: of the
+programs that send and read, and of the servers.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from client import ACTIONS, is_blocking
 from rich.console import Console
 from rich.progress import Progress
-from servers import SERVERS, Missing
+from servers import SERVERS, Missing, Running, mqmesh_replicas
+from table import ROWS, Measured, Row, format_table, measured, messages_of
 
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
 RUN_TIMEOUT_S = 600
-
-
-class Row(NamedTuple):
-    """A line of the table.
-
-    Attributes:
-        name: For people.
-        kind: Of messages, plain or ordinary.
-        writes: What the producer does.
-        reads: What the consumer does; "" for none.
-        at_once: Both together; else the consumer reads what the producer left.
-        count: Messages at scale 1.
-    """
-
-    name: str
-    kind: str
-    writes: str
-    reads: str = ""
-    at_once: bool = False
-    count: int = 1_000_000
-
-
-ROWS = [
-    Row(f"{name}, {kind}", kind, *rest)
-    for name, *rest in (
-        ("produce, explicit batches", "produce_batches"),
-        ("produce, a call a message", "produce_singles"),
-        ("drain, reading bodies", "produce_batches", "drain_bodies"),
-        ("drain, reading every field", "produce_batches", "drain_fields"),
-        ("both at once", "produce_batches", "drain_bodies", True),
-    )
-    for kind in ("plain", "ordinary")
-] + [Row("one send after the other", "ordinary", "send_sync", count=5_000)]
-
-
-class Measured(NamedTuple):
-    """One run of one row.
-
-    Attributes:
-        value: Messages a second, or p50 in microseconds.
-        cpu_us: Processor time a message, of clients and servers.
-    """
-
-    value: float
-    cpu_us: float
 
 
 def main() -> None:
@@ -84,20 +40,36 @@ def main() -> None:
     options = parser.parse_args()
     systems = _available(options.systems.split(","), options.dir)
     rows = [row for row in ROWS if options.rows in row.name]
-    figures: dict[str, dict[str, list[Measured]]] = {}
+    asked = [(row, system) for row in rows for system in systems if _has(system, row)]
+    figures: dict[str, dict[str, list[Measured]]] = {row.name: {} for row in rows}
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("measuring", total=len(rows) * len(systems) * options.runs)
+        bar = progress.add_task("measuring", total=len(asked) * options.runs)
         for row in rows:
-            runs = figures[row.name] = {system: [] for system in systems}
             for _ in range(options.runs):
-                for system in systems:
+                for system in [one for of, one in asked if of is row]:
                     progress.update(bar, description=f"{row.name}: {system}")
-                    runs[system].append(_measure(row, system, options))
+                    figures[row.name].setdefault(system, []).append(_measure(row, system, options))
                     progress.advance(bar)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(_plain(figures)))
     else:
-        print(_table(figures, systems))
+        print(format_table(figures, systems))
+
+
+def _plain(figures: dict[str, dict[str, list[Measured]]]) -> dict[str, Any]:
+    return {
+        name: {system: [one._asdict() for one in runs] for system, runs in by_system.items()}
+        for name, by_system in figures.items()
+    }
+
+
+def _has(system: str, row: Row) -> bool:
+    """Returns whether a system has clients for a row."""
+    if row.replicas > 1 and system != "mqmesh":
+        return False
+    return all(
+        is_blocking(system, ACTIONS[name]) is not None for name in (row.writes, row.reads) if name
+    )
 
 
 def _available(wanted: list[str], folder: str | None) -> list[str]:
@@ -106,49 +78,51 @@ def _available(wanted: list[str], folder: str | None) -> list[str]:
         if system not in SERVERS:
             raise SystemExit(f"error: {system} is none of {', '.join(SERVERS)}")
         try:
-            with tempfile.TemporaryDirectory(dir=folder) as data, _running(system, Path(data)):
+            with tempfile.TemporaryDirectory(dir=folder) as data, SERVERS[system](Path(data), 1):
                 found.append(system)
         except Missing as error:
             print(f"{system} is left out: {error}", file=sys.stderr)
     return found
 
 
-def _running(system: str, folder: Path) -> Any:
-    return SERVERS[system](folder)
+def _running(row: Row, system: str, folder: Path) -> contextlib.AbstractContextManager[Running]:
+    start = mqmesh_replicas if row.replicas > 1 else SERVERS[system]
+    return start(folder, row.topics)
 
 
 def _measure(row: Row, system: str, options: argparse.Namespace) -> Measured:
-    count = max(int(row.count * options.scale) // 500, 1) * 500
+    count = messages_of(row, system, options.scale)
     with (
         tempfile.TemporaryDirectory(dir=options.dir, ignore_cleanup_errors=True) as data,
-        _running(system, Path(data)) as (address, servers),
+        _running(row, system, Path(data)) as (address, servers),
     ):
-        arguments = (row.kind, address, count)
+
+        def run(*programs: str) -> Measured:
+            """Runs programs side by side."""
+            with contextlib.ExitStack() as stack:
+                clients = [
+                    stack.enter_context(_client(system, one, row.kind, address, count, row.topics))
+                    for one in programs
+                ]
+                used_s = _cpu_s(servers)
+                for client in clients:
+                    client.stdin.write("go\n")
+                    client.stdin.flush()
+                reports = [_report(client) for client in clients]
+                return measured(count, reports, _cpu_s(servers) - used_s)
+
         if row.reads and not row.at_once:
-            with _client(system, row.writes, *arguments) as writer:
-                _finish(writer)
-        programs = [row.reads or row.writes]
-        if row.at_once:
-            programs.append(row.writes)
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(_client(system, one, *arguments)) for one in programs]
-            used = sum(map(_cpu_s, servers))
-            for client in clients:
-                _go(client)
-            reports = [_report(client) for client in clients]
-            cpu_s = sum(map(_cpu_s, servers)) - used + sum(one["cpu_s"] for one in reports)
-    latencies = reports[0]["latencies_us"]
-    if latencies:
-        value = statistics.median(latencies)
-    else:
-        begin = min(one["begin_s"] for one in reports)
-        value = count / (max(one["end_s"] for one in reports) - begin)
-    return Measured(value, cpu_s * 1e6 / count)
+            run(row.writes)
+            return run(row.reads)
+        programs = (row.reads, row.writes) if row.reads else (row.writes,)
+        if row.is_twice:
+            run(*programs)
+        return run(*programs)
 
 
 @contextlib.contextmanager
-def _client(system: str, action: str, kind: str, address: str, count: int) -> Iterator[Any]:
-    command = [sys.executable, str(HERE / "client.py"), system, action, kind, address, str(count)]
+def _client(system: str, action: str, *arguments: object) -> Iterator[Any]:
+    command = [sys.executable, str(HERE / "client.py"), system, action, *map(str, arguments)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -162,11 +136,6 @@ def _client(system: str, action: str, kind: str, address: str, count: int) -> It
                 process.terminate()
 
 
-def _go(client: Any) -> None:
-    client.stdin.write("go\n")
-    client.stdin.flush()
-
-
 def _report(client: Any) -> Any:
     line = client.stdout.readline()
     client.wait(RUN_TIMEOUT_S)
@@ -175,29 +144,15 @@ def _report(client: Any) -> Any:
     return json.loads(line)
 
 
-def _finish(client: Any) -> None:
-    _go(client)
-    _report(client)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _table(figures: dict[str, dict[str, list[Measured]]], systems: list[str]) -> str:
-    lines = [f"| | {' | '.join(systems)} |", f"|---|{'---|' * len(systems)}"]
-    for name, runs in figures.items():
-        cells = []
-        for system in systems:
-            value = statistics.median(one.value for one in runs[system])
-            cpu_us = statistics.median(one.cpu_us for one in runs[system])
-            if "one send" in name:
-                cells.append(f"{value:,.0f} us / {cpu_us:,.0f} us")
-            else:
-                cells.append(f"{value:,.0f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _cpu_s(sessions: list[int]) -> float:
+    """Returns the processor time of servers, and of the processes that they have started."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[3]) in sessions:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS
 
 
 if __name__ == "__main__":

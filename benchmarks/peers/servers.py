@@ -1,8 +1,8 @@
 """Starts and stops the servers of the comparison, each in a fresh folder, with its defaults.
 
-Kafka comes as jars from Maven Central (``mvn`` and Java 17 or later are needed), Redis from the
-distribution (``redis-server``), mqmesh from the running environment. What is missing is left
-out of the table, with a line that says so.
+Kafka comes as jars from Maven Central (``mvn`` and Java 17 or later are needed), Redis and
+beanstalkd from the distribution, NATS from there or by Go, mqmesh from the running environment.
+What is missing is left out of the table, with a line that says so and how to install it.
 """
 
 import os
@@ -13,13 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from orders import QUEUES, TOPIC
+from orders import QUEUES, topic_names
+
+from mqmesh.errors import MQMeshError
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.ha_admin import HaAdmin
 
 KAFKA_VERSION = "4.0.0"
 START_TIMEOUT_S = 60.0
+REPLICAS = 3
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mqmesh-peers"
 
 _POM = f"""<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId>
@@ -32,34 +37,83 @@ class Missing(Exception):
     """A system cannot be had on this machine."""
 
 
-@contextmanager
-def mqmesh(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """A name server and a broker.
-
-    Yields:
-        The address for clients, and the process ids of the servers.
-    """
-    cli = [sys.executable, "-m", "mqmesh.cli"]
-    ready = "READY role="
-    with _server([*cli, "namesrv", "--set", "listen_port=0"], folder, ready) as (namesrv, line):
-        address = line.split("endpoint=tcp://")[1].split()[0]
-        settings = [f'namesrv_addr=["{address}"]', "listen_port=0"]
-        settings += [f"store_path_root_dir={folder / 'store'}"]
-        command = [*cli, "broker"]
-        for setting in settings:
-            command += ["--set", setting]
-        with _server(command, folder, ready) as (broker, _):
-            make = [*cli, "--namesrv", address, "topic", "create", TOPIC, "-q", str(QUEUES)]
-            _until(lambda: subprocess.run(make, capture_output=True).returncode == 0, "mqmesh")
-            yield address, [namesrv.pid, broker.pid]
+Running = tuple[str, list[int]]
+"""The address for clients, and the sessions (process ids of leaders) of the servers."""
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[tuple[str, list[int]]]:
+def mqmesh(folder: Path, topics: int) -> Iterator[Running]:
+    """A name server and a broker."""
+    with ExitStack() as stack:
+        namesrv, address = _role(stack, folder, "namesrv", "listen_port=0")
+        store = f"store_path_root_dir={folder / 'store'}"
+        broker, _ = _role(
+            stack, folder, "broker", f'namesrv_addr=["{address}"]', "listen_port=0", store
+        )
+        _make_topics(address, topics)
+        yield address, [namesrv, broker]
+
+
+@contextmanager
+def mqmesh_replicas(folder: Path, topics: int) -> Iterator[Running]:
+    """Three replicas that elect their master and all acknowledge each message."""
+    with ExitStack() as stack:
+        namesrv, address = _role(stack, folder, "namesrv", "listen_port=0")
+        coordinator, where = _role(
+            stack, folder, "coordinator", "listen_port=0", f"data_dir={folder / 'coordinator'}"
+        )
+        settings = [
+            f'namesrv_addr=["{address}"]',
+            "listen_port=0",
+            "ha.mode=auto",
+            "ha.ack_replicas=all",
+            f"ha.total_replicas={REPLICAS}",
+            f"ha.coordinator=embedded://{where}",
+        ]
+        brokers = []
+        for number in range(1, REPLICAS + 1):
+            store = f"store_path_root_dir={folder / f'store-{number}'}"
+            broker, _ = _role(stack, folder, "broker", *settings, f"broker_id={number}", store)
+            brokers.append(broker)
+
+        def in_sync() -> bool:
+            try:
+                with HaAdmin(address) as admin:
+                    leaders = [one.status for one in admin.ha_status() if one.broker_id == 0]
+            except MQMeshError:
+                return False
+            return any(one is not None and len(one.in_sync) == REPLICAS for one in leaders)
+
+        _until(in_sync, "three replicas")
+        _make_topics(address, topics)
+        yield address, [namesrv, coordinator, *brokers]
+
+
+def _role(stack: ExitStack, folder: Path, role: str, *settings: str) -> tuple[int, str]:
+    """Starts a process of mqmesh; returns its id, and the address that it listens on."""
+    command = [sys.executable, "-m", "mqmesh.cli", role]
+    for setting in settings:
+        command += ["--set", setting]
+    process, line = stack.enter_context(_server(command, folder, "READY role="))
+    return process.pid, line.split("endpoint=tcp://")[1].split()[0]
+
+
+def _make_topics(address: str, topics: int) -> None:
+    def made() -> bool:
+        try:
+            with AdminClient(address) as admin:
+                admin.create_topics(topic_names(topics), queues=QUEUES, exist_ok=True)
+        except MQMeshError:
+            return False
+        return True
+
+    _until(made, "topics of mqmesh")
+
+
+@contextmanager
+def redis(folder: Path, topics: int) -> Iterator[Running]:
     """A Redis that appends to its file and syncs it every second."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise Missing("redis-server is not installed (Debian: apt install redis-server)")
+    program = _program("redis-server", "Debian: apt install redis-server")
     path = folder / "redis.sock"
     command = [program, "--port", "0", "--unixsocket", str(path), "--dir", str(folder)]
     command += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
@@ -68,7 +122,29 @@ def redis(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 @contextmanager
-def kafka(folder: Path) -> Iterator[tuple[str, list[int]]]:
+def beanstalkd(folder: Path, topics: int) -> Iterator[Running]:
+    """A beanstalkd that writes its log and syncs it every second."""
+    program = _program("beanstalkd", "Debian: apt install beanstalkd")
+    path = folder / "beanstalkd.sock"
+    command = [program, "-l", f"unix:{path}", "-b", str(folder), "-f", "1000"]
+    with _server(command, folder, None) as (process, _):
+        _until(path.exists, "beanstalkd")
+        yield str(path), [process.pid]
+
+
+@contextmanager
+def nats(folder: Path, topics: int) -> Iterator[Running]:
+    """A NATS server with JetStream on files, which it syncs every two minutes."""
+    how = "go install github.com/nats-io/nats-server/v2@latest; Debian: apt install nats-server"
+    program = _program("nats-server", how)
+    port = _free_port()
+    command = [program, "-js", "-sd", str(folder), "-a", "127.0.0.1", "-p", str(port)]
+    with _server(command, folder, "Server is ready") as (process, _):
+        yield f"nats://127.0.0.1:{port}", [process.pid]
+
+
+@contextmanager
+def kafka(folder: Path, topics: int) -> Iterator[Running]:
     """One Kafka node that is broker and controller."""
     classpath = f"{_kafka_jars()}/*"
     port, controller = _free_port(), _free_port()
@@ -92,15 +168,39 @@ group.initial.rebalance.delay.ms=0
     command = [*java, "kafka.Kafka", str(settings)]
     with _server(command, folder, None) as (process, _):
         _until(lambda: _listens(port), "kafka")
+        _make_kafka_topics(f"127.0.0.1:{port}", topics)
         yield f"127.0.0.1:{port}", [process.pid]
 
 
-SERVERS: dict[str, Callable[[Path], object]] = {"mqmesh": mqmesh, "redis": redis, "kafka": kafka}
+def _make_kafka_topics(address: str, topics: int) -> None:
+    from confluent_kafka import admin
+
+    client = admin.AdminClient({"bootstrap.servers": address})
+    made = client.create_topics([admin.NewTopic(one, QUEUES, 1) for one in topic_names(topics)])
+    for one in made.values():
+        one.result(START_TIMEOUT_S)
+
+
+SERVERS: dict[str, Callable[[Path, int], AbstractContextManager[Running]]] = {
+    "mqmesh": mqmesh,
+    "redis": redis,
+    "kafka": kafka,
+    "nats": nats,
+    "beanstalkd": beanstalkd,
+}
+
+
+def _program(name: str, how: str) -> str:
+    go = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
+    program = shutil.which(name) or shutil.which(name, path=str(go))
+    if program is None:
+        raise Missing(f"{name} is not installed ({how})")
+    return program
 
 
 def _kafka_jars() -> Path:
     if shutil.which("java") is None or shutil.which("mvn") is None:
-        raise Missing("Kafka needs java and mvn")
+        raise Missing("Kafka needs java and mvn (Debian: apt install default-jre-headless maven)")
     jars = CACHE / f"kafka-{KAFKA_VERSION}"
     if not (jars / "complete").exists():
         jars.mkdir(parents=True, exist_ok=True)
