@@ -66,6 +66,7 @@ class EventLoop:
     Attributes:
         clock: Of the timers.
         callback_failures: Exceptions so far.
+        turn_ns: When the turn began, by the clock's ``monotonic_ns``: after the wait.
         longest_turn_ns: Duration of the longest turn, which held everybody up; a reader may set it
             to 0, to measure the next ones.
         busy_poll: How to wait, for loops that answer requests; None to sleep at once.
@@ -75,6 +76,7 @@ class EventLoop:
         self.clock: Clock = clock or SystemClock()
         self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
+        self.turn_ns = 0
         self.longest_turn_ns = 0
         self._poll: select.epoll
         self._wake_read, self._wake_write = -1, -1
@@ -82,12 +84,14 @@ class EventLoop:
         self._sources: dict[Socket | int, _WatchedSource] = {}
         self._by_descriptor: dict[int, _WatchedSource] = {}
         self._touched: dict[_WatchedSource, None] = {}
+        self._again: list[_WatchedSource] = []
         self._ticks = 0
         self._look_due_ms = 0
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
         self._tick_end: list[Callable[[], None]] = []
+        self._before_wait: list[Callable[[], None]] = []
         self._stopping = False
         self._woken = False
         self._thread: int | None = None
@@ -134,6 +138,10 @@ class EventLoop:
         if one is not None:
             self._touched[one] = None
 
+    def again(self, descriptor: int) -> None:
+        """Calls a descriptor's handler in the next turn, be it readable or not; do it once."""
+        self._again.append(self._sources[descriptor])
+
     def want_write(self, source: Socket | int, wanted: bool) -> None:
         """Set if the source's handler is also called when the source can take more."""
         one = self._sources[source]
@@ -149,11 +157,16 @@ class EventLoop:
         one = self._sources.pop(source)
         del self._by_descriptor[one.descriptor]
         self._touched.pop(one, None)
-        self._poll.unregister(one.descriptor)
+        if not self._poll.closed:
+            self._poll.unregister(one.descriptor)
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Calls back after the sockets of every tick were served, before waiting again."""
         self._tick_end.append(callback)
+
+    def before_wait(self, callback: Callable[[], None]) -> None:
+        """Calls once, behind the tick ends of this turn: for output that was gathered in it."""
+        self._before_wait.append(callback)
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
         """Calls once, not before ``delay_ms``."""
@@ -247,7 +260,7 @@ class EventLoop:
     def tick(self, wait_ms: int) -> None:
         """Take one turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
         ready = self._wait(wait_ms)
-        began_ns = self.clock.monotonic_ns()
+        began_ns = self.turn_ns = self.clock.monotonic_ns()
         for source in ready:
             # One that a handler before it removed is not called any more.
             if self._by_descriptor.get(source.descriptor) is source:
@@ -259,6 +272,8 @@ class EventLoop:
         self._run_timers()
         for callback in self._tick_end:
             self._guard(callback)
+        if self._before_wait:
+            self._run_before_wait()
         spent_ns = self.clock.monotonic_ns() - began_ns
         if spent_ns > self.longest_turn_ns:
             self.longest_turn_ns = spent_ns
@@ -280,9 +295,11 @@ class EventLoop:
     def _wait(self, wait_ms: int) -> list[_WatchedSource]:
         """Return the sources that can be served, after waiting for the first one."""
         self._open()
-        ready: list[_WatchedSource] = []
+        if self._before_wait:
+            self._run_before_wait()  # of calls between two ticks
+        ready, self._again = self._again, []
         if self._touched:
-            ready = [source for source in self._touched if source.is_ready()]
+            ready += [source for source in self._touched if source.is_ready()]
             self._touched.clear()
         if self.busy_poll is not None and wait_ms and not ready:
             found = self.busy_poll.wait(self._poll, wait_ms / 1_000)
@@ -292,11 +309,23 @@ class EventLoop:
         if self._is_look_round(in_vain=not (found or ready)):
             sockets = [one for one in self._sources.values() if one.socket is not None]
             ready = [source for source in sockets if source.is_ready()]
+        known = set(ready)
         for descriptor, _ in found:
             source = self._by_descriptor[descriptor]
-            if source not in ready and (source.socket is None or source.is_ready()):
+            if source not in known and (source.socket is None or source.is_ready()):
                 ready.append(source)
+        if len(ready) > 1:
+            # The kernel names them in the same order each time; the first ones are not to have all
+            # of the time of each turn.
+            first = self._ticks % len(ready)
+            ready = ready[first:] + ready[:first]
         return ready
+
+    def _run_before_wait(self) -> None:
+        while self._before_wait:
+            callbacks, self._before_wait = self._before_wait, []
+            for callback in callbacks:
+                self._guard(callback)
 
     def _is_look_round(self, *, in_vain: bool) -> bool:
         if in_vain:

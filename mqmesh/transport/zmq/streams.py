@@ -1,0 +1,409 @@
+"""Plain streams in a loop: connections by TCP and Unix sockets, without ZeroMQ."""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from mqmesh.transport.descriptors import NONE_LEFT
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.sockets import KEEPALIVE_S, LOCAL_SEND_BUFFER_BYTES
+from mqmesh.units import KIB, MIB
+
+IPC: Final = "ipc://"
+TCP: Final = "tcp://"
+BACKLOG: Final = 1_024
+ACCEPTED_PER_TURN: Final = 64
+ACCEPT_AGAIN_MS: Final = 500
+"""After the process ran out of descriptors no connection is taken for so long."""
+LEAST_READ_BYTES: Final = 64 * KIB
+MOST_READ_BYTES: Final = 1 * MIB
+"""Bytes that are read of one stream in a turn; the size grows from the least while reads fill."""
+WRITE_AT_ONCE_BYTES: Final = 256 * KIB
+"""What is written waits for the end of the turn, unless it is as much as this."""
+COPIED_BYTES: Final = 16 * KIB
+"""Shorter pieces are put together: a piece costs the system more than its copy."""
+MOST_PIECES: Final = 1_024
+"""Pieces of one ``sendmsg``; ``IOV_MAX`` of Linux."""
+
+Address = str | tuple[Any, ...]
+"""Address of a socket: a path, or host and port."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamHandler(Protocol):
+    """The owner of a stream: a protocol on it. Called in the loop's thread."""
+
+    def on_bytes(self, data: bytes) -> None:
+        """Take bytes that came; none in the turn after ``again``."""
+
+    def on_stuck(self) -> None:
+        """Note that the system takes no more of what was written for now."""
+
+    def on_drained(self) -> None:
+        """Note that all that was written has left, after some of it had to wait."""
+
+    def on_closed(self) -> None:
+        """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
+
+
+class ReadGate:
+    """Streams that share the time of a turn.
+
+    Attributes:
+        shut_ns: Turn of the loop, its ``turn_ns``, in which none of them is read any more.
+    """
+
+    __slots__ = ("shut_ns",)
+
+    def __init__(self) -> None:
+        self.shut_ns = -1
+
+
+class Stream:
+    """One connection, in the loop's thread.
+
+    Args:
+        loop: Its loop.
+        connection: A connected socket; it is the stream's from now on.
+        gate: Says when it is not read.
+
+    Attributes:
+        peer: Other end: ``host:port``, or ``unix``.
+        waiting_bytes: Bytes that were written and that the system has not taken yet.
+        is_stuck: The system takes no more of them for now.
+        is_closed: Nothing more is written or comes.
+        has_more: The last read did not take all that had come.
+    """
+
+    __slots__ = (
+        "_called_again",
+        "_connection",
+        "_deaf",
+        "_gate",
+        "_handler",
+        "_loop",
+        "_out",
+        "_paused",
+        "_read_bytes",
+        "_watched",
+        "descriptor",
+        "has_more",
+        "is_closed",
+        "is_stuck",
+        "peer",
+        "waiting_bytes",
+    )
+
+    def __init__(self, loop: EventLoop, connection: socket.socket, gate: ReadGate) -> None:
+        connection.setblocking(False)
+        self.peer = prepare(connection)
+        self.waiting_bytes = 0
+        self.is_closed = self.is_stuck = self.has_more = False
+        self.descriptor = connection.fileno()
+        self._loop = loop
+        self._connection = connection
+        self._handler: StreamHandler
+        self._out: deque[bytes | memoryview] = deque()
+        self._gate = gate
+        self._deaf = self._paused = self._watched = self._called_again = False
+        self._read_bytes = LEAST_READ_BYTES
+
+    def start(self, handler: StreamHandler) -> None:
+        """Give what comes to this handler, from the next turn on."""
+        self._handler = handler
+        self._watch()
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Write bytes, now or when the system takes them; never blocks.
+
+        Args:
+            parts: They are kept until they have left, and may not change.
+        """
+        if self.is_closed or self._deaf:
+            return
+        if not self.waiting_bytes and not self.is_stuck:
+            self._loop.before_wait(self.flush)
+        self._out.extend(parts)
+        self.waiting_bytes += sum(map(len, parts))
+        if self.waiting_bytes >= WRITE_AT_ONCE_BYTES and not self.is_stuck:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over to the system what was written, as far as it takes it."""
+        out = self._out
+        try:
+            while out:
+                if len(out) == 1:
+                    sent = self._connection.send(out[0])
+                else:
+                    sent = self._connection.sendmsg(
+                        out if len(out) <= MOST_PIECES else list(out)[:MOST_PIECES]
+                    )
+                self.waiting_bytes -= sent
+                while out and sent >= len(out[0]):
+                    sent -= len(out.popleft())
+                if sent:
+                    out[0] = memoryview(out[0])[sent:]
+        except BlockingIOError:
+            self._set_stuck(True)
+        except OSError:
+            # Nobody reads any more. What the other side had sent before it left is read still.
+            self._deaf = True
+            self._drop_output()
+        else:
+            self._set_stuck(False)
+
+    def pause(self) -> None:
+        """Read nothing until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Read again."""
+        self._paused = False
+        if not self._watched and not self.is_closed:
+            self._watch()
+
+    def close(self) -> None:
+        """End the connection; what the system takes at once of what was written is sent still."""
+        if self.is_closed:
+            return
+        if self._out and not self.is_stuck:
+            with contextlib.suppress(OSError):
+                self._connection.sendmsg(list(self._out)[:MOST_PIECES])
+        self._end()
+
+    def again(self) -> None:
+        """Have the handler called in the next turn, before anything more is read."""
+        if not self._called_again:
+            self._called_again = True
+            self._loop.again(self.descriptor)
+
+    def poll(self) -> None:
+        """Read what has come, without waiting for the loop to find it."""
+        if self._called_again:
+            self._called_again = False
+            self._handler.on_bytes(b"")
+            return
+        if self._gate.shut_ns == self._loop.turn_ns:
+            return
+        if self._paused:
+            # Not merely ignored: the loop would not sleep.
+            self._unwatch()
+            return
+        try:
+            data = self._connection.recv(self._read_bytes)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lost()
+            return
+        if not data:
+            self._lost()
+            return
+        self.has_more = len(data) == self._read_bytes
+        if self.has_more and self._read_bytes < MOST_READ_BYTES:
+            self._read_bytes *= 4
+        self._handler.on_bytes(data)
+
+    def _on_ready(self) -> None:
+        if self.is_stuck:
+            self.flush()
+        if not self.is_closed:
+            self.poll()
+
+    def _watch(self) -> None:
+        self._loop.add(self.descriptor, self._on_ready)
+        self._watched = True
+        if self.is_stuck:
+            self._loop.want_write(self.descriptor, True)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove(self.descriptor)
+
+    def _set_stuck(self, stuck: bool) -> None:
+        if stuck != self.is_stuck:
+            self.is_stuck = stuck
+            if self._watched:
+                self._loop.want_write(self.descriptor, stuck)
+            if stuck:
+                self._handler.on_stuck()
+            elif not self.is_closed:
+                self._handler.on_drained()
+
+    def _lost(self) -> None:
+        self._end()
+        self._handler.on_closed()
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self._unwatch()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # also where a forked child holds it
+        self._connection.close()
+        self._drop_output()
+
+    def _drop_output(self) -> None:
+        self._out.clear()
+        self.waiting_bytes = 0
+        self._set_stuck(False)
+
+
+class StreamListener:
+    """Listens at endpoints, and hands out the connections that come.
+
+    Args:
+        loop: Its loop.
+        accept: Called with each new stream, which it starts or closes.
+
+    Attributes:
+        gate: Of all streams that it hands out.
+    """
+
+    def __init__(self, loop: EventLoop, accept: Callable[[Stream], None]) -> None:
+        self._loop = loop
+        self._accept = accept
+        self.gate = ReadGate()
+        self._listening: dict[int, socket.socket] = {}
+        self._files: dict[str, int] = {}
+        self._closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listens on an endpoint, ``tcp://host:port`` (port ``*`` or 0: a free one) or ``ipc://path``.
+
+        Returns:
+            The endpoint with the real port.
+
+        Raises:
+            OSError: It is taken or may not be used.
+        """
+        try:
+            listening, bound = self._listen(endpoint)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
+        self._listening[listening.fileno()] = listening
+        self._watch(listening)
+        return bound
+
+    def close(self) -> None:
+        """Stops listening; connections are their owners' concern."""
+        self._closed = True
+        for descriptor, listening in self._listening.items():
+            with contextlib.suppress(KeyError):
+                self._loop.remove(descriptor)
+            listening.close()
+        self._listening.clear()
+        for path, number in self._files.items():
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == number:  # else the next listener there has its own
+                    os.unlink(path)
+        self._files.clear()
+
+    def _listen(self, endpoint: str) -> tuple[socket.socket, str]:
+        family, address = resolve(endpoint, to_listen=True)
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if isinstance(address, str):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(address)  # of one that was killed
+                listening.bind(address)
+                self._files[address] = os.stat(address).st_ino
+            else:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind(address)
+            listening.listen(BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        if isinstance(address, str):
+            return listening, endpoint
+        return listening, TCP + _text(listening.getsockname())
+
+    def _watch(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+
+        def take() -> None:
+            for _ in range(ACCEPTED_PER_TURN):
+                try:
+                    connection, _ = listening.accept()
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if error.errno in NONE_LEFT:
+                        self._rest(listening, error)
+                        return
+                    continue  # it was gone before it was taken
+                try:
+                    stream = Stream(self._loop, connection, self.gate)
+                except OSError:
+                    connection.close()
+                    continue
+                self._accept(stream)
+
+        self._loop.add(listening.fileno(), take)
+
+    def _rest(self, listening: socket.socket, error: OSError) -> None:
+        _log.error("no connection can be taken: %s; trying again in %d ms", error, ACCEPT_AGAIN_MS)
+        self._loop.remove(listening.fileno())
+
+        def again() -> None:
+            if not self._closed:
+                self._watch(listening)
+
+        self._loop.call_later(ACCEPT_AGAIN_MS, again)
+
+
+def resolve(endpoint: str, *, to_listen: bool = False) -> tuple[int, Address]:
+    """Return family and address of an endpoint, ``tcp://host:port`` or ``ipc://path``.
+
+    Raises:
+        OSError: The name is unknown, or it is no such endpoint.
+    """
+    if endpoint.startswith(IPC):
+        return socket.AF_UNIX, endpoint.removeprefix(IPC)
+    host, _, port = endpoint.removeprefix(TCP).rpartition(":")
+    if not endpoint.startswith(TCP) or not host:
+        raise OSError(errno.EINVAL, "neither tcp://host:port nor ipc://path")
+    # Not for all: names that have addresses of both kinds would be looked for in the new one.
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    if to_listen and port == "*":
+        port = "0"
+    host = host.strip("[]")
+    found = socket.getaddrinfo(
+        None if to_listen and host == "*" else host,
+        port,
+        family,
+        socket.SOCK_STREAM,
+        flags=socket.AI_PASSIVE if to_listen else 0,
+    )
+    return found[0][0], found[0][4]
+
+
+def prepare(connection: socket.socket) -> str:
+    """Set the options of a new connection; return its other end.
+
+    Raises:
+        OSError: It is gone.
+    """
+    if connection.family == socket.AF_UNIX:
+        # Linux gives 208 KiB: larger frames would go in pieces, each of them a switch of processes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES)
+        return "unix"
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return _text(connection.getpeername())
+
+
+def _text(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

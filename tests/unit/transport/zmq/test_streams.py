@@ -1,0 +1,188 @@
+"""Plain streams: output that gathers and waits, reading that pauses, and ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from mqmesh.transport.zmq import streams
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.streams import ReadGate, Stream, StreamListener
+from mqmesh.units import MIB
+
+
+class Handler:
+    """Notes everything."""
+
+    def __init__(self) -> None:
+        self.data, self.events = b"", []
+
+    def on_bytes(self, data):
+        self.data += data
+        if not data:
+            self.events.append("again")
+
+    def on_stuck(self):
+        self.events.append("stuck")
+
+    def on_drained(self):
+        self.events.append("drained")
+
+    def on_closed(self):
+        self.events.append("closed")
+
+
+@pytest.fixture
+def loop():
+    loop = EventLoop()
+    yield loop
+    loop.close()
+    assert loop.callback_failures == 0
+
+
+@pytest.fixture
+def pair(loop):
+    """A stream with its handler, and the other end."""
+    one, other = socket.socketpair()
+    other.setblocking(False)
+    stream, handler = Stream(loop, one, ReadGate()), Handler()
+    stream.start(handler)
+    yield stream, handler, other
+    stream.close()
+    other.close()
+
+
+def test_what_is_written_in_a_turn_leaves_together_at_its_end(loop, pair):
+    stream, _, other = pair
+    stream.write(b"one", memoryview(b"two"))
+    stream.write(b"three")
+    assert stream.waiting_bytes == 11
+    with pytest.raises(BlockingIOError):
+        other.recv(100)
+    loop.tick(0)
+    assert other.recv(100) == b"onetwothree"
+    assert stream.waiting_bytes == 0
+
+
+def test_much_output_leaves_at_once_and_the_rest_when_the_reader_reads(loop, pair):
+    stream, handler, other = pair
+    pieces = [bytes([number]) * MIB for number in range(20)]
+    for piece in pieces:
+        stream.write(piece)
+    assert handler.events == ["stuck"]
+    assert 0 < stream.waiting_bytes < 20 * MIB
+    got = bytearray()
+    while len(got) < 20 * MIB:
+        loop.tick(0)
+        got += other.recv(MIB)
+    assert got == b"".join(pieces)
+    loop.tick(0)
+    assert handler.events == ["stuck", "drained"]
+    assert (stream.is_stuck, stream.waiting_bytes) == (False, 0)
+
+
+def test_very_many_pieces_go_in_several_calls(loop, pair, monkeypatch):
+    monkeypatch.setattr(streams, "MOST_PIECES", 3)
+    stream, _, other = pair
+    stream.write(*[b"%d," % number for number in range(10)])
+    loop.tick(0)
+    assert other.recv(1_000) == b"0,1,2,3,4,5,6,7,8,9,"
+
+
+def test_reads_grow_and_are_one_a_turn(loop, pair):
+    stream, handler, other = pair
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
+    sent = other.send(bytes(2 * MIB))
+    sizes = []
+    while sum(sizes) < sent:
+        before = len(handler.data)
+        loop.tick(0)
+        sizes.append(len(handler.data) - before)
+    assert sizes[0] == streams.LEAST_READ_BYTES
+    assert sizes == sorted(sizes[:-1]) + sizes[-1:]
+    assert max(sizes) <= streams.MOST_READ_BYTES
+    assert not stream.has_more
+
+
+def test_a_paused_stream_reads_nothing_and_costs_no_turns(loop, pair):
+    stream, handler, other = pair
+    stream.pause()
+    other.send(b"x")
+    loop.tick(0)
+    assert not loop.has_news()
+    assert handler.data == b""
+    stream.resume()
+    loop.tick(0)
+    assert handler.data == b"x"
+    stream.pause()
+    stream.resume()
+    other.send(b"y")
+    loop.tick(0)
+    assert handler.data == b"xy"
+
+
+def test_a_handler_that_has_more_to_do_is_called_in_the_next_turn_before_a_read(loop, pair):
+    stream, handler, other = pair
+    stream.again()
+    stream.again()
+    other.send(b"x")
+    loop.tick(10_000)
+    assert (handler.events, handler.data) == (["again"], b"")
+    loop.tick(0)
+    assert (handler.events, handler.data) == (["again"], b"x")
+
+
+def test_what_was_sent_before_the_end_is_read_though_nobody_takes_the_answer(loop, pair):
+    stream, handler, other = pair
+    stream.pause()
+    other.send(b"last word")
+    other.close()
+    stream.write(b"answer")
+    loop.tick(0)
+    stream.write(b"another")
+    assert stream.waiting_bytes == 0
+    stream.resume()
+    loop.tick(0)
+    loop.tick(0)
+    assert (handler.data, handler.events) == (b"last word", ["closed"])
+    assert stream.is_closed
+
+
+def test_a_stream_that_is_closed_says_its_last_word_and_calls_nobody(loop, pair):
+    stream, handler, other = pair
+    stream.write(b"bye")
+    stream.close()
+    stream.close()
+    stream.write(b"too late")
+    stream.resume()
+    loop.tick(0)
+    assert other.recv(100) == b"bye"
+    assert other.recv(100) == b""
+    assert handler.events == []
+
+
+def test_a_listener_without_descriptors_waits_and_goes_on(
+    loop, short_tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(streams, "ACCEPT_AGAIN_MS", 1)
+    taken = []
+    listener = StreamListener(loop, taken.append)
+    listener.bind(f"ipc://{short_tmp_path}/s")
+    with socket.socket(socket.AF_UNIX) as one:
+        with monkeypatch.context() as patch:
+
+            def accept(_):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patch.setattr(socket.socket, "accept", accept)
+            one.connect(f"{short_tmp_path}/s")
+            loop.tick(0)
+            assert not loop.has_news()
+        while not taken:
+            loop.tick(10)
+    assert "no connection can be taken" in caplog.text
+    taken[0].close()
+    listener.close()
