@@ -16,7 +16,9 @@ from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.plain_channel import PlainChannel
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -27,9 +29,16 @@ class Wire:
     """A context and one event loop, turned by hand: servers and clients in one thread.
 
     Everything a test makes with it is closed at its end.
+
+    Args:
+        ring, guard: Of the transport.
+        by_libzmq: Servers without keys are libzmq's, as those with keys are.
     """
 
-    def __init__(self, ring: KeyRing | None = None, guard: Guard | None = None) -> None:
+    def __init__(
+        self, ring: KeyRing | None = None, guard: Guard | None = None, *, by_libzmq: bool = False
+    ) -> None:
+        self._by_libzmq = by_libzmq
         self.transport = ZmqTransport(ring, guard)
         self.context, self.loop = self.transport.context, self.transport.loop
         self._closers: list[Callable[[], None]] = []
@@ -45,10 +54,11 @@ class Wire:
 
     def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0", **limits):
         """Bind a server; returns it and its endpoint."""
-        server = CommandServer(
-            self.context, self.loop, handlers, on_disconnect, ServerLimits(**limits)
-        )
-        self.closing(server)
+        asked = handlers, on_disconnect, ServerLimits(**limits)
+        if self._by_libzmq:
+            server = self.closing(CommandServer(self.context, self.loop, *asked))
+        else:
+            server = self.closing(self.transport.serve(*asked))
         return server, server.bind(endpoint)
 
     def until(self, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> float:
@@ -84,16 +94,34 @@ class Wire:
         while self._closers:
             self._closers.pop()()
         self.loop.close()
-        self.context.destroy(linger=0)
+        self.transport.close(linger_ms=0)
         assert self.loop.callback_failures == 0
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def served_by() -> str:
+    """Name what serves connections without keys; files that try both override it."""
+    return "streams"
+
+
+@pytest.fixture
+def wire(served_by) -> Iterator[Wire]:
     """An event loop with real sockets, turned by hand."""
-    wire = Wire()
+    wire = Wire(by_libzmq=served_by == "libzmq")
     yield wire
     wire.close()
+
+
+@pytest.fixture
+def channel_to(wire, served_by):
+    """Makes channels: of plain streams, or libzmq's as where there are keys."""
+
+    def make(where, busy_poll=None):
+        if served_by == "libzmq":
+            return wire.closing(BlockingChannel(wire.context, where, busy_poll=busy_poll))
+        return wire.closing(PlainChannel(where, busy_poll=busy_poll))
+
+    return make
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from mqmesh.security.access_list import AccessList, Quota
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.hints import HintSubscriber
+from mqmesh.transport.zmq.plain_channel import PlainChannel
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -259,6 +260,20 @@ def test_options_are_set_before_bind(scene):
             scene.is_deaf_to(context.socket(kind))
 
 
+def test_a_plain_channel_learns_that_keys_are_wanted_and_gets_nothing(scene, short_tmp_path):
+    for endpoint in (scene.endpoint, scene.server.bind(f"ipc://{short_tmp_path}/s")):
+        channel = scene.wire.closing(PlainChannel(endpoint))
+        (refused,) = asked(scene, channel)
+        assert "wants CURVE; pass credentials" in str(refused)
+    assert scene.server.requests == 0
+
+
+def test_a_transport_with_keys_makes_nothing_plain(scene):
+    assert isinstance(scene.server, CommandServer)
+    channel = scene.wire.closing(scene.wire.transport.channel(scene.endpoint))
+    assert isinstance(channel, BlockingChannel)
+
+
 def test_a_plain_socket_asks_too_who_may_connect(wires, short_tmp_path, monkeypatch):
     """Without a domain a Unix socket never asks ZAP; here it does: another user is refused."""
     scene = Scene(wires)
@@ -279,7 +294,7 @@ def test_a_transport_with_keys_and_no_access_list_serves_nobody():
 
 
 def test_an_access_list_without_keys_is_refused():
-    with pytest.raises(ConfigError, match="with keys"):
+    with pytest.raises(ConfigError, match="needs keys"):
         ZmqTransport(None, guard())
 
 

@@ -106,6 +106,7 @@ def test_a_client_throws_away_what_has_too_many_frames_or_bytes(wire, sizes):
     context.destroy(linger=0)
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_who_takes_nothing_is_cut_off_in_time_and_lets_go(wire, lazy, monkeypatch):
     monkeypatch.setattr(outbox_module, "UNTAKEN_EVERY_MS", 10)
     monkeypatch.setattr(outbox_module, "MOST_UNTAKEN_MS", 100)
@@ -126,6 +127,7 @@ def test_who_takes_nothing_is_cut_off_in_time_and_lets_go(wire, lazy, monkeypatc
     assert server._outbox.accounts == {}
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_who_takes_slowly_is_not_cut_off(wire, monkeypatch):
     monkeypatch.setattr(outbox_module, "UNTAKEN_EVERY_MS", 1)
     body = [bytes(4 * MIB)]

@@ -35,6 +35,12 @@ from mqmesh.units import KIB, MIB
 ECHO, BIG = 1, 2
 
 
+@pytest.fixture(params=["streams", "libzmq"])
+def served_by(request):
+    """Serve by plain streams, and by libzmq as where there are keys."""
+    return request.param
+
+
 def echo(request):
     return Reply(bytes(request.command.header), [request.command.body])
 
@@ -231,6 +237,7 @@ def test_a_client_comes_back_to_a_server_that_said_far_too_much(wire, caplog):
     context.destroy(linger=0)
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 @pytest.mark.parametrize("size", [1 * KIB, 64 * KIB, 256 * KIB])
 def test_a_peer_that_does_not_read_is_held_a_bounded_number_of_bytes(wire, bare, size):
     count = 3_000
@@ -271,6 +278,7 @@ def test_a_peer_that_does_not_read_is_held_a_bounded_number_of_bytes(wire, bare,
     assert answer_of(wire, lazy).code == ResponseCode.SUCCESS
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_answers_that_keep_to_the_room_of_their_peer_are_never_made_in_vain(wire, bare):
     given = []
 
@@ -311,6 +319,7 @@ def test_who_is_gone_has_room_for_nothing_to_speak_of_and_gets_nothing(wire):
     assert server.dropped_replies == 1
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
     held = []
     server, where = wire.server({BIG: held.append}, max_pending_bytes=2 * MIB)
@@ -324,6 +333,7 @@ def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
     assert server.peer_count == server._outbox.held == 0
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_peers_that_do_not_read_share_a_budget_and_the_worst_go(wire, bare):
     body = bytes(MIB)
     server, where = wire.server(
@@ -354,6 +364,7 @@ def test_peers_that_do_not_read_share_a_budget_and_the_worst_go(wire, bare):
     assert broken <= 1
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 @pytest.mark.parametrize("local", [False, True])
 def test_frames_that_wait_to_be_read_count_and_the_worst_sender_goes(wire, bare, tmp_path, local):
     server, where = wire.server(
@@ -388,6 +399,7 @@ def until_full(condition):
         assert time.monotonic() < deadline, "nothing piles up"
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_memory_is_given_back_when_those_who_took_it_have_gone(wire, bare):
     server, where = wire.server({ECHO: echo}, max_total_pending_bytes=512 * MIB)
     flood = [bare(where, sndhwm=1_000) for _ in range(4)]
@@ -414,6 +426,7 @@ def test_memory_is_given_back_when_those_who_took_it_have_gone(wire, bare):
     wire.until(is_given_back)
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])
 def test_what_waits_for_a_peer_that_goes_is_given_up(wire, bare):
     server, where = wire.server({BIG: lambda request: Reply(body=[bytes(MIB)])})
     lazy = bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000)

@@ -22,14 +22,21 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_FRAME_BYTES, MAX_HEADER_BYTES, Reply
+from mqmesh.transport.zmq import plain_server as plain_server_module
 from mqmesh.transport.zmq import server as server_module
 from mqmesh.transport.zmq.busy_poll import BusyPoll
-from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.plain_server import PlainServer
 from mqmesh.transport.zmq.server import CommandServer
 
 ECHO, HOLD, FAIL, BUG, TELL, BIG = range(1, 7)
 NOWHERE = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture(params=["streams", "libzmq"])
+def served_by(request):
+    """Serve by plain streams, and by libzmq as where there are keys."""
+    return request.param
 
 
 def echo(request):
@@ -283,7 +290,8 @@ def test_connections_beyond_the_limit_are_ended_after_they_were_told(wire):
 
 
 def test_a_crowd_beyond_the_limit_is_ended_at_once(wire, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_SURPLUS", 1)
+    for module in (server_module, plain_server_module):
+        monkeypatch.setattr(module, "MAX_SURPLUS", 1)
     server, where = wire.server({ECHO: echo}, max_connections=1)
     good = wire.client(where)
     wire.ask(good, ECHO)
@@ -291,10 +299,11 @@ def test_a_crowd_beyond_the_limit_is_ended_at_once(wire, monkeypatch):
     for _ in range(5):
         wire.client(where, on_connection=news.append)
     wire.until(lambda: server.refusals.counts.get("SYSTEM_BUSY", 0) >= 4)
-    assert server._peers.connection_count <= 6
+    assert len(server._peers) <= 6
     wire.ask(good, ECHO)
 
 
+@pytest.mark.parametrize("served_by", ["libzmq"])  # streams are looked after by their pings
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
 def test_idle_servers_and_clients_need_no_timer(wire, short_tmp_path, kind):
     address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
@@ -309,7 +318,7 @@ def test_idle_servers_and_clients_need_no_timer(wire, short_tmp_path, kind):
 
 
 @pytest.fixture
-def served(wire):
+def served(wire, served_by):
     """A server in a thread of its own; what it holds is answered before the next ECHO."""
     loop, held = EventLoop(), []
 
@@ -318,7 +327,11 @@ def served(wire):
             held.pop().later().done(Reply(body=(b"late",)))
         return echo(request)
 
-    server = CommandServer(wire.context, loop, {ECHO: answer, HOLD: held.append})
+    handlers = {ECHO: answer, HOLD: held.append}
+    if served_by == "libzmq":
+        server = CommandServer(wire.context, loop, handlers)
+    else:
+        server = PlainServer(loop, handlers)
     where = server.bind("tcp://127.0.0.1:0")
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -334,8 +347,8 @@ def busy_poll(request) -> BusyPoll | None:
     return None if request.param is None else BusyPoll(request.param)
 
 
-def test_a_channel_asks_and_is_answered(wire, served, busy_poll):
-    channel = wire.closing(BlockingChannel(wire.context, served, busy_poll=busy_poll))
+def test_a_channel_asks_and_is_answered(channel_to, served, busy_poll):
+    channel = channel_to(served, busy_poll)
     watch = Stopwatch()
     for number in range(20):
         answer = channel.request(ECHO, b"%d" % number, header=b"h", timeout_ms=2_000)
@@ -346,8 +359,8 @@ def test_a_channel_asks_and_is_answered(wire, served, busy_poll):
     assert watch.seconds < 1
 
 
-def test_a_channel_gives_up_in_time_and_goes_on(wire, served, busy_poll):
-    channel = wire.closing(BlockingChannel(wire.context, served, busy_poll=busy_poll))
+def test_a_channel_gives_up_in_time_and_goes_on(channel_to, served, busy_poll):
+    channel = channel_to(served, busy_poll)
     watch = Stopwatch()
     with pytest.raises(RequestTimeout):
         channel.request(HOLD, timeout_ms=200)
@@ -355,8 +368,8 @@ def test_a_channel_gives_up_in_time_and_goes_on(wire, served, busy_poll):
     assert bytes(channel.request(ECHO, b"x", timeout_ms=2_000).body) == b"x", "not the late answer"
 
 
-def test_a_channel_takes_what_was_posted_when_its_descriptor_shows_it(wire, served):
-    channel = wire.closing(BlockingChannel(wire.context, served))
+def test_a_channel_takes_what_was_posted_when_its_descriptor_shows_it(wire, channel_to, served):
+    channel = channel_to(served)
     channel.request(ECHO, timeout_ms=2_000)
     assert channel.is_connected()
     loop = wire.closing(EventLoop())
@@ -382,8 +395,8 @@ def test_a_channel_takes_what_was_posted_when_its_descriptor_shows_it(wire, serv
             continue
 
 
-def test_a_channel_without_a_server_says_so(wire):
-    channel = wire.closing(BlockingChannel(wire.context, NOWHERE))
+def test_a_channel_without_a_server_says_so(channel_to):
+    channel = channel_to(NOWHERE)
     assert not channel.is_connected()
     with pytest.raises(EndpointUnreachable):
         channel.request(ECHO, timeout_ms=150)

@@ -15,7 +15,10 @@ FAILURES_OF_WRONG_KEY: Final = 3
 _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
 """Errors of a handshake when the server ends the connection; one that hangs has another
 error."""
-_ADVICE: Final = "pass credentials (MQMESH_CREDENTIALS)"
+ADVICE: Final = "pass credentials (MQMESH_CREDENTIALS)"
+HUNG_UP: Final = f"it ends each handshake; where security is on, {ADVICE}"
+"""Reason why a client without keys gets no connection: a server that wants CURVE may close the
+connection before it has said so."""
 _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
@@ -56,7 +59,7 @@ class HandshakeWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._refused()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-            said = f"wants CURVE; {_ADVICE}" if self._ring is None else "speaks no CURVE"
+            said = f"wants CURVE; {ADVICE}" if self._ring is None else "speaks no CURVE"
             return AuthenticationFailed(f"{self._endpoint} {said}")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._failures = self._failures + 1 if value in _HUNG_UP else 0
@@ -75,10 +78,7 @@ class HandshakeWatch:
 
     def no_connection(self) -> TransportError:
         """Returns the error for a client that waited for a connection in vain."""
-        reason = ""
-        if self._failures and self._ring is None:
-            # A server that wants CURVE may close the connection before it has said so.
-            reason = f"it ends each handshake; where security is on, {_ADVICE}"
+        reason = HUNG_UP if self._failures and self._ring is None else ""
         return no_connection(self._endpoint, reason)
 
     def has_news(self) -> bool:

@@ -31,9 +31,8 @@ class PeerTable:
         self._owner: dict[int, bytes | None] = {}
         self._last_owner: dict[int, bytes] = {}
 
-    @property
-    def connection_count(self) -> int:
-        """Connections that stand, those included that have said nothing yet."""
+    def __len__(self) -> int:
+        """Return how many connections stand, those included that have said nothing yet."""
         return len(self._owner)
 
     def connections(self) -> list[tuple[int, bytes | None]]:

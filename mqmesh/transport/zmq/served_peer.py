@@ -82,6 +82,12 @@ class ServedPeer(PeerMemory):
         """Implement ``Peer.notify``."""
         self._outbox.send(self, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
+    def check_room(self) -> None:
+        """Implement ``BoundedPeer.check_room``."""
+        if not self._outbox.has_room(self, self.refused):
+            raise self._outbox.no_room(self)
+        self.refused = 0
+
     def room(self) -> int:
         """Implement ``Peer.room``."""
         if self.is_gone:

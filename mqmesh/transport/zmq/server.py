@@ -1,7 +1,6 @@
 """Answers commands on a ROUTER socket, and knows when a peer is gone."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -12,21 +11,16 @@ from mqmesh.errors import (
     MQMeshError,
     RemoteProtocolError,
     SystemBusy,
-    UnsupportedCommand,
 )
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     ANYBODY,
     ONEWAY,
-    RESPONSE,
     Principal,
-    decode_frame,
     encode_frame,
     peek_opaque,
 )
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.request import Request
-from mqmesh.refusals import Refusals
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.error_frames import error_frame
 from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits, Timer
@@ -39,6 +33,7 @@ from mqmesh.transport.zmq.memory_eviction import MemoryEviction
 from mqmesh.transport.zmq.outbox import BUSY_RETRY_AFTER_MS, Outbox
 from mqmesh.transport.zmq.peers import PeerTable, is_automatic
 from mqmesh.transport.zmq.served_peer import ServedPeer
+from mqmesh.transport.zmq.serving import RequestServing
 from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -57,10 +52,6 @@ MAX_SURPLUS: Final = 64
 MAX_HUNG_UP: Final = 4_096
 """Peers that were hung up on and may still have frames in ZeroMQ."""
 TICK_MS: Final = 250
-LOG_REFUSALS_MS: Final = 1_000
-"""While requests are refused, the log gets so often a line for each code."""
-LOG_MALFORMED_MS: Final = 1_000
-"""Malformed frames are logged no more often, so that they cannot fill the disk."""
 
 # As plain numbers: an operation on enumerations takes longer than the call it is for.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -72,16 +63,9 @@ _PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
 _USER_ID: Final = "User-Id"
 """Property with the user id of ZAP's answer for a connection; ZeroMQ sets it on each frame."""
 
-_CODES: Final = frozenset(map(int, ResponseCode))
-_log = logging.getLogger(__name__)
 
-
-class CommandServer:
-    """Serves requests of many peers in the loop's thread.
-
-    A handler returns its answer, or None if it will call ``reply`` later. What it raises
-    becomes an error response: an ``MQMeshError`` by the table in ``protocol.codes``, anything
-    else, being a bug, SYSTEM_ERROR and a traceback in the log.
+class CommandServer(RequestServing):
+    """Serves requests of many peers in the loop's thread, by a socket of ZeroMQ.
 
     Args:
         context: ZeroMQ context of the process.
@@ -95,13 +79,6 @@ class CommandServer:
         guard: Decides who may connect; given together with ``own``.
 
     Attributes:
-        malformed_frames: Frames that were no requests.
-        hung_up: Connections that were ended for what they took.
-        silent: Connections that were ended because their clients hang.
-        requests: Requests taken.
-        refusals: What was refused, by code.
-        readable_ms: When there was something to take last, by the monotonic clock.
-        drained_ms: When nothing was left then; None if frames were.
         tick_ms: ``tick`` is to be called so often; 0 for never.
     """
 
@@ -116,11 +93,9 @@ class CommandServer:
         own: Credentials | None = None,
         guard: "Guard | None" = None,
     ) -> None:
-        self._loop = loop
-        self._handlers = handlers
+        super().__init__(loop, handlers, on_disconnect)
         self._own = own
         self._guard = guard
-        self._on_disconnect = on_disconnect
         self._limits = limits or ServerLimits()
         self._socket = sockets.router(context, max_frame_bytes=self._limits.max_frame_bytes)
         self._monitor = sockets.monitor(self._socket)
@@ -147,18 +122,8 @@ class CommandServer:
         self._silence_timer: Timer | None = None
         self._surplus: dict[int, int] = {}
         self._hung_up: dict[bytes, None] = {}
-        self._log_malformed_at_ms = 0
         self._socket_files: dict[str, int] = {}
-        self._closed = False
-        self.malformed_frames = 0
-        self.hung_up = 0
-        self.silent = 0
-        self.requests = 0
-        self.refusals = Refusals()
-        self._refusals_timer: Timer | None = None
         self.tick_ms = TICK_MS
-        self.readable_ms = 0
-        self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)
         loop.add(self._monitor, self._on_monitor)
 
@@ -195,26 +160,11 @@ class CommandServer:
             self._socket_files[path] = os.stat(path).st_ino
         return bound
 
-    def note_refusal(self, code: int, remark: str) -> None:
-        """Counts and logs a refusal; handlers that refuse in an answer's body call it themselves.
-
-        Args:
-            code: Response code.
-            remark: Text that the client gets.
-        """
-        name = ResponseCode(code).name if code in _CODES else str(code)
-        self.refusals.note(name, remark)
-        if self._refusals_timer is None and not self._closed:
-            self._refusals_timer = self._loop.call_later(0, self._log_refusals)
-
     def close(self) -> None:
         """Stops listening; closing twice does no harm."""
         if self._closed:
             return
-        self._closed = True
-        if self._refusals_timer is not None:
-            self._refusals_timer.cancel()
-            self._log_refusals()
+        self._stop_serving()
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         for peer in self._accounts.values():
@@ -393,7 +343,7 @@ class CommandServer:
                 self._surplus.setdefault(descriptor, due_ms)
                 raise
         if descriptor in self._surplus:
-            if self._peers.connection_count - len(self._surplus) >= self._limits.max_connections:
+            if len(self._peers) - len(self._surplus) >= self._limits.max_connections:
                 raise self._no_place()
             del self._surplus[descriptor]
 
@@ -409,51 +359,6 @@ class CommandServer:
         assert frame is not None
         self._outbox.send_to_stranger(peer, frame)
 
-    def _serve(self, peer: ServedPeer, frame: memoryview) -> None:
-        self.requests += 1
-        try:
-            command = decode_frame(frame)
-        except RemoteProtocolError as error:
-            self._note_malformed(str(error))
-            opaque = peek_opaque(frame)
-            if opaque is not None:
-                peer.fail(opaque, 0, error)
-            return
-        handler = self._handlers.get(command.code)
-        try:
-            if command.flags & RESPONSE:
-                raise RemoteProtocolError("a response to nothing that was asked")
-            if handler is None:
-                raise UnsupportedCommand(_not_served(command.code))
-            if peer.held:
-                if not self._outbox.has_room(peer, peer.refused):
-                    raise self._outbox.no_room(peer)
-                peer.refused = 0
-            reply = handler(Request(peer, command))
-        except MQMeshError as error:
-            peer.fail(command.opaque, command.flags, error)
-        except Exception as error:
-            _log.exception("request code %d failed", command.code)
-            peer.fail(command.opaque, command.flags, error)
-        else:
-            if reply is not None:
-                peer.reply(command.opaque, command.flags, reply)
-
-    def _note_malformed(self, remark: str) -> None:
-        self.malformed_frames += 1
-        now_ms = self._loop.clock.monotonic_ms()
-        if now_ms >= self._log_malformed_at_ms:
-            self._log_malformed_at_ms = now_ms + LOG_MALFORMED_MS
-            _log.warning("malformed frame: %s (%d so far)", remark, self.malformed_frames)
-
-    def _log_refusals(self) -> None:
-        lines = self.refusals.take_lines()
-        for line in lines:
-            _log.warning("%s", line)
-        self._refusals_timer = None
-        if lines and not self._closed:
-            self._refusals_timer = self._loop.call_later(LOG_REFUSALS_MS, self._log_refusals)
-
     def _on_monitor(self) -> None:
         for event, descriptor in sockets.read_monitor(self._monitor):
             gone = None
@@ -461,7 +366,7 @@ class CommandServer:
                 gone = self._peers.accept(descriptor)
                 self._relief.connected(descriptor, self._loop.clock.monotonic_ms())
                 self._surplus.pop(descriptor, None)
-                if self._peers.connection_count > self._limits.max_connections:
+                if len(self._peers) > self._limits.max_connections:
                     self._on_surplus(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
                 gone = self._peers.disconnect(descriptor)
@@ -519,17 +424,4 @@ class CommandServer:
         served.is_gone = True
         self._relief.peer_left(served, self._loop.clock.monotonic_ms())
         self._outbox.forget(served)
-        if self._on_disconnect is None:
-            return
-        try:
-            self._on_disconnect(served)
-        except Exception:
-            # The next peer's end must be reported all the same.
-            _log.exception("a callback for the end of a connection failed")
-
-
-def _not_served(code: int) -> str:
-    # Clients load this module, too, and need no table of commands.
-    from mqmesh.protocol.commands import not_served
-
-    return not_served(code)
+        self._report_gone(served)

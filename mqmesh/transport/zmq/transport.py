@@ -19,6 +19,8 @@ from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.transport.zmq.handshakes import check_pair
 from mqmesh.transport.zmq.hints import HintPublisher, HintSubscriber
 from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.plain_channel import PlainChannel
+from mqmesh.transport.zmq.plain_server import PlainServer
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.zap import ZapHandler
 
@@ -55,6 +57,7 @@ class ZmqTransport:
         self.watches_channels = True
         self._context: sockets.Context | None = None
         self._loop: EventLoop | None = None
+        self._servers: list[PlainServer] = []
         self._zap = None if guard is None else ZapHandler(self.context, self.loop, guard)
 
     @property
@@ -108,13 +111,17 @@ class ZmqTransport:
         handlers: Mapping[int, Handler],
         on_disconnect: OnDisconnect | None = None,
         limits: ServerLimits | None = None,
-    ) -> CommandServer:
+    ) -> CommandServer | PlainServer:
         """Make a server that is not bound yet.
 
         Raises:
             ConfigError: There are keys, and no guard: it would let in clients with any key.
         """
         own, guard = self._protection()
+        if own is None:
+            server = PlainServer(self.loop, handlers, on_disconnect, limits)
+            self._servers.append(server)
+            return server
         return CommandServer(
             self.context, self.loop, handlers, on_disconnect, limits, own=own, guard=guard
         )
@@ -141,8 +148,10 @@ class ZmqTransport:
             ring=self.ring,
         )
 
-    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel:
+    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel | PlainChannel:
         """Make a connection for requests of the caller's own thread."""
+        if self.ring is None or self.ring.is_private(endpoint):
+            return PlainChannel(endpoint, busy_poll=BusyPoll(busy_poll_us))
         return BlockingChannel(
             self.context, endpoint, busy_poll=BusyPoll(busy_poll_us), ring=self.ring
         )
@@ -178,7 +187,12 @@ class ZmqTransport:
         return thread
 
     def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
-        """Ends the context; what connections have not sent yet is tried for so long."""
+        """Ends the context; what connections have not sent yet is tried for so long.
+
+        Servers that are left are closed: those of a process that could not be started.
+        """
+        for server in self._servers:
+            server.close()
         if self._context is not None:
             self._context.destroy(linger=linger_ms)
 
