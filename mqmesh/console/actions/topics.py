@@ -50,6 +50,27 @@ class TopicForm(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(title="Permissions", description="r: consumers may read; w: producers send."),
     ] = "rw"
     order: Order = False
+    retention: Annotated[
+        Text,
+        msgspec.Meta(
+            title="Readers see messages of the last",
+            description="30s, 10m, 2h or 7d; empty for all. Hidden messages free no disk.",
+        ),
+    ] = ""
+    retention_messages: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=2**53,
+            title="Messages that readers see",
+            description="Of each queue, the newest; 0 for all.",
+        ),
+    ] = 0
+
+    @property
+    def retention_ms(self) -> int:
+        """The time as ms, 0 for all."""
+        return parse_duration(self.retention, "retention") if self.retention else 0
 
 
 class SendForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +125,13 @@ async def create(visit: Visit, asked: NewTopicForm) -> ActionResult:
 async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     """Return the settings that a topic has."""
     now = topic_view(fixed["topic"], await _configs(visit, fixed["topic"])).brokers[0]
-    return {"queues": now.write_queue_nums, "perm": now.perm, "order": now.order}
+    return {
+        "queues": now.write_queue_nums,
+        "perm": now.perm,
+        "order": now.order,
+        "retention": f"{now.retention_ms}ms" if now.retention_ms else "",
+        "retention_messages": now.retention_messages,
+    }
 
 
 async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
@@ -120,6 +147,11 @@ async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
             changes.append(f"{name}: permissions {now.perm} become {asked.perm}")
         if asked.order != now.order:
             changes.append(f"{name}: {'ordered' if asked.order else 'no more ordered'}")
+        if asked.retention_ms != now.retention_ms:
+            changes.append(f"{name}: readers see messages of {asked.retention or 'any time'}")
+        if asked.retention_messages != now.retention_messages:
+            number = f"{asked.retention_messages:,}" if asked.retention_messages else "all"
+            changes.append(f"{name}: readers see {number} messages of each queue")
         fewer |= more < 0 or ("r" not in asked.perm)
     if not changes:
         return ActionPlan(summary="Nothing changes.", possible=False)
@@ -140,6 +172,8 @@ async def put_settings(visit: Visit, asked: TopicForm) -> ActionResult:
             write_queue_nums=asked.queues,
             perm=PERMS[asked.perm].value,
             order=asked.order,
+            retention_ms=asked.retention_ms,
+            retention_messages=asked.retention_messages,
         )
         for name, now in (await _configs(visit, asked.topic)).items()
     }

@@ -50,6 +50,8 @@ FAIL_EVERY: Final = 25
 """One of so many calls of a listener fails."""
 REPLACE_MS: Final = 1_000
 CHANGE_EVERY_MS: Final = 5_000
+PAUSE_MS: Final = 3_000
+"""Length of the pauses of groups: shorter than the time between two changes."""
 MOST_QUEUES: Final = 4
 
 
@@ -371,9 +373,17 @@ class SimulatedAdministrator(Client):
 
     def _put_group(self) -> None:
         chance = self.transport.node.random
-        is_told = bool(chance.randrange(2))
+        group, is_told = chance.choice((PUSH, PULL)), bool(chance.randrange(2))
+        policies: dict[str, Any] = chance.choice(
+            (
+                {},
+                {"retry_delays": "exp 1s x2 max 5s jitter 20%"},
+                {"max_messages_per_s": 500},
+                {"paused_until": self.transport.clock.wall_ms() + PAUSE_MS},
+            )
+        )
         self.api.put_group(
-            GroupConfig(chance.choice((PUSH, PULL)), notify_consumer_ids_changed_enable=is_told)
+            GroupConfig(group, notify_consumer_ids_changed_enable=is_told, **policies)
         )
 
     def _reset(self) -> None:

@@ -118,9 +118,14 @@ def test_settings_begin_as_they_are_and_say_what_changes(world):
     plan = client.act(path, csrf, "plan", queues="12", perm="rw")
     assert "broker-a: 4 more queues" in plan.text
     assert "broker-b: permissions r become rw" in plan.text
-    client.act(path, csrf, queues="12", perm="rw")
+    limits = {"retention": "2h", "retention_messages": "1000"}
+    plan = client.act(path, csrf, "plan", queues="12", perm="rw", **limits)
+    assert "broker-b: readers see messages of 2h" in plan.text
+    assert "broker-b: readers see 1,000 messages of each queue" in plan.text
+    assert client.act(path, csrf, "plan", queues="12", retention="soon").status_code == 400
+    client.act(path, csrf, queues="12", perm="rw", **limits)
     (call,) = (call for call in world.calls if call[1] == "put_topic")
-    assert call[2][0]["broker-b"] == TopicConfig("orders", 12, 12, 6)
+    assert call[2][0]["broker-b"] == TopicConfig("orders", 12, 12, 6, False, 7_200_000, 1_000)
 
 
 def test_a_topic_is_deleted_when_its_name_was_typed(world):
