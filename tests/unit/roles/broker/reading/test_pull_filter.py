@@ -22,7 +22,7 @@ from mqmesh.errors import CorruptBatch, InvalidArgument, UnsupportedCommand
 from mqmesh.filtering.predicate import Predicate
 from mqmesh.message import Message, tag_hash
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
-from mqmesh.roles.broker.reading.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.reading.pull_filter import EVERYTHING, get_filtered, pull_filter
 from mqmesh.storage.interface import BatchToPut, GetStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -57,9 +57,12 @@ class Case:
         self.sequence += header.message_count
         self.store.put([BatchToPut("t", 0, header, memoryview(data), meta.tag_hashes)], 0)
 
-    def get(self, expression, language="TAG", offset=0, max_bytes=MIB):
-        wanted = pull_filter(expression, language)
-        return get_filtered(self.store, self.metas, ("t", 0, offset), wanted, max_bytes=max_bytes)
+    def get(self, expression, language="TAG", offset=0, max_bytes=MIB, most=None):
+        wanted = pull_filter(expression, language) or EVERYTHING
+        place = "t", 0, offset
+        return get_filtered(
+            self.store, self.metas, place, wanted, max_bytes=max_bytes, most_messages=most
+        )
 
     def read(self, expression, language="TAG", offset=0, **options):
         """Reads to the end as a consumer does; returns queue offsets, and how many reads."""
@@ -72,7 +75,7 @@ class Case:
             assert result.next_queue_offset > offset
             some = [m.queue_offset for m in decode_all(result) if m.queue_offset >= offset]
             assert (result.status is GetStatus.FOUND) is bool(some)
-            assert result.message_count == len(some)
+            assert result.message_count == len(some) <= (options.get("most") or MIB)
             found += some
             offset = result.next_queue_offset
 
@@ -248,8 +251,9 @@ def test_a_batch_that_no_one_can_read_is_not_left_out():
     st.integers(0, 20),
     st.integers(1, 400),
     st.integers(4, 60),
+    st.none() | st.integers(1, 12),
 )
-def test_every_way_to_read_finds_the_same(batches, expression, offset, max_bytes, looks):
+def test_every_way_to_read_finds_the_same(batches, expression, offset, max_bytes, looks, most):
     case = Case()
     number = 0
     for tags in batches:
@@ -264,11 +268,13 @@ def test_every_way_to_read_finds_the_same(batches, expression, offset, max_bytes
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_LOOKS", looks)
-        assert case.read(expression, "SQL92", offset, max_bytes=max_bytes)[0] == expected
+        limits = {"max_bytes": max_bytes, "most": most}
+        assert case.read(expression, "SQL92", offset, **limits)[0] == expected
         by_tag = [
             at for at, one in enumerate(case.messages) if at >= offset and one.tag in ("A", "X")
         ]
-        assert case.read("A || X", offset=offset, max_bytes=max_bytes)[0] == by_tag
+        assert case.read("A || X", offset=offset, **limits)[0] == by_tag
+        assert case.read("*", offset=offset, **limits)[0] == list(range(offset, number))
 
 
 def payload_of(one):
