@@ -10,9 +10,10 @@ from mqmesh.cli.messages import track
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.groups import GroupConfig, GroupSummary, OffsetChange
 from mqmesh.protocol.membership import Subscription
+from mqmesh.protocol.policies import FOREVER_MS
 from mqmesh.sdk.admin.group_admin import OffsetMove, OffsetMoves
 from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackState
-from mqmesh.sdk.admin.views.groups import group_views, offset_moves_view
+from mqmesh.sdk.admin.views.groups import group_settings_view, group_views, offset_moves_view
 from mqmesh.sdk.admin.views.messages import track_view
 
 
@@ -21,6 +22,25 @@ def test_a_group_says_what_is_unusual():
     two = GroupSummary(GroupConfig("g", consume_enable=False))
     (row,) = group_views({"a": [one], "b": [two]})
     assert str(group._remark(row)) == "1 subscribe differently, may not consume"
+
+
+def test_settings_say_the_policies_that_were_made():
+    plain = GroupConfig("g")
+    made = GroupConfig(
+        "g",
+        retry_delays="10s 30s",
+        dead_letter="drop",
+        paused_until=FOREVER_MS,
+        paused_topics={"orders": 1_700_000_000_000},
+        max_messages_per_s=1_000,
+    )
+    views = group_settings_view("g", {"a": plain, "b": made})
+    first, second = group._setting_lines("g", views.brokers)
+    assert first == "group g on a: may consume, may broadcast, retries as each consumer says"
+    assert second.removeprefix(first.replace(" a:", " b:")) == (
+        ", retry delays 10s 30s, dead letters: drop, at most 1,000 messages/s, paused until it is "
+        "resumed, orders paused until 2023-11-14T22:13:20.000Z"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,6 +77,11 @@ def test_a_preview_says_that_nothing_was_changed(capsys):
     ("arguments", "words"),
     [
         (["reset-offset", "g"], "--topic"),
+        (["pause", "g", "--until", "soon"], "must be a duration like 2h"),
+        (["pause", "g", "--until", "2020-01-01T00:00"], "must be later than now"),
+        (["create", "g", "--retry-delays", "10s, 30s"], "'10s,' is no delay of 1ms to 40 years"),
+        (["create", "g", "--dead-letter", "%RETRY%g"], "the topic is reserved"),
+        (["update", "g"], "nothing to change"),
         (["reset-offset", "g", "-t", "t"], "one of --to-time"),
         (["reset-offset", "g", "-t", "t", "--to-first", "--to-last"], "one of --to-time"),
         (["reset-offset", "g", "-t", "t", "--to-time", "soon", "-n"], "'soon': must be a time"),
@@ -64,7 +89,6 @@ def test_a_preview_says_that_nothing_was_changed(capsys):
         (["skip", "g", "--json"], "look with --dry-run"),
         (["clone-offset", "g"], "TARGET"),
         (["delete", "g", "--json"], "add --yes"),
-        (["update", "g"], "nothing to change"),
         (["create", "g", "--retry-max-times", "-2"], "--retry-max-times"),
     ],
 )
