@@ -1,6 +1,7 @@
 """`mqmesh topic …`: lists, makes, changes and deletes topics."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -9,14 +10,19 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
+from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
 from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.json_schema import schema_of
+from mqmesh.sdk.admin.searches import MAX_LOOKED, MessageFilter, SearchClient
 from mqmesh.sdk.admin.views.topics import (
     PERMS,
     DeletedTopicView,
+    TopicSchemaView,
     TopicView,
     allocation_views,
+    checked_topic_view,
     route_view,
     topic_stats_view,
     topic_view,
@@ -28,7 +34,7 @@ from mqmesh.user_times import parse_duration
 
 from ..lazy_group import LazyGroup
 from ..notes import print_note, print_warning, warn_of_silent
-from ..options import broker_option, cluster_options, confirm, yes_option
+from ..options import broker_option, cluster_options, confirm, max_option, yes_option
 from ..render import (
     Column,
     Table,
@@ -88,6 +94,15 @@ _STATS: Final = (
     Column("messages", "MESSAGES"),
     Column("first_timestamp", "OLDEST", timestamp, rank=3),
     Column("last_update_timestamp", "LAST UPDATE", timestamp),
+)
+
+
+_MISFITS: Final = (
+    Column("message_id", "MESSAGE"),
+    Column("broker_name", "BROKER", rank=2),
+    Column("queue_id", "QUEUE", rank=1),
+    Column("queue_offset", "OFFSET", rank=1),
+    Column("reason", "WHY NOT"),
 )
 
 
@@ -250,6 +265,11 @@ def create(
 @click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
 @click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
 @_retention
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with a JSON Schema of the bodies, for `topic check`; an empty one removes it.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Hide unread messages, and do not ask.")
 @broker_option
 @cluster_options
@@ -262,6 +282,7 @@ def update(
     order: bool | None,
     retention: str | None,
     retention_messages: int | None,
+    schema: Path | None,
     yes: bool,
     broker: str,
     namesrv: str,
@@ -290,9 +311,11 @@ def update(
         "retention_messages": retention_messages,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    if not changes:
+    if not changes and schema is None:
         raise ConfigError("nothing to change; say --queues, --perm, --order or --retention")
     with AdminClient(namesrv, broker_name=broker) as admin:
+        if schema is not None:
+            admin.put_topic_schema(name, _text_of(schema))
         present = {key: one for key, (one,) in admin.topic_configs(name).items()}
         wanted = {key: msgspec.structs.replace(one, **changes) for key, one in present.items()}
         hidden = _hidden(admin, present, wanted)
@@ -315,6 +338,68 @@ def update(
             "older messages are hidden from readers; this frees no disk: whole segments of the log "
             "go, by file_reserved_time of the broker"
         )
+
+
+@topic.command("schema")
+@click.argument("name")
+@cluster_options
+def show_schema(name: str, namesrv: str) -> int:
+    """Show the schema of a topic's bodies, as `topic update --schema` put it.
+
+    \b
+    Examples:
+      mqmesh topic update orders --schema order.json
+      mqmesh topic schema orders
+    """
+    with AdminClient(namesrv) as admin:
+        text = admin.topic_schema(name)
+    if not text:
+        print_note(f"topic {name} has no schema")
+    print_answer(TopicSchemaView(topic=name, schema=text), *text.splitlines())
+    return ExitCode.OK if text else ExitCode.FAILED
+
+
+@topic.command()
+@click.argument("name")
+@max_option(1_000, "Messages to try: the newest ones.", MAX_LOOKED)
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with a JSON Schema, in place of the topic's own.",
+)
+@broker_option
+@cluster_options
+def check(name: str, most: int, schema: Path | None, broker: str, namesrv: str) -> int:
+    """Try the newest messages of a topic against its schema; exit code 1 if one does not fit.
+
+    Bodies are JSON, or msgpack where their property CONTENT_TYPE says so. At most 8 MiB are read.
+
+    \b
+    Examples:
+      mqmesh topic check orders
+      mqmesh topic check orders --schema new-order.json --max 10000
+    """
+    with SearchClient(namesrv) as client:
+        text = _text_of(schema) if schema else client.topic_schema(name)
+        if not text:
+            raise ConfigError(
+                f"topic {name} has no schema; name one with --schema, or keep one with "
+                "`mqmesh topic update`"
+            )
+        rules = schema_of(text)
+        found = client.search(name, MessageFilter(broker_name=broker), max_looked=most)
+    view = checked_topic_view(name, found, rules)
+    if print_answer(view):
+        Table(_MISFITS, view.misfits).print()
+        print_note(f"{counted(view.looked, 'message')} tried, {len(view.misfits):,} do not fit")
+    return ExitCode.FAILED if view.misfits else ExitCode.OK
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def _hidden(

@@ -33,6 +33,7 @@ from mqmesh.protocol import (
     route,
     schedule,
     snapshots,
+    topic_schema,
     transactions,
 )
 from mqmesh.protocol.command import decode_header
@@ -428,6 +429,10 @@ class RequestCode(enum.IntEnum):
         admin.CreateTopicsRequest, admin.TopicConfigs, topics="configs[].topic")
     GET_TOPIC_CONFIG = _row(21, BROKER, VIEW,
         admin.GetTopicConfigRequest, admin.TopicConfigs, topics="topic")
+    PUT_TOPIC_SCHEMA = _row(1_108, BROKER, ADMIN,
+        topic_schema.PutTopicSchemaRequest, topics="topic")
+    GET_TOPIC_SCHEMA = _row(1_109, BROKER, VIEW_OWN,
+        topic_schema.TopicSchemaRequest, topic_schema.TopicSchema, topics="topic")
     DELETE_TOPIC_IN_BROKER = _row(215, BROKER, ADMIN, route.DeleteTopicRequest, topics="topic")
     """Forgets a topic with its messages and all offsets in it; answered with an empty header once
     that is on disk. Held pulls of it end with TOPIC_NOT_EXIST.

@@ -76,7 +76,7 @@ POLICIES = GroupSettings(
     lost_grace_ms=0,
 )
 STATE = [
-    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000)),
+    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}")),
     TopicRecord("gone"),
     GroupRecord("g", POLICIES),
     GroupRecord("gone"),

@@ -252,6 +252,27 @@ def test_readers_see_the_newest_messages_of_a_topic_only(cluster, names, capsys)
         until(lambda: run(capsys, cluster, "group", "progress", group)["lag"] == 0)
 
 
+def test_messages_are_tried_against_the_schema_of_their_topic(cluster, names, capsys, tmp_path):
+    topic, _ = names
+    file = tmp_path / "order.json"
+    file.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        producer.send(Message(topic, b'{"id": 1}'))
+        wrong = producer.send(Message(topic, b'{"id": "one"}'))
+    run(capsys, cluster, "topic", "update", topic, "--schema", str(file))
+    assert run(capsys, cluster, "topic", "schema", topic)["schema"] == file.read_text()
+    code = main.main(["topic", "check", topic, "--namesrv", cluster.namesrv_addr, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["looked"]) == (1, 2)
+    assert [(one["message_id"], one["reason"]) for one in found["misfits"]] == [
+        (wrong.message_id, "$.id is string, not integer")
+    ]
+    file.write_text("")
+    run(capsys, cluster, "topic", "update", topic, "--schema", str(file))
+    assert main.main(["topic", "check", topic, "--namesrv", cluster.namesrv_addr]) == 2
+    assert "has no schema" in capsys.readouterr().err
+
+
 def test_what_makes_no_sense_is_refused_by_brokers_and_before(cluster, names):
     _, group = names
     with GroupAdmin(cluster.namesrv_addr) as admin:

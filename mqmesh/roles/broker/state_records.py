@@ -48,7 +48,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
-    message made it, its retention; see ``TopicConfig``."""
+    message made it, its retention, its schema; see ``TopicConfig``."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
@@ -57,6 +57,7 @@ class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     is_auto: bool = False
     retention_ms: _Offset = 0
     retention_messages: _Offset = 0
+    schema: str = ""
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):

@@ -54,6 +54,13 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
+from mqmesh.protocol.topic_schema import (
+    MAX_SCHEMA_CHARACTERS,
+    PutTopicSchemaRequest,
+    TopicSchema,
+    TopicSchemaRequest,
+)
+from mqmesh.sdk.admin.json_schema import schema_of
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import (
     DEFAULT_NAMESRV,
@@ -437,6 +444,44 @@ class AdminClient:
             name: UpdateTopicRequest(one, may_hide=hide_messages) for name, one in wanted.items()
         }
         return self._put_topic(masters, requests)
+
+    def topic_schema(self, topic: str) -> str:
+        """Return the document about the bodies of a topic, a JSON Schema; "" if it has none.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        request = TopicSchemaRequest(check_topic(topic))
+        code, carriers = RequestCode.GET_TOPIC_SCHEMA, self.topic_configs(topic)
+        found = self.ask_masters(code, request, TopicSchema, carriers)
+        return next((one.schema for one in found.values() if one.schema), "")
+
+    def put_topic_schema(self, topic: str, schema: str) -> None:
+        """Keeps a document about the bodies of a topic on every master that has it.
+
+        Brokers check no message by it.
+
+        Args:
+            topic: Topic.
+            schema: A JSON Schema of up to 65,536 characters; empty to remove it.
+
+        Raises:
+            InvalidArgument: It is longer, or no JSON Schema that `mqmesh topic check` understands.
+            TopicNotFound: No broker has the topic.
+            BrokerError, TransportError: As for ``put_topic``. Repeating the call is safe.
+        """
+        if len(schema) > MAX_SCHEMA_CHARACTERS:
+            raise InvalidArgument(
+                f"the schema has {len(schema):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed"
+            )
+        if schema:
+            schema_of(schema)
+        header = encode_header(PutTopicSchemaRequest(check_topic(topic), schema))
+        carriers = self.topic_configs(topic)
+        masters = {name: where for name, where in self._masters().items() if name in carriers}
+        code = RequestCode.PUT_TOPIC_SCHEMA
+        self._each(masters, lambda endpoint: self._request(endpoint, code, header), changes=True)
 
     def delete_topic(self, topic: str) -> TopicDeletion:
         """Deletes a topic and its messages from every master, then from the name servers.

@@ -118,6 +118,8 @@ class AdminClient:
     create_topic = awaited(BlockingAdminClient.create_topic)
     create_topics = awaited(BlockingAdminClient.create_topics)
     put_topic = awaited(BlockingAdminClient.put_topic)
+    topic_schema = awaited(BlockingAdminClient.topic_schema)
+    put_topic_schema = awaited(BlockingAdminClient.put_topic_schema)
     delete_topic = awaited(BlockingAdminClient.delete_topic)
     create_snapshot = awaited(BlockingAdminClient.create_snapshot)
 

@@ -29,6 +29,9 @@ from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.roles.broker.stats import Before
 from mqmesh.units import TimestampMs
 
+MAX_SCHEMAS: Final = 1_000
+"""Topics with a schema: all of them are written once more with each snapshot of the state."""
+
 _READ: Final = Perm.READ.value
 _WRITE: Final = Perm.WRITE.value
 
@@ -43,6 +46,7 @@ class Topic(msgspec.Struct):
         readable_queues: Ids below this may be pulled from; 0 without permission.
         last_update: Store time of the last message of a queue, where known.
         first: Offset and store time of the first one, likewise.
+        schema: Document about its bodies; "" for none.
         retains: It has a retention of its own; see ``topic_retention``.
         shown: First offset of a queue that is young enough, and when that was looked at.
         put_messages: Stored since the broker was started.
@@ -59,6 +63,7 @@ class Topic(msgspec.Struct):
     readable_queues: int = 0
     last_update: dict[int, TimestampMs] = {}
     first: dict[int, tuple[int, TimestampMs]] = {}
+    schema: str = ""
     retains: bool = False
     shown: dict[int, tuple[int, int]] = {}
     put_messages: int = 0
@@ -246,6 +251,35 @@ class TopicTable:
         self._check_room(config.topic, self._most)
         return self._put(config, now_ms)
 
+    def put_schema(self, name: str, schema: str) -> bool:
+        """Keeps a document about the bodies of a topic, because an administrator wants it.
+
+        Args:
+            name: Topic.
+            schema: The document; empty to remove it.
+
+        Returns:
+            True when anything changed.
+
+        Raises:
+            TopicNotFound: There is none of that name.
+            NoPermission: The name is reserved.
+            SystemBusy: There are too many schemas.
+        """
+        topic = self.require(name)
+        if is_closed_topic(name):
+            raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
+        if topic.schema == schema:
+            return False
+        if not topic.schema and sum(bool(one.schema) for one in self) >= MAX_SCHEMAS:
+            raise SystemBusy(
+                f"this broker keeps schemas of {MAX_SCHEMAS} topics, no more",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+        topic.schema = schema
+        self.changed[name] = None
+        return True
+
     def set(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
         """Creates or changes a topic as the broker itself likes, system topics included.
 
@@ -339,6 +373,7 @@ class TopicTable:
                     topic.is_auto,
                     config.retention_ms,
                     config.retention_messages,
+                    topic.schema,
                 ),
             ),
         )
@@ -358,7 +393,7 @@ class TopicTable:
                 one.retention_ms,
                 one.retention_messages,
             )
-            topic = self._topics[name] = Topic(config, one.is_auto)
+            topic = self._topics[name] = Topic(config, one.is_auto, schema=one.schema)
             self._auto_count += one.is_auto
             _prepare(topic, config)
         self._next_version(name, self.version.timestamp_ms)

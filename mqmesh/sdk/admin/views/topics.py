@@ -6,11 +6,13 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mqmesh.message import MessageQueue
+from mqmesh.message import PROPERTY_CONTENT_TYPE, MessageQueue, StoredMessage
 from mqmesh.protocol.admin import TopicStats
 from mqmesh.protocol.groups import GroupSummary
 from mqmesh.protocol.route import Perm, TopicConfig, TopicRoute
 from mqmesh.sdk.admin.admin import masters_of
+from mqmesh.sdk.admin.json_schema import JsonSchema
+from mqmesh.sdk.admin.searches import SearchResult
 from mqmesh.sdk.admin.views.fields import view_of
 
 PERMS: Final = {"rw": Perm.READ_WRITE, "r": Perm.READ, "w": Perm.WRITE, "none": Perm.NONE}
@@ -46,6 +48,48 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     brokers: list[TopicBrokerView]
     groups: list[str] | UnsetType = UNSET
+
+
+class TopicSchemaView(msgspec.Struct, frozen=True, kw_only=True):
+    """Schema of a topic's bodies.
+
+    Attributes:
+        topic: Name.
+        schema: A JSON Schema, as text; "" for none.
+    """
+
+    topic: str
+    schema: str
+
+
+class MisfitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that does not fit the schema of its topic.
+
+    Attributes:
+        reason: What is wrong, and where.
+    """
+
+    message_id: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    reason: str
+
+
+class CheckedTopicView(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a topic, tried against a schema.
+
+    Attributes:
+        topic: Name.
+        looked: Messages that were tried.
+        unreadable: Batches that cannot be decoded.
+        misfits: Messages that do not fit, newest first.
+    """
+
+    topic: str
+    looked: int
+    unreadable: int
+    misfits: list[MisfitView]
 
 
 class DeletedTopicView(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +178,32 @@ class TopicStatsView(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     messages: int
     queues: list[QueueStatsView]
+
+
+def checked_topic_view(topic: str, found: SearchResult, schema: JsonSchema) -> CheckedTopicView:
+    """Makes the view of messages that were tried against a schema."""
+    misfits = []
+    for message in found.messages:
+        reason = _misfit(message, schema)
+        if reason:
+            misfits.append(view_of(MisfitView, message, reason=reason))
+    return CheckedTopicView(
+        topic=topic, looked=len(found.messages), unreadable=found.unreadable, misfits=misfits
+    )
+
+
+def _misfit(message: StoredMessage, schema: JsonSchema) -> str:
+    named = message.property(PROPERTY_CONTENT_TYPE, "application/json")
+    try:
+        if named == "application/msgpack":
+            value = msgspec.msgpack.decode(message.body)
+        elif named == "application/json":
+            value = msgspec.json.decode(message.body)
+        else:
+            return f"the body is {named}, neither JSON nor msgpack"
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return f"the body is no {named}: {error}"
+    return schema.trouble(value)
 
 
 def topic_view(topic: str, configs: Mapping[str, TopicConfig]) -> TopicView:

@@ -20,6 +20,7 @@ from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
+from mqmesh.protocol.topic_schema import PutTopicSchemaRequest, TopicSchema, TopicSchemaRequest
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
@@ -63,6 +64,7 @@ class TopicsFeature(Feature):
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_and_create_topic,
             RequestCode.CREATE_TOPICS: self.create_topics,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.PUT_TOPIC_SCHEMA: self.put_schema,
         }
 
     def follower_commands(self) -> Mapping[RequestCode, Handler]:
@@ -70,6 +72,7 @@ class TopicsFeature(Feature):
         return {
             RequestCode.GET_TOPIC_CONFIG: self.get_topic_config,
             RequestCode.GET_TOPIC_STATS_INFO: self.get_topic_stats,
+            RequestCode.GET_TOPIC_SCHEMA: self.get_schema,
         }
 
     def loaded(self) -> None:
@@ -132,6 +135,18 @@ class TopicsFeature(Feature):
         if query.topic:
             return TopicConfigs([self._topics.require(query.topic).config])
         return TopicConfigs(self._topics.configs())
+
+    def put_schema(self, request: Request, wanted: PutTopicSchemaRequest) -> Reply | None:
+        """Keeps the schema of a topic; answered once that is on disk."""
+        self._commit_point.check_room()
+        if not self._topics.put_schema(wanted.topic, wanted.schema):
+            return EMPTY_REPLY
+        self._core.reply_when_saved(request, EMPTY_REPLY)
+        return None
+
+    def get_schema(self, request: Request, query: TopicSchemaRequest) -> TopicSchema:
+        """Return the schema of a topic."""
+        return TopicSchema(self._topics.require(query.topic).schema)
 
     def delete_topic(self, request: Request, asked: DeleteTopicRequest) -> Reply | None:
         """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""

@@ -250,3 +250,36 @@ def test_many_topics_have_room_together_or_none_is_made():
     create_all(table, [TopicConfig("u"), TopicConfig("v")], 2)
     create_all(table, [], 3)
     assert table.state_keys() == ["t", "u", "v"]
+
+
+def test_a_schema_is_kept_with_its_topic_and_comes_back_with_the_record():
+    table = TopicTable(10_000)
+    table.update(TopicConfig("t", 4, 4), 1)
+    table.changed.clear()
+    assert table.put_schema("t", "{}")
+    assert not table.put_schema("t", "{}")
+    assert list(table.changed) == ["t"]
+    copy = TopicTable(10)
+    for record in table.records_of("t"):
+        copy.apply(record)
+    assert copy.require("t").schema == "{}"
+    table.update(TopicConfig("t", 8, 8), 1)
+    assert table.require("t").schema == "{}", "other settings leave it alone"
+    with pytest.raises(TopicNotFound):
+        table.put_schema("unknown", "{}")
+    table.set(TopicConfig("%RETRY%g", 1, 1), 1)
+    with pytest.raises(NoPermission):
+        table.put_schema("%RETRY%g", "{}")
+
+
+def test_there_is_an_end_of_schemas():
+    table = TopicTable(10_000)
+    for number in range(topics.MAX_SCHEMAS + 1):
+        table.set(TopicConfig(f"t{number}", 1, 1), 1)
+    for number in range(topics.MAX_SCHEMAS):
+        table.put_schema(f"t{number}", "{}")
+    with pytest.raises(SystemBusy, match="schemas of 1000 topics"):
+        table.put_schema(f"t{topics.MAX_SCHEMAS}", "{}")
+    table.put_schema("t0", '{"type": "object"}')
+    table.put_schema("t0", "")
+    table.put_schema(f"t{topics.MAX_SCHEMAS}", "{}")
