@@ -33,6 +33,7 @@ class MemoryEviction:
         now_ms: Monotonic clock.
 
     Attributes:
+        look_ms: ``tick`` does nothing before.
         incoming: Bytes that waited in ZeroMQ to be read here, at the last look.
     """
 
@@ -52,7 +53,7 @@ class MemoryEviction:
         self._started_ms = now_ms
         self._connected_ms: dict[int, int] = {}
         self._memory = MemoryWatch()
-        self._look_ms = 0
+        self.look_ms = 0
         self._trim_ms = 0
         self._trims_wanted = 0
         self.incoming = 0
@@ -74,9 +75,9 @@ class MemoryEviction:
         Returns:
             Connections that have to end.
         """
-        if now_ms < self._look_ms:
+        if now_ms < self.look_ms:
             return []
-        self._look_ms = now_ms + LOOK_MS
+        self.look_ms = now_ms + LOOK_MS
         found: list[PeerLoad] = []
         growth = self._memory.growth
         if growth >= self._limits.max_total_pending_bytes // STEPS:

@@ -57,6 +57,7 @@ TICK_MS: Final = 250
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _IN: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
+_NS_PER_MS: Final = 1_000_000
 
 _PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
 
@@ -211,24 +212,23 @@ class CommandServer(RequestServing):
 
     def _on_readable(self) -> None:
         socket = self._socket
-        now_ms = self._loop.clock.monotonic_ms
-        self.readable_ms = now_ms()
+        now_ns = self._loop.clock.monotonic_ns  # the interpreter's own function, a call less
+        self.readable_ms = now_ns() // _NS_PER_MS
         self.drained_ms = None
-        heavy = self._relief.tick(self.readable_ms)
-        if heavy:
-            self._end_all(heavy)
+        if self.readable_ms >= self._relief.look_ms:
+            self._end_all(self._relief.tick(self.readable_ms))
         for number in range(FRAMES_PER_TICK):
             # One frame is the usual case of a quiet server, and asking costs half as much as
             # trying in vain.
             if number == 1 and not int(socket.get(_EVENTS)) & _IN:
-                self.drained_ms = now_ms()
+                self.drained_ms = now_ns() // _NS_PER_MS
                 return
-            if number and now_ms() - self.readable_ms >= TURN_MS:
+            if number and now_ns() // _NS_PER_MS - self.readable_ms >= TURN_MS:
                 return
             try:
                 peer = socket.recv(_NOBLOCK)
             except zmq.Again:
-                self.drained_ms = now_ms()
+                self.drained_ms = now_ns() // _NS_PER_MS
                 return
             # Not copied: bodies are large, and the frame says which connection it came by.
             frame = socket.recv(_NOBLOCK, copy=False)
