@@ -309,7 +309,7 @@ def test_idle_servers_and_clients_need_no_timer(wire, short_tmp_path, kind):
     address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
     _, where = wire.server({ECHO: echo}, None, address)
     client = wire.client(where)
-    wire.ask(client, ECHO, timeout_ms=20)
+    wire.ask(client, ECHO, timeout_ms=1_000)
     # The server looks for a moment whether the client lives on.
     wire.until(lambda: wire.loop._timers == [])
 
