@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "topic": ("admin.topic", "topic"),
     "send": ("messages.send", "send"),
     "consume": ("messages.consume", "consume"),
+    "receive": ("messages.receive", "receive"),
     "query": ("messages.query", "query"),
     "replay": ("messages.replay", "replay"),
     "trace": ("messages.trace", "trace"),

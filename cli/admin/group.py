@@ -10,6 +10,7 @@ from rich.text import Text
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.message import check_consumer_group, retry_topic
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
 from mqmesh.protocol.membership import MessageModel, Subscription
 from mqmesh.protocol.policies import FOREVER_MS, KEEP
@@ -21,9 +22,11 @@ from mqmesh.sdk.admin.views.groups import (
     DeletedGroupView,
     GroupBrokerView,
     GroupSettingsView,
+    ReleasedLeasesView,
     consumers_view,
     group_settings_view,
     group_views,
+    lease_views,
     producers_view,
     progress_view,
 )
@@ -94,6 +97,31 @@ _PROGRESS: Final = (
     Column("in_flight", "IN FLIGHT", rank=4),
     Column("", "WAITING", value=lambda one: duration(one.lag_ms) if one.lag else "-", rank=1),
     Column("client_id", "MEMBER"),
+)
+_WINDOWS: Final = (
+    Column("topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("consumer_offset", "DONE TO", lambda offset: "-" if offset < 0 else offset, rank=3),
+    Column("max_queue_offset", "END", rank=2),
+    Column("lag", "LAG"),
+    Column("ready", "READY", lambda count: "-" if count is None else count),
+    Column("in_flight", "IN FLIGHT"),
+    Column("waiting", "WAITING", lambda count: "-" if count is None else count),
+    Column("redelivered", "REDELIVERED", lambda count: "-" if count is None else count, rank=4),
+    Column("oldest_held_ms", "HELD", lambda ms: duration(ms) if ms else "-", rank=1),
+)
+_LEASES: Final = (
+    Column("topic", "TOPIC"),
+    Column("broker_name", "BROKER"),
+    Column("queue_id", "QUEUE"),
+    Column("first", "FIRST"),
+    Column("count", "MESSAGES"),
+    Column("attempt", "ATTEMPT"),
+    Column("state", "STATE"),
+    Column("member", "MEMBER", lambda member: member or "-"),
+    Column("held_ms", "HELD", lambda ms: duration(ms) if ms else "-", rank=1),
+    Column("left_ms", "LEFT", lambda ms: duration(ms) if ms else "-", rank=2),
 )
 _PRODUCERS: Final = (
     Column("client_id", "MEMBER"),
@@ -173,6 +201,43 @@ def show_group(name: str, namesrv: str) -> None:
     )
 
 
+def _duration(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else parse_duration(text, option.opts[0])
+
+
+def _delivery_settings(function: _F) -> _F:
+    """Adds the options of groups that acknowledge each message, as ``_settings`` does."""
+    for option in (
+        click.option(
+            "--lost-grace",
+            "lost_grace_ms",
+            callback=_duration,
+            metavar="DURATION",
+            help="So long a member whose connection broke keeps its messages. [default: 10s]",
+        ),
+        click.option(
+            "--max-unsettled",
+            type=click.IntRange(1, 1_000_000),
+            help="Messages of a queue that members may hold. [default: 10000]",
+        ),
+        click.option(
+            "--invisible",
+            "invisible_ms",
+            callback=_duration,
+            metavar="DURATION",
+            help="So long nobody else gets a message that was received. [default: 60s]",
+        ),
+        click.option(
+            "--delivery",
+            type=click.Choice([mode.value for mode in DeliveryMode]),
+            help="Members share queues, or acknowledge each message (SimpleConsumer). "
+            "[default: queue]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def _settings(function: _F) -> _F:
     """Adds the options that settings have: the command gets them as keywords, None where absent."""
     for option in (
@@ -226,6 +291,7 @@ def _settings(function: _F) -> _F:
 @group.command()
 @click.argument("name")
 @_settings
+@_delivery_settings
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @cluster_options
 def create(name: str, if_missing: bool, namesrv: str, **settings: Any) -> None:
@@ -239,6 +305,7 @@ def create(name: str, if_missing: bool, namesrv: str, **settings: Any) -> None:
       mqmesh group create billing
       mqmesh group create billing --retry-max-times 5 --if-missing
       mqmesh group create billing --retry-delays '10s 30s 1m 5m' --dead-letter drop
+      mqmesh group create billing --delivery message --invisible 60s --max-unsettled 10000
     """
     check_consumer_group(name)
     config = GroupConfig(name, **_changes(settings))
@@ -250,6 +317,7 @@ def create(name: str, if_missing: bool, namesrv: str, **settings: Any) -> None:
 @group.command()
 @click.argument("name")
 @_settings
+@_delivery_settings
 @cluster_options
 def update(name: str, namesrv: str, **settings: Any) -> None:
     """Change the settings of a group on every broker; what is not said stays.
@@ -324,6 +392,46 @@ def resume(name: str, topic: str, namesrv: str) -> None:
 
 @group.command()
 @click.argument("name")
+@click.option("-t", "--topic", default="", help="Only messages of this topic. [default: all]")
+@cluster_options
+def leases(name: str, topic: str, namesrv: str) -> None:
+    """Show who holds messages of a group that acknowledges each, since when, and which attempt.
+
+    FIRST is the queue offset of the first message, MESSAGES how many there are; HELD is the time
+    since they were handed out, LEFT what is left of the lease, or of the wait.
+
+    \b
+    Examples:
+      mqmesh group leases billing
+      mqmesh group leases billing --topic orders --json
+    """
+    with GroupAdmin(namesrv) as admin:
+        print_records(_LEASES, lease_views(admin.leases(name, topic)))
+
+
+@group.command()
+@click.argument("name")
+@click.option("-m", "--member", required=True, help="Client id, as `mqmesh group leases` shows it.")
+@cluster_options
+def release(name: str, member: str, namesrv: str) -> None:
+    """Take from a member what it holds: others get it at once.
+
+    The member may be working on it still: then it is worked on twice.
+
+    \b
+    Examples:
+      mqmesh group release billing --member 10.0.0.7@4711@7f3a
+    """
+    with GroupAdmin(namesrv) as admin:
+        count = admin.release_leases(name, member)
+    print_answer(
+        ReleasedLeasesView(group=name, member=member, messages=count),
+        f"{counted(count, 'message')} of {name} released from {member}",
+    )
+
+
+@group.command()
+@click.argument("name")
 @click.option("--with-topics", is_flag=True, help="Its retry and dead letter topics, too.")
 @yes_option
 @cluster_options
@@ -360,7 +468,8 @@ def progress(name: str, topic: str, namesrv: str) -> None:
     is the age of the oldest message that is not done. What failed and waits for its
     retry is lag, in no queue; what is delayed or half a transaction is none. Members of a group
     that broadcasts keep their offsets by themselves: how far they are `mqmesh group running` asks
-    them.
+    them. Of a group that acknowledges each message READY was never handed out, IN FLIGHT is with
+    members, WAITING comes again, and HELD is the age of the oldest hand-out.
 
     \b
     Examples:
@@ -373,9 +482,10 @@ def progress(name: str, topic: str, namesrv: str) -> None:
     if found.lag is not None:
         waiting = f", the oldest waiting for {duration(found.lag_ms or 0)}" if found.lag else ""
         lag = f"lag {counted(found.lag, 'message')}{waiting}; {found.in_flight:,} in flight"
+    is_window = any(one.ready is not None for one in found.queues)
     is_for_people = print_answer(
         found,
-        Table(_PROGRESS, found.queues),
+        Table(_WINDOWS if is_window else _PROGRESS, found.queues),
         f"{lag}; {rate(found.consume_tps)} messages/s; {rate(found.failed_per_s)} failures/s; "
         f"{found.retrying:,} failed and come again; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}",
@@ -472,6 +582,11 @@ def _policies(one: GroupBrokerView) -> str:
         said.append(f"retry delays {one.retry_delays}")
     if one.dead_letter != KEEP:
         said.append(f"dead letters: {one.dead_letter}")
+    if one.delivery != DeliveryMode.QUEUE:
+        said.append(
+            f"acknowledges each message, {duration(one.invisible_ms)} a lease, up to "
+            f"{one.max_unsettled:,} unsettled a queue"
+        )
     if one.max_messages_per_s:
         said.append(f"at most {one.max_messages_per_s:,} messages/s")
     if one.paused_until:

@@ -346,6 +346,24 @@ class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     after_queue_id: QueueId = 0
 
 
+class WindowProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Progress of a group that acknowledges each message, in one queue.
+
+    Attributes:
+        ready: Messages that were never handed out.
+        in_flight: Messages that members hold.
+        waiting: Messages that failed, or whose lease ended: they come again.
+        redelivered: Messages of these two that were handed out more than once.
+        oldest_held_ms: So long ago the oldest of those was handed out that members hold.
+    """
+
+    ready: int
+    in_flight: int = 0
+    waiting: int = 0
+    redelivered: int = 0
+    oldest_held_ms: int = 0
+
+
 class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Progress of a group in a queue.
 
@@ -358,6 +376,7 @@ class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         pull_offset: Behind the last one handed out since the broker was started, -1 for none.
         oldest_timestamp: Store time of the message at ``consumer_offset``, 0 if none waits.
         client_id: Member that has the queue, as far as the broker knows; empty for none.
+        window: Of a group that acknowledges each message; None for others.
     """
 
     topic: str
@@ -368,6 +387,7 @@ class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pull_offset: int = -1
     oldest_timestamp: int = 0
     client_id: str = ""
+    window: WindowProgress | None = None
 
 
 class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

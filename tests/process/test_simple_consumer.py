@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 import time
 from collections import Counter
 
 import pytest
+from harness.commands import run_command
 from harness.patience import until
 
 from mqmesh import aio
@@ -171,6 +173,41 @@ def test_coroutines_receive_and_acknowledge(cluster, topic):
             return numbers_of(found), again.delivery_attempt, await consumer.receive(wait_ms=100)
 
     assert asyncio.run(work()) == (list(range(100)), 2, [])
+
+
+def test_the_command_line_receives_and_shows_who_holds_what(cluster, topic):
+    def run(*words):
+        done = run_command(*words, "--json", "--namesrv", cluster.namesrv_addr)
+        return [json.loads(line) for line in done.out], done.code
+
+    (created,), _ = run(
+        "group", "create", topic, "--delivery", "message", "--invisible", "90s",
+        "--max-unsettled", "500", "--lost-grace", "5s",
+    )  # fmt: skip
+    (broker,) = created["brokers"]
+    names = ("delivery", "invisible_ms", "max_unsettled", "lost_grace_ms")
+    assert [broker[name] for name in names] == ["message", 90_000, 500, 5_000]
+    looked, code = run("receive", topic, "--group", topic, "--max", "3")
+    assert (len(looked), code) == (3, 0)
+    acked, _ = run("receive", topic, "--group", topic, "--max", "100", "--ack", "--timeout", "1")
+    assert {one["delivery_attempt"] for one in acked} == {1}
+    assert len({one["body"] for one in acked}) == 100
+    assert run("receive", topic, "--group", topic, "--timeout", "0.2") == ([], 1)
+    send(cluster, topic, range(10))
+    with consumer_of(cluster, topic, topic) as consumer:
+        receive_until(consumer, 4)
+        leases, _ = run("group", "leases", topic)
+        held = leases[0] if isinstance(leases[0], list) else leases
+        assert {one["member"] for one in held} == {consumer.client_id}
+        assert {one["state"] for one in held} == {"leased"}
+        (progress,), _ = run("group", "progress", topic, "--topic", topic)
+        assert progress["lag"] == 10
+        assert sum(one["ready"] + one["in_flight"] for one in progress["queues"]) == 10
+        assert sum(one["in_flight"] for one in progress["queues"]) >= 4
+        (released,), _ = run("group", "release", topic, "--member", consumer.client_id)
+        assert released["messages"] == sum(one["count"] for one in held)
+        (progress,), _ = run("group", "progress", topic, "--topic", topic)
+        assert sum(one["in_flight"] for one in progress["queues"]) == 0
 
 
 def test_more_members_than_queues_all_work(cluster, topic):

@@ -328,6 +328,7 @@ class BrokerFeatures:
             state.committed,
             state.by_group,
             state.schedule.retries,
+            state.windows,
         )
         self.group_progress = GroupProgressFeature(core, state.topics, state.groups, progress)
         self.connections = ConnectionsFeature(core, state.groups)

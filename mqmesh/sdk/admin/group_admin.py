@@ -16,6 +16,13 @@ from mqmesh.message import (
 )
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import (
+    LeaseInfo,
+    LeaseList,
+    ListLeasesRequest,
+    ReleasedLeases,
+    ReleaseLeasesRequest,
+)
 from mqmesh.protocol.groups import (
     CloneOffsetRequest,
     ConsumerConnection,
@@ -71,11 +78,16 @@ class QueueLag(msgspec.Struct, frozen=True):
     @property
     def lag(self) -> int:
         """Messages that are not done."""
+        window = self.progress.window
+        if window is not None:
+            return window.ready + window.in_flight + window.waiting
         return max(self.progress.max_queue_offset - self._begin, 0) if self.is_known else 0
 
     @property
     def in_flight(self) -> int:
         """Messages of them that were handed out, and are with a consumer."""
+        if self.progress.window is not None:
+            return self.progress.window.in_flight
         return min(max(self.progress.pull_offset - self._begin, 0), self.lag)
 
     @property
@@ -203,6 +215,33 @@ class GroupAdmin(AdminClient):
     """Administration of consumer groups, one request at a time, in the caller's thread."""
 
     # ---- Looking ---------------------------------------------------------------------
+
+    def leases(self, group: str, topic: str = "") -> dict[str, list[LeaseInfo]]:
+        """Return which members of a group hold messages, and what waits to come again, by broker.
+
+        Args:
+            group: Consumer group that acknowledges each message.
+            topic: Only of this topic; empty for all.
+
+        Raises:
+            InvalidArgument: A name is illegal.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        check_consumer_group(group)
+
+        def ask(endpoint: str) -> list[LeaseInfo]:
+            found: list[LeaseInfo] = []
+            while True:
+                request = ListLeasesRequest(group, topic)
+                if found:
+                    last = found[-1]
+                    request = ListLeasesRequest(group, topic, last.topic, last.queue_id, last.first)
+                page = self._ask(endpoint, RequestCode.LIST_LEASES, request, LeaseList)
+                found += page.leases
+                if not page.more or not page.leases:
+                    return found
+
+        return self._each(self._masters(), ask)
 
     def groups(self, group: str = "") -> dict[str, list[GroupSummary]]:
         """Return a group, or all groups, by broker group; a broker that knows none is left out.
@@ -492,6 +531,27 @@ class GroupAdmin(AdminClient):
             InvalidArgument, BrokerError, TransportError: As for ``put_group``.
         """
         return self.pause_group(group, topic, until_ms=0)
+
+    def release_leases(self, group: str, member: str) -> int:
+        """Take from a member what it holds, so that others get it at once.
+
+        Args:
+            group: Consumer group that acknowledges each message.
+            member: Its client id.
+
+        Returns:
+            Number of messages, on all brokers.
+
+        Raises:
+            InvalidArgument: The name of the group is illegal.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        request = ReleaseLeasesRequest(check_consumer_group(group), member)
+        code = RequestCode.RELEASE_LEASES
+        answers = self._each(
+            self._masters(), lambda endpoint: self._ask(endpoint, code, request, ReleasedLeases)
+        )
+        return sum(one.messages for one in answers.values())
 
     def delete_group(self, group: str, *, remove_topics: bool = False) -> list[str]:
         """Forgets a group and its offsets, everywhere.

@@ -181,6 +181,8 @@ class GroupAdmin(AdminClient):
     groups = awaited(BlockingGroupAdmin.groups)
     connections = awaited(BlockingGroupAdmin.connections)
     producer_connections = awaited(BlockingGroupAdmin.producer_connections)
+    leases = awaited(BlockingGroupAdmin.leases)
+    release_leases = awaited(BlockingGroupAdmin.release_leases)
     progress = awaited(BlockingGroupAdmin.progress)
     all_progress = awaited(BlockingGroupAdmin.all_progress)
     topic_consumers = awaited(BlockingGroupAdmin.topic_consumers)

@@ -7,6 +7,7 @@ import msgspec
 
 from mqmesh.message import retry_topic
 from mqmesh.protocol.client_rpc import InFlightMessage, RunningInfo, RunningQueue
+from mqmesh.protocol.delivery import LeaseInfo
 from mqmesh.protocol.groups import (
     ConsumerConnection,
     GroupConfig,
@@ -37,6 +38,10 @@ class GroupBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     paused_until: int
     paused_topics: dict[str, int]
     max_messages_per_s: int
+    delivery: str
+    invisible_ms: int
+    max_unsettled: int
+    lost_grace_ms: int
 
 
 class GroupSettingsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +94,35 @@ class DeletedGroupView(msgspec.Struct, frozen=True, kw_only=True):
     with_topics: bool
 
 
+class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a group that a member holds, or that wait; as ``LeaseInfo``."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    first: int
+    count: int
+    attempt: int
+    state: str
+    member: str
+    held_ms: int
+    left_ms: int
+
+
+class ReleasedLeasesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that were taken from a member.
+
+    Attributes:
+        group: Consumer group.
+        member: Client id.
+        messages: How many, on all brokers.
+    """
+
+    group: str
+    member: str
+    messages: int
+
+
 class QueueProgressView(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a group in one queue; as ``QueueLag`` and its ``QueueProgress``.
 
@@ -98,6 +132,11 @@ class QueueProgressView(msgspec.Struct, frozen=True, kw_only=True):
         lag_ms: Waiting time of the oldest of them.
         in_flight: Those of them that are with members.
         oldest_timestamp: Store time of the next message to be done, ms; 0 for none.
+        ready: Messages that were never handed out; None unless the group acknowledges each, as the
+            next three.
+        waiting: Messages that were handed out and come again.
+        redelivered: Messages at hand, or that wait, that were handed out more than once.
+        oldest_held_ms: So long ago the oldest message at hand was handed out.
     """
 
     topic: str
@@ -112,6 +151,10 @@ class QueueProgressView(msgspec.Struct, frozen=True, kw_only=True):
     oldest_timestamp: int
     in_flight: int | None
     client_id: str
+    ready: int | None
+    waiting: int | None
+    redelivered: int | None
+    oldest_held_ms: int | None
 
 
 class ProgressView(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,11 +344,16 @@ def progress_view(found: GroupProgress) -> ProgressView:
 
 
 def _queue_progress(one: QueueLag, group: str) -> QueueProgressView:
+    window = one.progress.window
     return view_of(
         QueueProgressView,
         one.progress,
         is_retry=one.progress.topic == retry_topic(group),
         broker_name=one.broker_name,
+        ready=None if window is None else window.ready,
+        waiting=None if window is None else window.waiting,
+        redelivered=None if window is None else window.redelivered,
+        oldest_held_ms=None if window is None else window.oldest_held_ms,
         **_lag(one, is_known=one.is_known),
     )
 
@@ -321,6 +369,14 @@ def _failures(one: GroupFailures) -> dict[str, Any]:
         "recent_failures": one.failed,
         "failed_per_s": one.failed_per_s,
     }
+
+
+def lease_views(found: Mapping[str, Iterable[LeaseInfo]]) -> list[LeaseView]:
+    """Makes the views of what members of a group hold, by topic, broker and queue."""
+    views = [
+        view_of(LeaseView, one, broker_name=name) for name, some in found.items() for one in some
+    ]
+    return sorted(views, key=lambda one: (one.topic, one.broker_name, one.queue_id, one.first))
 
 
 def consumers_view(group: str, members: Iterable[ConsumerConnection]) -> ConsumersView:

@@ -334,6 +334,27 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     track: TrackView | UnsetType | None = UNSET
 
 
+class ReceivedMessageView(MessageView, frozen=True, kw_only=True):
+    """A message that a simple consumer received.
+
+    Attributes:
+        delivery_attempt: How often it was delivered to the group, this time included.
+        receipt: Name of the delivery.
+    """
+
+    delivery_attempt: int
+    receipt: str
+
+
+def received_view(message: StoredMessage) -> ReceivedMessageView:
+    """Makes the view of a message that a simple consumer received."""
+    return ReceivedMessageView(
+        **msgspec.structs.asdict(message_view(message)),
+        delivery_attempt=message.delivery_attempt,
+        receipt=message.receipt,
+    )
+
+
 def message_view(message: StoredMessage) -> MessageView:
     """Makes the view of a message."""
     return view_of(MessageView, message, **_of_message(message))

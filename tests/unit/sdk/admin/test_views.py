@@ -232,6 +232,10 @@ SETTINGS = {
     "paused_until": 0,
     "paused_topics": {},
     "max_messages_per_s": 0,
+    "delivery": "queue",
+    "invisible_ms": 60_000,
+    "max_unsettled": 10_000,
+    "lost_grace_ms": 10_000,
 }
 TWO_FAIL = GroupFailures(3, 2, 0.5)
 

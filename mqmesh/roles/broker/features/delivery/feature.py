@@ -64,6 +64,7 @@ from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import pull_filter
+from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import StoredListener
 from mqmesh.roles.dispatch import Handler
@@ -386,6 +387,8 @@ class DeliveryFeature(Feature):
                     break
                 key = (wanted.group, topic, queue_id)
                 window = self._windows.find(key) or self._begin(key, wanted, is_retry)
+                if known is not None and known.retains:
+                    window.pass_over(self._bounds(topic, queue_id)[0])
                 taking.take(key, window, is_retry)
             if known is not None:
                 known.get_messages += taking.counted
@@ -408,13 +411,16 @@ class DeliveryFeature(Feature):
     def _begin(self, key: WindowKey, wanted: ReceiveRequest, is_retry: bool) -> DeliveryWindow:
         """Make the window of a group that receives from a queue for the first time."""
         group, topic, queue_id = key
-        low, high = self._store.queue_bounds(topic, queue_id)
+        low, high = self._bounds(topic, queue_id)
         start: int = self._offsets.query(group, topic, queue_id)
         if start < 0:
             known = self._groups.group(group).members[wanted.member]
             is_last = known.consume_from_where == ConsumeFromWhere.LAST_OFFSET
             start = high if is_last and not is_retry else low
         return self._windows.begin(key, min(max(start, low), high))
+
+    def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        return shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
 
     def _answer_nothing(self, held: HeldReceive) -> None:
         """Answer a receive that waited in vain, and say so if its group may hold no more."""

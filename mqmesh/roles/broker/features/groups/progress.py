@@ -16,11 +16,14 @@ from mqmesh.protocol.groups import (
     QueueProgress,
     TopicConsumersRequest,
     TopicProgress,
+    WindowProgress,
     check_client_group,
 )
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.window import RunState
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.connections import connections_of, failures_of
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
@@ -52,6 +55,7 @@ class ProgressReader:
         offsets: CommittedOffsets,
         by_group: GroupPulls,
         retries: RetryBoard,
+        windows: DeliveryWindows,
     ) -> None:
         self._clock = core.clock
         self._store = core.store
@@ -61,6 +65,7 @@ class ProgressReader:
         self._offsets = offsets
         self._pulls = by_group
         self._retries = retries
+        self._windows = windows
 
     def queue_count(self, name: str) -> int:
         """Return the number of queues that a group has offsets in."""
@@ -115,8 +120,38 @@ class ProgressReader:
         lag = 0
         for queue_id in range(known.queue_count):
             low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
-            lag += max(high - max(self._offsets.query(name, topic, queue_id), low), 0)
+            window = self._windows.find((name, topic, queue_id))
+            if window is not None:
+                lag += window.unsettled + max(high - max(window.next_offset, low), 0)
+            else:
+                lag += max(high - max(self._offsets.query(name, topic, queue_id), low), 0)
         return lag
+
+    def of_window(
+        self, name: str, topic: str, queue_id: int, bounds: tuple[int, int]
+    ) -> WindowProgress | None:
+        """Return how far a group is that acknowledges each message; None for others.
+
+        Args:
+            name: Consumer group.
+            topic: Physical topic.
+            queue_id: Message queue.
+            bounds: Where the queue begins for readers, and where it ends.
+        """
+        window = self._windows.find((name, topic, queue_id))
+        if window is None:
+            return None
+        low, high = bounds
+        now_ms = self._clock.monotonic_ms()
+        held = [run for run in window.runs if run.state is RunState.LEASED]
+        in_flight = sum(run.count for run in held)
+        return WindowProgress(
+            max(high - max(window.next_offset, low), 0),
+            in_flight,
+            window.unsettled - in_flight,
+            sum(run.count for run in window.runs if run.attempt > 1),
+            max((now_ms - run.since_ms for run in held), default=0),
+        )
 
     def of_queue(self, name: str, topic: str, queue_id: int) -> QueueProgress:
         """Return how far a group is in a queue."""
@@ -131,7 +166,17 @@ class ProgressReader:
         claim = self._groups.claims.find(name, topic, queue_id)
         members = group.members if (group := self._groups.find(name)) is not None else {}
         owner = claim.client_id if claim is not None and claim.client_id in members else ""
-        return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
+        return QueueProgress(
+            topic,
+            queue_id,
+            low,
+            high,
+            done,
+            pulled,
+            oldest_ms,
+            owner,
+            self.of_window(name, topic, queue_id, (low, high)),
+        )
 
     def of_topic(self, name: str, topic: str) -> TopicProgress:
         """Return how far a group is in a topic."""
@@ -155,6 +200,10 @@ class ProgressReader:
                 continue
             pulled = self._pulls.pull_offset(name, topic, queue_id) if running else -1
             flying = min(max(pulled - begin, 0), behind)
+            window = self.of_window(name, topic, queue_id, (low, high))
+            if window is not None:
+                flying = window.in_flight
+                behind = window.ready + flying + window.waiting
             lag += behind
             in_flight += flying
             oldest.append(store_time(self._store, topic, queue_id, begin))

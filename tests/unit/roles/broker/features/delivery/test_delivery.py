@@ -30,10 +30,15 @@ from mqmesh.protocol.delivery import (
     SettleResponse,
 )
 from mqmesh.protocol.groups import (
+    ConsumeStats,
+    ConsumeStatsRequest,
     DeleteGroupRequest,
+    GetGroupsRequest,
     GroupConfig,
+    GroupSummaries,
     ResetOffsetRequest,
     UpdateGroupRequest,
+    WindowProgress,
 )
 from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
@@ -515,6 +520,31 @@ def test_offsets_of_a_group_that_acknowledges_cannot_be_committed(scene):
 def test_the_mode_of_a_group_with_members_stays(scene):
     with pytest.raises(InvalidArgument, match=r"has delivery = message, and 2 members"):
         scene.configure(delivery="queue")
+
+
+def test_messages_that_a_topic_does_not_show_any_more_are_passed_over(scene):
+    scene.send(5)
+    scene.receive(1)
+    scene.stage.features.state.topics.set(TopicConfig("t", 1, 1, retention_messages=2), 0)
+    scene.send(5)
+    (lease,), bodies = scene.receive()
+    assert (bodies, lease.first) == ([b"3", b"4"], 8)
+    assert scene.committed == 8
+
+
+def test_progress_of_a_group_is_what_is_ready_held_and_waiting(scene):
+    scene.send(10)
+    (lease,), _ = scene.receive(4)
+    scene.settle(lease, bits=0b0010)
+    scene.settle(lease, SettleAction.NACK, bits=0b0001, delay_ms=9_000)
+    scene.later(1_000)
+    stats = scene.stage.ask(RequestCode.GET_CONSUME_STATS, ConsumeStatsRequest("g"), ConsumeStats)
+    (queue,) = [one for one in stats.queues if one.topic == "t"]
+    assert queue.window == WindowProgress(6, 2, 1, 0, 1_000)
+    summary = scene.stage.ask(
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GetGroupsRequest("g"), GroupSummaries
+    )
+    assert summary.groups[0].lag == 9
 
 
 def test_a_paused_group_gets_nothing_until_the_pause_is_over(scene):
