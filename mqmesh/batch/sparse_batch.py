@@ -6,6 +6,7 @@ checksums are made anew, by the broker that cut it; the stored ones travel in me
 """
 
 import struct
+from collections.abc import Sequence
 from itertools import compress
 from typing import Final
 
@@ -43,7 +44,24 @@ def cut_batch(
     Raises:
         CorruptBatch: The payload is no array of messages.
     """
-    kept = list(compress(split_payload(payload), selected))
+    return cut_messages(header, meta, split_payload(payload), selected)
+
+
+def cut_messages(
+    header: BatchHeader, meta: BatchMeta, messages: Sequence[msgspec.Raw], selected: bytes
+) -> tuple[bytes, ...]:
+    """Makes a batch of some messages of a stored one, whose payload was split before.
+
+    Args:
+        header: Of the whole batch.
+        meta: Of the whole batch.
+        messages: All of the batch, from ``split_payload``.
+        selected: As for ``cut_batch``.
+
+    Returns:
+        The cut batch in pieces. Layout: record batch, sparse.
+    """
+    kept = list(compress(messages, selected))
     ordinals = struct.pack(f"<{len(kept)}H", *compress(range(len(selected)), selected))
     data = join_messages(kept)
     stored, codec = compress_payload(data) if header.codec else (data, header.codec)

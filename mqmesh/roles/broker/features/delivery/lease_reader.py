@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.payload import split_payload
 from mqmesh.batch.record_batch import (
     Attributes,
     BatchHeader,
@@ -13,7 +14,7 @@ from mqmesh.batch.record_batch import (
     read_payload,
     read_sparse_meta,
 )
-from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.batch.sparse_batch import cut_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.roles.broker.delivery_state.window import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
@@ -63,8 +64,8 @@ class LeaseReader:
     def __init__(self, store: MessageStore, metas: MetaCache) -> None:
         self._store = store
         self._metas = metas
-        # One that is cut is cut again by the next receive: the last payload stays open.
-        self._opened: tuple[int, memoryview | bytes] = (-1, b"")
+        # One that is cut is cut again by the next receive: the last one stays split.
+        self._split: tuple[int, list[msgspec.Raw]] = (-1, [])
 
     def read_new(
         self,
@@ -221,14 +222,15 @@ class LeaseReader:
         if mask.bit_count() == header.message_count:
             return (batch,)
         try:
-            at, payload = self._opened
+            at, messages = self._split
             if at != header.commitlog_offset:
                 check_batch(batch)
-                payload = bytes(read_payload(batch, header))
-                self._opened = (header.commitlog_offset, payload)
+                # A copy, since what is kept must not keep a map of the log.
+                messages = split_payload(bytes(read_payload(batch, header)))
+                self._split = (header.commitlog_offset, messages)
             meta = self._metas.read(batch, header)
-            return cut_batch(
-                header, meta, payload, _bytes_of(first - header.base_queue_offset, mask)
+            return cut_messages(
+                header, meta, messages, _bytes_of(first - header.base_queue_offset, mask)
             )
         except CorruptBatch:
             # Nothing is left out in silence: the member cannot read it either, and says so.
