@@ -67,9 +67,9 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
-        NO_PERMISSION: The topic is not readable, the group may not consume, or is in another
-            delivery mode.
-        MESSAGE_ILLEGAL: An expression that cannot be parsed, or another one than the group's.
+        NO_PERMISSION: The topic is not readable, or the group may not consume.
+        MESSAGE_ILLEGAL: An expression that cannot be parsed, or another one than the group's; or
+            the group is in another delivery mode.
         STALE_GENERATION: No member here.
         SYSTEM_BUSY: All that the group may hold is held (``max_unsettled``), the broker has too
             many leases, or ``max_held_pulls`` is reached.
@@ -160,7 +160,7 @@ class SettleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
-        NO_PERMISSION: The group is in another delivery mode.
+        MESSAGE_ILLEGAL: The group is in another delivery mode.
         DISK_FULL, SYSTEM_ERROR: Not in the log; repeat it.
     """
 

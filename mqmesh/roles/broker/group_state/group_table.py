@@ -107,13 +107,19 @@ class GroupTable:
         Raises:
             NoPermission: Others of the group share them in another way.
         """
+        if sentence := self.other_delivery(group, delivery):
+            raise NoPermission(sentence)
+
+    def other_delivery(self, group: str, delivery: str) -> str:
+        """Return why a member does not share messages as its group does; empty if it does."""
         config = self._groups.get(group)
         wanted: str = DeliveryMode.QUEUE if config is None else config.delivery
-        if delivery != wanted and not only_looks(group):
-            raise NoPermission(
-                f"consumer group {group!r} has delivery = {wanted}, this member {delivery}: "
-                f"{_TAKES[wanted]}, or change the group while it has no members"
-            )
+        if delivery == wanted or only_looks(group):
+            return ""
+        return (
+            f"consumer group {group!r} has delivery = {wanted}, this member {delivery}: "
+            f"{_TAKES[wanted]}, or change the group while it has no members"
+        )
 
     def check_consumes(self, group: str) -> None:
         """Check that members of a group may get messages.

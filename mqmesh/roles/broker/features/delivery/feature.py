@@ -667,7 +667,9 @@ class DeliveryFeature(Feature):
         config = self._group_table.get(group)
         if config is None:
             raise GroupNotFound(f"no consumer group {group!r}; its members have not joined yet")
-        self._group_table.check_delivery(group, DeliveryMode.MESSAGE)
+        # The heartbeat says it as a matter of rights; here it is one of the request.
+        if sentence := self._group_table.other_delivery(group, DeliveryMode.MESSAGE):
+            raise InvalidArgument(sentence)
         self._group_table.check_consumes(group)
 
     def _meet(self, peer: Peer, group: str, member: str) -> None:

@@ -507,7 +507,7 @@ def test_a_member_of_the_other_mode_is_refused(scene):
     with pytest.raises(NoPermission, match="take PushConsumer"):
         scene.join("d", group="other")
     wanted = ReceiveRequest("other", "t", "c")
-    with pytest.raises(NoPermission, match="delivery = queue"):
+    with pytest.raises(InvalidArgument, match="delivery = queue"):
         scene.stage.ask(RequestCode.RECEIVE_MESSAGE, wanted)
 
 
