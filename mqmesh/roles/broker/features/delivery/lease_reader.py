@@ -24,6 +24,11 @@ from mqmesh.units import KIB, MIB
 
 _SPARSE: Final = int(Attributes.SPARSE)
 
+MAX_SPLIT: Final = 64
+"""Batches that stay split, the last ones that were cut."""
+MAX_SPLIT_BYTES: Final = 1 * MIB
+"""Larger ones are split each time."""
+
 Piece = bytes | memoryview
 
 
@@ -64,8 +69,8 @@ class LeaseReader:
     def __init__(self, store: MessageStore, metas: MetaCache) -> None:
         self._store = store
         self._metas = metas
-        # One that is cut is cut again by the next receive: the last one stays split.
-        self._split: tuple[int, list[msgspec.Raw]] = (-1, [])
+        # One that is cut is cut again by the next receive: the last ones stay split.
+        self._split: dict[int, list[msgspec.Raw]] = {}
 
     def read_new(
         self,
@@ -215,6 +220,11 @@ class LeaseReader:
         read.end = found.next_queue_offset
         return read
 
+    def _keep(self, commitlog_offset: int, messages: list[msgspec.Raw]) -> None:
+        if len(self._split) >= MAX_SPLIT:
+            del self._split[next(iter(self._split))]
+        self._split[commitlog_offset] = messages
+
     def _pieces(
         self, header: BatchHeader, batch: memoryview, first: int, mask: int
     ) -> tuple[Piece, ...]:
@@ -222,12 +232,13 @@ class LeaseReader:
         if mask.bit_count() == header.message_count:
             return (batch,)
         try:
-            at, messages = self._split
-            if at != header.commitlog_offset:
+            messages = self._split.get(header.commitlog_offset)
+            if messages is None:
                 check_batch(batch)
                 # A copy, since what is kept must not keep a map of the log.
                 messages = split_payload(bytes(read_payload(batch, header)))
-                self._split = (header.commitlog_offset, messages)
+                if header.raw_size <= MAX_SPLIT_BYTES:
+                    self._keep(header.commitlog_offset, messages)
             meta = self._metas.read(batch, header)
             return cut_messages(
                 header, meta, messages, _bytes_of(first - header.base_queue_offset, mask)
