@@ -6,14 +6,17 @@ bodies are in the other rows: what is measured is mqmesh, not the making of stri
 
 import asyncio
 import random
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from mqmesh import aio
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.send_result import SendFuture
 from rows.consumers import consume
 from rows.producers import (
@@ -24,7 +27,7 @@ from rows.producers import (
     stored,
     stored_of,
 )
-from rows.workload import TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
+from rows.workload import GROUP, TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
 
 LEAST_BODY_BYTES: Final = 32
 MOST_BODY_BYTES: Final = 224
@@ -123,6 +126,57 @@ def drain_orders(task: Task) -> Report:
     return consume(task, read=_read_orders)
 
 
+def receive_orders(task: Task, *, most: int, members: int) -> Report:
+    """Simple consumers that receive, read and acknowledge messages.
+
+    Args:
+        task: Says how many messages.
+        most: Messages of one receive.
+        members: Consumers, each in a thread.
+    """
+    seen: set[str] = set()
+    twice = 0
+    lock, done = threading.Lock(), threading.Event()
+
+    def work(consumer: SimpleConsumer) -> None:
+        nonlocal twice
+        while not done.is_set():
+            found = consumer.receive(most, wait_ms=500)
+            if not found:
+                continue
+            _read_orders(found)
+            consumer.ack_many(found)
+            ids = [one.message_id for one in found]
+            with lock:
+                before = len(seen)
+                seen.update(ids)
+                twice += before + len(ids) - len(seen)
+                if len(seen) >= task.message_count:
+                    done.set()
+
+    client = ClientOptions(use_ipc=task.use_ipc)
+    consumers = [
+        SimpleConsumer(GROUP, namesrv_addr=task.address, client=client) for _ in range(members)
+    ]
+    for consumer in consumers:
+        consumer.subscribe(TOPIC)
+    wait_go()
+    watch = Stopwatch()
+    for consumer in consumers:
+        consumer.start()
+    threads = [threading.Thread(target=work, args=(consumer,)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    done.wait()
+    faults = [f"{twice} messages came twice"] if twice else []
+    report = watch.report(task.message_count, faults=faults)
+    for thread in threads:
+        thread.join()
+    for consumer in consumers:
+        consumer.close()
+    return report
+
+
 def _messages(orders: list[_Order]) -> list[Message]:
     return [Message(TOPIC, body, tag, keys, properties) for body, tag, keys, properties in orders]
 
@@ -137,11 +191,15 @@ def _read_orders(messages: Sequence[StoredMessage]) -> None:
             raise ValueError(f"message {message_id} came without its fields")
 
 
-PROGRAMS: Final = {
+PROGRAMS: Final[dict[str, Callable[[Task], Report]]] = {
     "produce_orders": produce_orders,
     "async_orders": async_orders,
     "aio_orders": aio_orders,
     "drain_orders": drain_orders,
+    "receive_500_orders": partial(receive_orders, most=500, members=2),
+    "receive_100_orders": partial(receive_orders, most=100, members=2),
+    "receive_32_orders": partial(receive_orders, most=32, members=4),
+    "receive_1_orders": partial(receive_orders, most=1, members=64),
 }
 
 

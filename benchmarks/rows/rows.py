@@ -178,6 +178,35 @@ def _order_rows() -> list[Row]:
     ]
 
 
+def _receive_rows() -> list[Row]:
+    """Messages that are acknowledged one by one, against a push consumer of whole queues."""
+    load = Load(messages=1_000_000, window=32)
+    drained = partial(
+        product_drain, load, producer_kind="produce_orders", consumer_kind="drain_orders"
+    )
+    rows = (
+        ("receive_order", 500, "two members", 1_000_000),
+        ("receive_100", 100, "two members", 300_000),
+        ("receive_32", 32, "four members", 100_000),
+        ("receive_one", 1, "64 members", 10_000),
+    )
+    return [
+        Row(
+            name=name,
+            unit="msg/s",
+            what=f"{members}, up to {most} a receive, each acknowledged, against a listener",
+            product=partial(
+                product_drain,
+                msgspec.structs.replace(load, messages=messages),
+                producer_kind="produce_orders",
+                consumer_kind=f"receive_{most}_orders",
+            ),
+            limit=drained,
+        )
+        for name, most, members, messages in rows
+    ]
+
+
 def _secure_rows() -> list[Row]:
     """Security on against off, both mqmesh."""
     load = Load(messages=2_000_000, window=32)
@@ -677,6 +706,7 @@ ROWS: Final = {
         *_throughput_rows(128, 4_000_000),
         *_throughput_rows(1024, 800_000),
         *_order_rows(),
+        *_receive_rows(),
         *_latency_rows(),
         *_other_rows(),
         *_topic_rows(),
