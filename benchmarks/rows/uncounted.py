@@ -19,7 +19,7 @@ PLACES: Final = (
     "mqmesh.roles.broker.features.sending.feature",
     "mqmesh.roles.broker.writing.writes",
     "mqmesh.roles.broker.features.pulling.feature",
-    "mqmesh.transport.zmq.server",
+    "mqmesh.transport.zmq.serving",
 )
 """Modules on the way of sends and pulls that count."""
 

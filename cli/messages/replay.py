@@ -22,7 +22,9 @@ from .query import time_option
 @click.command()
 @click.argument("topic")
 @click.option("--from", "from_text", metavar="TIME", help=f"Stored then or later: {TIME_HELP}.")
-@click.option("--to", "to_text", metavar="TIME", help="Stored then or before. [default: now]")
+@click.option(
+    "--to", "to_text", metavar="TIME", help=f"Stored then or before: {TIME_HELP}. [default: now]"
+)
 @click.option("--key", default="", help="Only messages with this key.")
 @click.option("--tags", default="*", help="Only messages with these tags: 'A || B'.")
 @click.option("--sql", default="", help="Only messages for which this SQL92 expression is true.")
