@@ -142,7 +142,7 @@ class FrameReader:
         self.rest = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in; all frames that were whole before have been taken."""
+        """Take bytes in, behind those that ``take`` has not looked at yet."""
         if self.held:
             self._pieces.append(data)
             self.held += len(data)
@@ -152,6 +152,8 @@ class FrameReader:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.held = self.missing = 0
+        elif self.rest:
+            data = self._data[self._at :] + data
         self._data = data
         self._view = memoryview(data)
         self._at = 0

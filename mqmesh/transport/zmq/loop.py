@@ -308,7 +308,7 @@ class EventLoop:
         self._ticks += 1
         if self._is_look_round(in_vain=not (found or ready)):
             sockets = [one for one in self._sources.values() if one.socket is not None]
-            ready = [source for source in sockets if source.is_ready()]
+            ready += [one for one in sockets if one not in ready and one.is_ready()]
         known = set(ready)
         for descriptor, _ in found:
             source = self._by_descriptor[descriptor]

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import time
@@ -64,6 +65,7 @@ class PlainChannel:
         self._busy_poll = busy_poll or BusyPoll(0)
         self._opaque = 0
         self._deadline = 0.0
+        self._process = os.getpid()
         self._closed = False
         self._cancelled = False
         self._connection: socket.socket | None = None
@@ -73,7 +75,7 @@ class PlainChannel:
         self._within = False
         self._unsent = memoryview(b"")
         self._heard = 0.0
-        self._pinged = False
+        self._pinged_at = 0.0
         self._refused: AuthenticationFailed | None = None
         self._greeted = self._opened = self._hung_up = False
         self._began = self._retry_at = 0.0
@@ -122,6 +124,8 @@ class PlainChannel:
         """
         if self._closed or self._cancelled:
             self._check_open()
+        if self._unsent:
+            self._break()  # the last request was given up: nothing can follow half a frame
         now = time.monotonic()
         self._deadline = now + timeout_ms / 1_000
         self._opaque += 1
@@ -132,7 +136,7 @@ class PlainChannel:
             self._wait_for_connection(self._deadline)
         data = zmtp.head(len(frame)) + frame
         self._heard = now
-        self._pinged = False
+        self._pinged_at = 0.0
         try:
             sent = self._socket().send(data)
         except BlockingIOError:
@@ -175,7 +179,7 @@ class PlainChannel:
         answer = self._find_answer()
         if answer is None:
             self._heard = time.monotonic()
-            self._pinged = False
+            self._pinged_at = 0.0
             self._check()
         elif answer.code != _SUCCESS:
             raise response_error(answer)
@@ -352,6 +356,10 @@ class PlainChannel:
     def _drop(self) -> None:
         self._connected = False
         if self._connection is not None:
+            if os.getpid() == self._process:
+                # Where a forked child holds the connection, its close alone does not do that.
+                with contextlib.suppress(OSError):
+                    self._poll.unregister(self._connection)
             self._connection.close()
             self._connection = None
 
@@ -367,11 +375,14 @@ class PlainChannel:
             if self._unsent:
                 self._break()  # nothing can follow half a frame
             raise too_late(self.endpoint)
-        silent_ms = (now - self._heard) * 1_000
-        if silent_ms >= HEARTBEAT_INTERVAL_MS and not self._pinged and not self._unsent:
-            with contextlib.suppress(OSError):
-                self._socket().send(zmtp.PING)
-            self._pinged = True
-        elif silent_ms >= HEARTBEAT_INTERVAL_MS + HEARTBEAT_TIMEOUT_MS:
+        if (now - self._heard) * 1_000 < HEARTBEAT_INTERVAL_MS:
+            return
+        if not self._pinged_at:
+            # No ping fits behind half of a frame: the rest has to leave in its time.
+            if not self._unsent:
+                with contextlib.suppress(OSError):
+                    self._socket().send(zmtp.PING)
+            self._pinged_at = now
+        elif (now - self._pinged_at) * 1_000 >= HEARTBEAT_TIMEOUT_MS:
             self._break()
             raise broken(self.endpoint)

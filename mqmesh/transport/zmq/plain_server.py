@@ -69,7 +69,7 @@ class PlainPeer:
         surplus: There was no place for it when it came.
         refused: Bytes of the last answer that there was no room for; 0 for none.
         within: The frames of a message are read that has too many.
-        incoming: Bytes that are kept of a frame that is not whole.
+        incoming: Bytes that came and are not served yet: frames, and the beginning of one.
     """
 
     __slots__ = (
@@ -277,7 +277,7 @@ class PlainServer(RequestServing):
                 if self._served and self._is_turn_over():
                     peer.stream.again()
                     self.drained_ms = None
-                    return
+                    break
                 found = reader.take()
                 if found is None:
                     break
@@ -295,10 +295,11 @@ class PlainServer(RequestServing):
             return
         if peer.stream.has_more:
             self.drained_ms = None
-        if reader.held != peer.incoming:
+        kept = reader.held + reader.rest
+        if kept != peer.incoming:
             self._is_turn_over()  # to read large frames takes time, too
-            self._incoming += reader.held - peer.incoming
-            peer.incoming = reader.held
+            self._incoming += kept - peer.incoming
+            peer.incoming = kept
             self._check_budget()
 
     def _is_turn_over(self) -> bool:
@@ -342,6 +343,7 @@ class PlainServer(RequestServing):
             peer.surplus = False
             peer.is_met = True
             self._met += 1
+            self._look_later(LONGEST_LOOK_MS)
             self._serve(peer, frame)
             return
         opaque = peek_opaque(frame)
@@ -396,9 +398,10 @@ class PlainServer(RequestServing):
             return due_ms
         due_ms = self._sign_due_ms(peer, now_ms)
         if due_ms <= now_ms:
-            peer.stream.poll()  # this process may have stood still while the peer spoke
-            due_ms = self._sign_due_ms(peer, now_ms)
-        if due_ms <= now_ms and not peer.is_gone:
+            # This process may have stood still, or had no time for the peer, while that spoke.
+            if peer.reader.rest or peer.stream.has_come():
+                peer.heard_ms = now_ms
+                return now_ms + LOOK_MS
             self.silent += 1
             remark = f"a client hangs: nothing came from it for {now_ms - peer.heard_ms} ms"
             self.note_refusal(ResponseCode.SYSTEM_BUSY, f"{remark}; its connection is ended")

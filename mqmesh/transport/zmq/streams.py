@@ -211,6 +211,16 @@ class Stream:
             self._read_bytes *= 4
         self._handler.on_bytes(data)
 
+    def has_come(self) -> bool:
+        """Return True if the next read will find something: bytes, or the end."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def _on_ready(self) -> None:
         if self.is_stuck:
             self.flush()
