@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 import zmq
 from harness import zmtp
 
-from mqmesh.errors import AuthenticationFailed, RequestTimeout
+from mqmesh.errors import AuthenticationFailed, MQMeshError, RequestTimeout
 from mqmesh.protocol.command import (
     ONEWAY,
     RESPONSE,
@@ -202,6 +203,72 @@ def test_who_sends_no_pings_is_asked(wire, endpoint, answers):
 
         wire.until(asked_twice_or_gone)
     assert server.silent == (0 if answers else 1)
+
+
+def test_who_says_its_first_words_late_is_watched_as_well(wire, endpoint):
+    server, where = wire.server({ECHO: echo}, endpoint=endpoint)
+    with connect(where) as one:
+        wire.turn_for(2.2)  # longer than a look at connections without a request
+        one.sendall(zmtp.frame(encode_frame(ECHO, 1)))
+        wire.until(lambda: server.requests == 1)
+        wire.until(lambda: server.silent == 1)
+
+
+def test_who_spoke_while_the_server_stood_still_is_heard(wire, endpoint):
+    server, where = wire.server({ECHO: echo}, endpoint=endpoint)
+    words = zmtp.frame(encode_frame(ECHO, 1, flags=ONEWAY))
+    ping = zmtp.frame(b"\x04PING\x00\x0c", zmtp.COMMAND)  # and answer, within 1.2 s
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(connect(where)) for _ in range(20)]
+        for peer in peers:
+            peer.sendall(words + ping)
+        wire.until(lambda: server.requests == len(peers))
+        for peer in peers:
+            peer.sendall(words * 300 + ping)
+        stands_still_until = time.monotonic() + 1.8
+        while time.monotonic() < stands_still_until:
+            pass
+        wire.until(lambda: server.requests + server.silent >= len(peers) * 301)
+        assert (server.silent, server.peer_count) == (0, len(peers))
+
+
+def test_a_channel_does_not_count_the_time_of_connecting_as_silence(wire, short_tmp_path):
+    where = f"ipc://{short_tmp_path}/s"
+    channel = wire.closing(PlainChannel(where))
+    answers = []
+
+    def ask():
+        try:
+            answers.append(channel.request(ECHO, b"x", timeout_ms=9_000))
+        except MQMeshError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wire.turn_for(2.0)  # longer than the peer of a connection may be silent
+
+    def slow_echo(request):
+        late = time.monotonic() + 0.3
+        while time.monotonic() < late:
+            pass
+        return echo(request)
+
+    wire.server({ECHO: slow_echo}, endpoint=where)
+    wire.until(lambda: answers)
+    thread.join()
+    assert bytes(answers[0].header) == b"x"
+
+
+def test_a_channel_forgets_a_connection_that_a_forked_child_keeps_open(wire, endpoint):
+    server, where = wire.server({ECHO: echo, HOLD: lambda request: None}, endpoint=endpoint)
+    channel = wire.closing(PlainChannel(where))
+    wire.until(channel.is_connected)
+    with channel._connection.dup():  # as a child has it
+        server.close()
+        wire.turn_for(0.1)
+        wire.server({ECHO: echo}, endpoint=where)
+        wire.until(channel.is_connected)
+        assert channel._poll.poll(0) == []
 
 
 def test_a_channel_is_not_asked_between_two_requests(wire, endpoint):

@@ -85,6 +85,17 @@ def test_what_is_kept_and_what_is_missing_of_a_frame_is_known():
     assert (one.held, one.missing) == (0, 0)
 
 
+def test_bytes_that_come_before_others_were_looked_at_stand_behind_them():
+    one, first, second = opened(), bytes(300), b"b" * 300
+    data = frame(first) + frame(second)
+    one.feed(data[:400])
+    assert one.take() == (LONG, first)
+    assert one.rest == 400 - len(frame(first))
+    one.feed(data[400:])
+    assert one.take() == (LONG, second)
+    assert (one.take(), one.held, one.rest) == (None, 0, 0)
+
+
 def test_a_frame_in_very_many_pieces_is_put_together_between_them(monkeypatch):
     monkeypatch.setattr(zmtp, "MAX_PIECES", 4)
     one, body = opened(), random.Random(3).randbytes(500)

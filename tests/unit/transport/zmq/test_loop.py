@@ -456,6 +456,20 @@ def test_a_closed_loop_writes_into_nobodys_descriptor(clock):
         os.close(end)
 
 
+def test_who_asks_to_be_called_again_is_called_in_each_turn_also_of_a_look_round():
+    end, other = os.pipe()
+    loop = EventLoop()
+    calls: list[None] = []
+    loop.add(end, lambda: calls.append(None))
+    for turn in range(2 * loop_module.TICKS_PER_LOOK_ROUND):
+        loop.again(end)
+        loop.tick(0)
+        assert len(calls) == turn + 1
+    loop.close()
+    os.close(end)
+    os.close(other)
+
+
 # ---- Threads -------------------------------------------------------------------------------
 
 
