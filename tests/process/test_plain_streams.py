@@ -256,7 +256,7 @@ def test_a_channel_does_not_count_the_time_of_connecting_as_silence(wire, short_
     wire.server({ECHO: slow_echo}, endpoint=where)
     wire.until(lambda: answers)
     thread.join()
-    assert bytes(answers[0].header) == b"x"
+    assert bytes(answers[0].body) == b"x"
 
 
 def test_a_channel_forgets_a_connection_that_a_forked_child_keeps_open(wire, endpoint):
