@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
@@ -259,16 +261,28 @@ def test_a_channel_does_not_count_the_time_of_connecting_as_silence(wire, short_
     assert bytes(answers[0].body) == b"x"
 
 
-def test_a_channel_forgets_a_connection_that_a_forked_child_keeps_open(wire, endpoint):
-    server, where = wire.server({ECHO: echo, HOLD: lambda request: None}, endpoint=endpoint)
+def test_a_channel_waits_though_a_forked_child_keeps_its_former_connection(wire, short_tmp_path):
+    server, where = wire.server(
+        {ECHO: echo, HOLD: lambda request: None}, endpoint=f"ipc://{short_tmp_path}/s"
+    )
     channel = wire.closing(PlainChannel(where))
     wire.until(channel.is_connected)
-    with channel._connection.dup():  # as a child has it
+    child = os.fork()
+    if not child:
+        signal.pause()
+        os._exit(1)
+    try:
         server.close()
         wire.turn_for(0.1)
-        wire.server({ECHO: echo}, endpoint=where)
+        wire.server({ECHO: echo, HOLD: lambda request: None}, endpoint=where)
         wire.until(channel.is_connected)
-        assert channel._poll.poll(0) == []
+        began_s = time.thread_time()
+        with pytest.raises(RequestTimeout):
+            channel.request(HOLD, timeout_ms=500)
+        assert time.thread_time() - began_s < 0.2, "it asks for events in vain"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_channel_is_not_asked_between_two_requests(wire, endpoint):
