@@ -235,6 +235,19 @@ def test_more_members_than_queues_all_work(cluster, topic):
     assert set(done.values()) == {1}
 
 
+def test_leases_of_several_brokers_with_the_same_number_are_settled_each(tmp_path):
+    with ProcessCluster(tmp_path, brokers=("broker-a", "broker-b")) as cluster:
+        send(cluster, "both", range(100))
+        with consumer_of(cluster, "settles", "both") as consumer:
+            found = receive_until(consumer, 100)
+            leases = Counter((one.info.broker_name, one.info.fencing_token) for one in found)
+            assert len({number for _, number in leases}) < len(leases), "brokers number alike"
+            consumer.ack_many(found)
+        with consumer_of(cluster, "settles", "both") as consumer:
+            send(cluster, "both", range(100, 104))
+            assert numbers_of(receive_until(consumer, 4)) == list(range(100, 104))
+
+
 def test_nothing_acknowledged_comes_again_after_kills_of_the_broker(cluster):
     """Broker killed by SIGKILL while two members work: all is done, what was acknowledged once."""
     topic = f"simple-{next(_numbers)}"

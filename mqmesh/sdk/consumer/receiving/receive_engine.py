@@ -216,7 +216,8 @@ class ReceiveEngine:
             delay_ms: As in ``Settlement``.
             reason: As in ``Settlement``.
         """
-        by_lease: dict[int, tuple[ReceiveSource, HeldLease, int]] = {}
+        # Each broker group numbers its leases by itself.
+        by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease, int]] = {}
         error: MQMeshError | None = None
         for message in messages:
             info = message.info
@@ -228,8 +229,9 @@ class ReceiveEngine:
                 continue
             source, held = found
             bit = 1 << (message.queue_offset - held.lease.first)
-            bits = by_lease[info.fencing_token][2] if info.fencing_token in by_lease else 0
-            by_lease[info.fencing_token] = (source, held, bits | bit)
+            key = (info.broker_name, info.fencing_token)
+            bits = by_lease[key][2] if key in by_lease else 0
+            by_lease[key] = (source, held, bits | bit)
         left = len(by_lease)
         if not left:
             on_done(error)
