@@ -441,14 +441,14 @@ class DeliveryWindow:
     def clear_before(self, floor: int) -> None:
         """Forget the open messages before the floor."""
         for run in self._runs[: bisect_left(self._firsts, floor)]:
-            self._take(run, run.bits & ((1 << (floor - run.first)) - 1))
+            self._take(run, run.bits & ((1 << min(floor - run.first, MAX_RUN)) - 1))
 
     def bound(self, end: int) -> bool:
         """Forget what lies behind the end of the queue; True if there was any."""
         if self.next_offset <= end:
             return False
         for run in list(self._runs):
-            kept = (1 << max(end - run.first, 0)) - 1
+            kept = (1 << min(max(end - run.first, 0), MAX_RUN)) - 1
             self._take(run, run.bits & ~kept)
         before, self.next_offset = self.next_offset, end
         self._changed(min(end, before), before)

@@ -308,7 +308,7 @@ class DeliveryFeature(Feature):
         """Lease messages to a member, or hold the request until there are some."""
         check_client_group(wanted.group)
         check_topic(wanted.topic)
-        self._check_mode(wanted.group)
+        self._check_receives(wanted.group)
         self._topics.require_readable(wanted.topic, 0)
         group = self._groups.require_member(wanted.group, wanted.member)
         first = next(iter(group.members.values()))
@@ -342,7 +342,7 @@ class DeliveryFeature(Feature):
     def _try(self, held: HeldReceive) -> bool:
         """Answer a receive that waits, if there is something for it."""
         try:
-            self._check_mode(held.wanted.group)
+            self._check_receives(held.wanted.group)
             if not self._take(held):
                 return False
         except MQMeshError as error:
@@ -386,10 +386,15 @@ class DeliveryFeature(Feature):
                 if taking.is_full:
                     break
                 key = (wanted.group, topic, queue_id)
-                window = self._windows.find(key) or self._begin(key, wanted, is_retry)
-                if known is not None and known.retains:
-                    window.pass_over(self._bounds(topic, queue_id)[0])
-                taking.take(key, window, is_retry)
+                try:
+                    window = self._windows.find(key) or self._begin(key, wanted, is_retry)
+                    if known is not None and known.retains:
+                        window.pass_over(self._bounds(topic, queue_id)[0])
+                    taking.take(key, window, is_retry)
+                except MQMeshError:
+                    # What is leased already is answered; a receive with nothing names the error.
+                    if not taking.leases:
+                        raise
             if known is not None:
                 known.get_messages += taking.counted
                 known.get_bytes += taking.counted_bytes
@@ -414,7 +419,7 @@ class DeliveryFeature(Feature):
         low, high = self._bounds(topic, queue_id)
         start: int = self._offsets.query(group, topic, queue_id)
         if start < 0:
-            known = self._groups.group(group).members[wanted.member]
+            known = self._groups.require_member(group, wanted.member).members[wanted.member]
             is_last = known.consume_from_where == ConsumeFromWhere.LAST_OFFSET
             start = high if is_last and not is_retry else low
         return self._windows.begin(key, min(max(start, low), high))
@@ -670,6 +675,10 @@ class DeliveryFeature(Feature):
         # The heartbeat says it as a matter of rights; here it is one of the request.
         if sentence := self._group_table.other_delivery(group, DeliveryMode.MESSAGE):
             raise InvalidArgument(sentence)
+
+    def _check_receives(self, group: str) -> None:
+        """Check that a group may receive; what it holds it may settle in any case."""
+        self._check_mode(group)
         self._group_table.check_consumes(group)
 
     def _meet(self, peer: Peer, group: str, member: str) -> None:

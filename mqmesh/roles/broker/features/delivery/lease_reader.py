@@ -141,7 +141,7 @@ class LeaseReader:
             found = self._get(queue, place, 1)
             if found.status is not GetStatus.FOUND or not found.data:
                 behind = found.next_queue_offset if found.next_queue_offset > place else place + 1
-                lost = bits & ((1 << (behind - first)) - 1)
+                lost = bits & ((1 << min(behind - first, bits.bit_length())) - 1)
                 if found.status in (GetStatus.NO_NEW_MESSAGE, GetStatus.OFFSET_OVERFLOW):
                     break  # not to be seen yet
                 read.gone |= lost

@@ -498,6 +498,14 @@ def test_a_group_that_may_not_consume_gets_nothing(scene):
         scene.receive()
 
 
+def test_a_group_that_may_not_consume_any_more_settles_what_it_holds(scene):
+    scene.send()
+    (lease,), _ = scene.receive()
+    scene.configure(consume_enable=False)
+    assert scene.settle(lease) == ResponseCode.SUCCESS
+    assert scene.committed == lease.end
+
+
 def test_a_member_of_the_other_mode_is_refused(scene):
     with pytest.raises(NoPermission, match="delivery = message, this member queue: take Simple"):
         scene.join("c", delivery="queue")
