@@ -463,7 +463,12 @@ class DeliveryFeature(Feature):
         check_client_group(wanted.group)
         self._topics.require(wanted.topic)
         self._check_mode(wanted.group)
-        self._meet(request.peer, wanted.group, wanted.member)
+        group = self._groups.find(wanted.group)
+        is_member = group is not None and wanted.member in group.members
+        if is_member or (wanted.group, wanted.member) in self._lost:
+            self._meet(
+                request.peer, wanted.group, wanted.member
+            )  # not any name: tables are bounded
         now_ms = self._clock.monotonic_ms()
         codes: list[int] = []
         leaving: dict[int, Leaving] = {}
