@@ -175,6 +175,11 @@ class ReceiveEngine:
             source.dropped = True
             self._give_back(source, done)
 
+    def abandon(self) -> None:
+        """Ends reports that no broker has answered; after the client was closed."""
+        for source in self._sources.values():
+            source.settler.fail_all(ClientClosed("the consumer was closed before brokers answered"))
+
     def _give_back(self, source: ReceiveSource, on_done: OnSettled) -> None:
         held = [one for one in source.leases.values() if one.bits]
         left = len(held)

@@ -75,6 +75,11 @@ class Settler:
             self._is_busy = True
             self._client.call_later(0, self._send)
 
+    def fail_all(self, error: MQMeshError) -> None:
+        """End all reports that wait with an error; the client's loop does not run any more."""
+        while self._waiting:
+            self._waiting.popleft().on_done(error)
+
     def _send(self) -> None:
         gathered = _gather(self._waiting)
         if not gathered:

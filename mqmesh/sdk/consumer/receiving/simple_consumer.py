@@ -130,6 +130,7 @@ class SimpleConsumer:
             pass  # the leases end by themselves
         finally:
             self._engine.client.close()
+            self._engine.abandon()
             self._state = "closed"
 
     def __enter__(self) -> Self:
