@@ -147,12 +147,7 @@ class ElectionRun(Run):
     # ---- What the replicas do ------------------------------------------------------------
 
     def _watch(self) -> None:
-        master = self._master()
-        leadership = None if master is None else leadership_of(master)
-        if leadership is not self._last:
-            # Consumers go back by what was not committed yet, at most.
-            self.books.kills_ms.append(float(self.world.now_ms))
-            self._last = leadership
+        self._note_change(self._master())
         for process in self.replicas:
             leadership = leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
@@ -204,8 +199,16 @@ class ElectionRun(Run):
         epochs = {one: found.epoch for one in self.replicas if (found := leadership_of(one))}
         return max(epochs, key=lambda one: epochs[one], default=None)
 
+    def _note_change(self, master: Process | None) -> None:
+        leadership = None if master is None else leadership_of(master)
+        if leadership is not self._last:
+            # Consumers go back by what was not committed yet, at most.
+            self.books.kills_ms.append(float(self.world.now_ms))
+            self._last = leadership
+
     def _look(self) -> None:
         world, process = self.world, self._master()
+        self._note_change(process)  # else a look comes between a change and the next watch
         role = process.server._role if process is not None and process.up else None
         broker = role.features if role is not None and role.serves else None
         if broker is not None:
