@@ -31,8 +31,6 @@ VERSION_BYTES: Final = 11
 LONGEST_HEAD_BYTES: Final = 9
 MAX_COMMAND_BYTES: Final = 4_096
 """Longest command that is taken; READY is some 40 bytes long, PING 7 to 23."""
-MAX_PIECES: Final = 1_024
-"""Pieces of one frame that are kept apart: one of a few bytes takes several times its size."""
 PING_CONTEXT_BYTES: Final = 16
 
 _NULL: Final = b"NULL".ljust(20, b"\0")
@@ -115,10 +113,10 @@ class FrameReader:
 
     __slots__ = (
         "_at",
+        "_begun",
         "_data",
         "_kind",
         "_max",
-        "_pieces",
         "_view",
         "held",
         "identity",
@@ -131,10 +129,10 @@ class FrameReader:
     def __init__(self, kind: bytes, max_frame_bytes: int) -> None:
         self._kind = kind
         self._max = max_frame_bytes
-        self._data = b""
+        self._data: bytes | bytearray = b""
         self._view = memoryview(b"")
         self._at = 0
-        self._pieces: list[bytes] = []
+        self._begun = bytearray()
         self.is_greeted = self.is_open = False
         self.identity = b""
         self.missing = 0
@@ -144,20 +142,18 @@ class FrameReader:
     def feed(self, data: bytes) -> None:
         """Take bytes in, behind those that ``take`` has not looked at yet."""
         if self.held:
-            self._pieces.append(data)
+            self._begun += data
             self.held += len(data)
             self.missing -= len(data)
-            if self.missing > 0 and len(self._pieces) < MAX_PIECES:
+            if self.missing > 0:
                 return
-            data = b"".join(self._pieces)
-            self._pieces.clear()
+            self._data, self._begun = self._begun, bytearray()
             self.held = self.missing = 0
-        elif self.rest:
-            data = self._data[self._at :] + data
-        self._data = data
-        self._view = memoryview(data)
+        else:
+            self._data = self._data[self._at :] + data if self.rest else data
+        self._view = memoryview(self._data).toreadonly()
         self._at = 0
-        self.rest = len(data)
+        self.rest = len(self._data)
 
     def take(self) -> tuple[int, memoryview] | None:
         """Return flags and body of the next frame; None if none is whole.
@@ -207,8 +203,7 @@ class FrameReader:
         """Keep the beginning of a frame until the rest of it comes."""
         rest = self._data[self._at :]
         self._data, self._view, self._at = b"", memoryview(b""), 0
-        if rest:
-            self._pieces.append(rest)
+        self._begun += rest
         self.held, self.missing, self.rest = len(rest), missing, 0
 
     def _shake(self) -> bool:
@@ -233,7 +228,7 @@ class FrameReader:
         self.is_open = True
         return True
 
-    def _check_greeting(self, data: bytes) -> None:
+    def _check_greeting(self, data: bytes | bytearray) -> None:
         if data[:1] not in (b"", b"\xff") or data[9:10] not in (b"", b"\x7f"):
             raise RemoteProtocolError("a peer speaks no ZMTP 3")
         if len(data) > 10 and data[10] < 3:
