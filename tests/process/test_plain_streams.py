@@ -13,7 +13,7 @@ import pytest
 import zmq
 from harness import zmtp
 
-from mqmesh.errors import AuthenticationFailed, MQMeshError, RequestTimeout
+from mqmesh.errors import AuthenticationFailed, EndpointUnreachable, MQMeshError, RequestTimeout
 from mqmesh.protocol.command import (
     ONEWAY,
     RESPONSE,
@@ -21,6 +21,7 @@ from mqmesh.protocol.command import (
     decode_frame,
     encode_frame,
 )
+from mqmesh.testing.clock import ManualClock
 from mqmesh.transport.zmq import plain_server as plain_server_module
 from mqmesh.transport.zmq.plain_channel import PlainChannel
 from mqmesh.units import KIB, MIB
@@ -232,6 +233,57 @@ def test_who_spoke_while_the_server_stood_still_is_heard(wire, endpoint):
             pass
         wire.until(lambda: server.requests + server.silent >= len(peers) * 301)
         assert (server.silent, server.peer_count) == (0, len(peers))
+
+
+def test_pings_behind_requests_are_answered_before_them(wire, endpoint):
+    clock = wire.loop.clock = ManualClock()
+
+    def slow(request):
+        clock.advance(300)
+        return Reply()
+
+    server, where = wire.server({ECHO: slow}, endpoint=endpoint)
+    words = zmtp.frame(encode_frame(ECHO, 1, flags=ONEWAY))
+    ping = zmtp.frame(b"\x04PING\x00\x0c", zmtp.COMMAND)  # and answer, within 1.2 s
+    with contextlib.ExitStack() as stack:
+        peers = {stack.enter_context(connect(where)): zmtp.FrameReader() for _ in range(4)}
+        pongs = dict.fromkeys(peers, 0)
+
+        def all_have(count):
+            for peer, reader in peers.items():
+                with contextlib.suppress(BlockingIOError):
+                    for _, body in reader.feed(peer.recv(1_000)):
+                        pongs[peer] += body.startswith(b"\x04PONG")
+            return min(pongs.values()) >= count
+
+        for peer in peers:
+            peer.sendall(words + ping)
+            peer.setblocking(False)
+        wire.until(lambda: all_have(1) and server.requests == 4)
+        pongs = dict.fromkeys(peers, 0)
+        for peer in peers:
+            peer.sendall(words * 10 + ping)
+        wire.until(lambda: all_have(1))
+        assert server.requests < 4 + 20, "the requests come after the pings"
+        assert server.silent == 0
+
+
+def test_a_name_is_looked_up_beside_the_request_that_needs_it(wire, monkeypatch):
+    _, where = wire.server({ECHO: echo})
+    go_on, look_up = threading.Event(), socket.getaddrinfo
+
+    def slow_look_up(*question, **options):
+        assert go_on.wait(20)
+        return look_up(*question, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow_look_up)
+    channel = wire.closing(PlainChannel(where.replace("127.0.0.1", "localhost")))
+    began = time.monotonic()
+    with pytest.raises(EndpointUnreachable, match=r"localhost.* in time"):
+        channel.request(ECHO, timeout_ms=100)
+    assert time.monotonic() - began < 10
+    go_on.set()
+    wire.until(channel.is_connected)
 
 
 def test_a_channel_does_not_count_the_time_of_connecting_as_silence(wire, short_tmp_path):

@@ -2,6 +2,7 @@
 
 import select
 import time
+from abc import ABC, abstractmethod
 from typing import Final
 
 import zmq
@@ -19,6 +20,7 @@ from mqmesh.transport.zmq.handshakes import HandshakeWatch
 
 SLICE_MS: Final = 50
 """Duration of a wait before the connection is looked at again."""
+_SLICE_S: Final = SLICE_MS / 1_000
 
 _EVENTS: Final = int(zmq.EVENTS)
 _IN: Final = int(zmq.POLLIN)
@@ -26,39 +28,23 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
 
-class BlockingChannel:
-    """One request at a time over a connection of its own.
-
-    No other thread takes part, so a small request costs what a bare ZeroMQ echo costs.
-    May be used from several threads one after the other, under a lock of the owner's.
+class WaitingChannel(ABC):
+    """Part that channels with and without keys have in common: a request waits for its answer.
 
     Args:
-        context: ZeroMQ context of the client.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
         busy_poll: How to wait for answers; None to sleep at once.
-        ring: Keys; None to speak plainly.
     """
 
-    def __init__(
-        self,
-        context: sockets.Context,
-        endpoint: str,
-        *,
-        busy_poll: BusyPoll | None = None,
-        ring: KeyRing | None = None,
-    ) -> None:
+    _poll: select.epoll
+
+    def __init__(self, endpoint: str, busy_poll: BusyPoll | None) -> None:
         self.endpoint = endpoint
         self._opaque = 0
         self._deadline = 0.0
         self._closed = False
         self._cancelled = False
         self._busy_poll = busy_poll or BusyPoll(0)
-        self._context = context
-        self._ring = ring
-        self._refused: AuthenticationFailed | None = None
-        self._refused_until = 0.0
-        self._handshakes = HandshakeWatch(endpoint, ring)
-        self._open()
 
     def request(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
@@ -82,12 +68,13 @@ class BlockingChannel:
         is_there = self.post(code, *parts, header=header, timeout_ms=timeout_ms)
         while True:
             if not is_there:
-                self._busy_poll.wait(self._poll, SLICE_MS / 1_000)
+                self._busy_poll.wait(self._poll, _SLICE_S)
             answer = self.take()
             if answer is not None:
                 return answer
-            is_there = bool(int(self._socket.get(_EVENTS)) & _IN)
+            is_there = self._has_come()
 
+    @abstractmethod
     def post(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
     ) -> bool:
@@ -96,6 +83,61 @@ class BlockingChannel:
         Returns:
             True when ``take`` may find something already, which ``fileno`` may not show any more.
         """
+
+    @abstractmethod
+    def take(self) -> Command | None:
+        """Return the response to the last request, if it is there; errors as of ``request``."""
+
+    @abstractmethod
+    def _has_come(self) -> bool:
+        """Return True when ``take`` may find something that ``fileno`` may not show."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when ``take`` may find something."""
+        return self._poll.fileno()
+
+    def cancel(self) -> None:
+        """Makes a request that is waiting, and all later ones, fail soon; from any thread."""
+        self._cancelled = True
+
+    def _check_open(self) -> None:
+        if self._closed or self._cancelled:
+            raise ClientClosed(f"the channel to {self.endpoint} is closed")
+
+
+class BlockingChannel(WaitingChannel):
+    """One request at a time over a connection of its own.
+
+    No other thread takes part, so a small request costs what a bare ZeroMQ echo costs.
+    May be used from several threads one after the other, under a lock of the owner's.
+
+    Args:
+        context: ZeroMQ context of the client.
+        endpoint: ``tcp://host:port`` or ``ipc://path``.
+        busy_poll: How to wait for answers; None to sleep at once.
+        ring: Keys; None to speak plainly.
+    """
+
+    def __init__(
+        self,
+        context: sockets.Context,
+        endpoint: str,
+        *,
+        busy_poll: BusyPoll | None = None,
+        ring: KeyRing | None = None,
+    ) -> None:
+        super().__init__(endpoint, busy_poll)
+        self._context = context
+        self._ring = ring
+        self._refused: AuthenticationFailed | None = None
+        self._refused_until = 0.0
+        self._handshakes = HandshakeWatch(endpoint, ring)
+        self._open()
+
+    def post(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> bool:
+        """Implement ``WaitingChannel.post``."""
         if self._closed or self._cancelled:
             self._check_open()
         if self._refused is not None:
@@ -112,7 +154,7 @@ class BlockingChannel:
         except zmq.Again:
             self._send(frame, self._deadline)
         # The descriptor signals changes only; what is there already must be asked for.
-        return bool(int(self._socket.get(_EVENTS)) & _IN)
+        return self._has_come()
 
     def is_connected(self) -> bool:
         """Return True when ``post`` need not wait for a connection; errors as of ``request``."""
@@ -138,19 +180,14 @@ class BlockingChannel:
             raise response_error(command)
         return command
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when ``take`` may find something."""
-        return self._poll.fileno()
-
-    def cancel(self) -> None:
-        """Makes a request that is waiting, and all later ones, fail soon; from any thread."""
-        self._cancelled = True
-
     def close(self) -> None:
         """Closes the connection."""
         if not self._closed:
             self._closed = True
             self._drop()
+
+    def _has_come(self) -> bool:
+        return bool(int(self._socket.get(_EVENTS)) & _IN)
 
     def _open(self) -> None:
         self._connected = False
@@ -219,10 +256,6 @@ class BlockingChannel:
                 raise self._handshakes.no_connection()
             self._monitor.poll(SLICE_MS)
             self._look()
-
-    def _check_open(self) -> None:
-        if self._closed or self._cancelled:
-            raise ClientClosed(f"the channel to {self.endpoint} is closed")
 
     def _check(self, deadline: float) -> None:
         self._check_open()

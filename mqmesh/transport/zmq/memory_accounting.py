@@ -41,12 +41,29 @@ class Mark(Protocol):
         """True when ZeroMQ has no use for it any more."""
 
 
-class PeerMemory:
+class PeerState:
+    """State of one peer that servers of both kinds keep.
+
+    Attributes:
+        is_gone: The connection broke, or the server is closed: nothing is sent any more.
+        principal: User of the peer.
+        refused: Bytes of the last answer that there was no room for: to find it took time, so as
+            long as there is none, nothing else is looked for on its behalf; 0 for none.
+    """
+
+    __slots__ = ("is_gone", "principal", "refused")
+
+    def __init__(self, principal: Principal = ANYBODY) -> None:
+        self.is_gone = False
+        self.principal = principal
+        self.refused = 0
+
+
+class PeerMemory(PeerState):
     """Memory that is held for one peer.
 
     Attributes:
         id: Routing id of the peer; b"" while it is not known.
-        is_gone: The connection broke, or the server is closed: nothing is sent any more.
         frames: Answers that ZeroMQ takes no more of for now.
         held: Bytes of them, and of those in ZeroMQ up to the last mark.
         loose: Bytes given to ZeroMQ since then.
@@ -55,9 +72,6 @@ class PeerMemory:
         since_ms: When it was met.
         heard_ms: When a frame of it was read last.
         watched: It is looked whether it lives since.
-        principal: User of the peer.
-        refused: Bytes of the last answer that there was no room for: to find it took time, so as
-            long as there is none, nothing else is looked for on its behalf; 0 for none.
     """
 
     __slots__ = (
@@ -66,11 +80,8 @@ class PeerMemory:
         "heard_ms",
         "held",
         "id",
-        "is_gone",
         "largest",
         "loose",
-        "principal",
-        "refused",
         "since_ms",
         "taken",
         "watched",
@@ -79,15 +90,13 @@ class PeerMemory:
     def __init__(
         self, since_ms: int, principal: Principal = ANYBODY, routing_id: bytes = b""
     ) -> None:
+        super().__init__(principal)
         self.id = routing_id
-        self.is_gone = False
-        self.principal = principal
         self.frames: deque[bytes] = deque()
         self.held = 0
         self.loose = 0
         self.taken = 0
         self.largest = 0
-        self.refused = 0
         self.since_ms = since_ms
         self.heard_ms = since_ms
         self.watched = False

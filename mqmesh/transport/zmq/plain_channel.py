@@ -6,14 +6,10 @@ import os
 import select
 import socket
 import time
+from concurrent.futures import Future, wait
 from typing import Final
 
-from mqmesh.errors import (
-    AuthenticationFailed,
-    ClientClosed,
-    RemoteProtocolError,
-    TooManyOpenFiles,
-)
+from mqmesh.errors import AuthenticationFailed, RemoteProtocolError, TooManyOpenFiles
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
@@ -27,7 +23,7 @@ from mqmesh.transport.descriptors import NONE_LEFT, too_many_open_files
 from mqmesh.transport.interface import TRY_AGAIN_MS
 from mqmesh.transport.requests import broken, no_connection, too_late
 from mqmesh.transport.zmq.busy_poll import BusyPoll
-from mqmesh.transport.zmq.channel import SLICE_MS
+from mqmesh.transport.zmq.channel import SLICE_MS, WaitingChannel
 from mqmesh.transport.zmq.descriptors import descriptors_for
 from mqmesh.transport.zmq.handshakes import ADVICE, HUNG_UP
 from mqmesh.transport.zmq.sockets import (
@@ -38,7 +34,7 @@ from mqmesh.transport.zmq.sockets import (
     RECONNECT_MAX_MS,
     RECONNECT_MS,
 )
-from mqmesh.transport.zmq.streams import IPC, MOST_READ_BYTES, prepare, resolve
+from mqmesh.transport.zmq.streams import IPC, MOST_READ_BYTES, Address, look_up, prepare
 from mqmesh.units import KIB
 
 READ_BYTES: Final = 64 * KIB
@@ -49,7 +45,7 @@ _SLICE_S: Final = SLICE_MS / 1_000
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
 
-class PlainChannel:
+class PlainChannel(WaitingChannel):
     """One request at a time over a connection of its own; the twin of ``BlockingChannel``.
 
     May be used from several threads one after the other, under a lock of the owner's. Nothing is
@@ -61,13 +57,9 @@ class PlainChannel:
     """
 
     def __init__(self, endpoint: str, *, busy_poll: BusyPoll | None = None) -> None:
-        self.endpoint = endpoint
-        self._busy_poll = busy_poll or BusyPoll(0)
-        self._opaque = 0
-        self._deadline = 0.0
+        super().__init__(endpoint, busy_poll)
         self._process = os.getpid()
-        self._closed = False
-        self._cancelled = False
+        self._address: Future[tuple[int, Address]] | None = None
         self._connection: socket.socket | None = None
         self._is_local = endpoint.startswith(IPC)
         self._connected = False
@@ -88,40 +80,10 @@ class PlainChannel:
             self._poll.close()
             raise
 
-    def request(
-        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
-    ) -> Command:
-        """Sends a request and waits for its response.
-
-        Args:
-            code: Request code.
-            parts: Body, in pieces.
-            header: Encoded header.
-            timeout_ms: For the connection, if there is none yet, and the answer together.
-
-        Raises:
-            RequestTimeout: No answer in time; the outcome is unknown.
-            EndpointUnreachable: No connection in time, or it broke before the answer.
-            AuthenticationFailed: The server wants keys.
-            BrokerError: The server refused.
-            ClientClosed: After ``close``.
-            LocalProtocolError, RemoteProtocolError: A frame that breaks the protocol.
-        """
-        self.post(code, *parts, header=header, timeout_ms=timeout_ms)
-        while True:
-            self._busy_poll.wait(self._poll, _SLICE_S)
-            answer = self.take()
-            if answer is not None:
-                return answer
-
     def post(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
     ) -> bool:
-        """Sends a request whose response ``take`` returns; arguments and errors as of ``request``.
-
-        Returns:
-            False: the descriptor shows whatever comes.
-        """
+        """Implement ``WaitingChannel.post``; the descriptor shows whatever comes."""
         if self._closed or self._cancelled:
             self._check_open()
         if self._unsent:
@@ -201,14 +163,6 @@ class PlainChannel:
             raise
         return None
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when ``take`` may find something."""
-        return self._poll.fileno()
-
-    def cancel(self) -> None:
-        """Makes a request that is waiting, and all later ones, fail soon; from any thread."""
-        self._cancelled = True
-
     def close(self) -> None:
         """Closes the connection."""
         if not self._closed:
@@ -218,16 +172,24 @@ class PlainChannel:
 
     # ---- The connection -----------------------------------------------------------------------
 
+    def _has_come(self) -> bool:
+        return False
+
     def _socket(self) -> socket.socket:
         assert self._connection is not None
         return self._connection
 
     def _connect(self) -> None:
         """Begins to connect; sets the time of the next attempt if that is in vain."""
+        if self._address is None:
+            self._address = look_up(self.endpoint)
+        if not self._address.done():
+            return
+        found, self._address = self._address, None
         self._retry_at = time.monotonic() + self._retry_ms / 1_000
         self._retry_ms = min(2 * self._retry_ms, RECONNECT_MAX_MS)
         try:
-            family, address = resolve(self.endpoint)
+            family, address = found.result()
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
             if error.errno in NONE_LEFT:
@@ -338,7 +300,9 @@ class PlainChannel:
             if now >= deadline:
                 raise no_connection(self.endpoint, HUNG_UP if self._hung_up else "")
             wait_s = min(_SLICE_S, deadline - now)
-            if self._connection is None:
+            if self._address is not None:
+                wait((self._address,), wait_s)
+            elif self._connection is None:
                 time.sleep(min(wait_s, max(self._retry_at - now, 0.001)))
             else:
                 self._poll.poll(wait_s)
@@ -362,10 +326,6 @@ class PlainChannel:
                     self._poll.unregister(self._connection)
             self._connection.close()
             self._connection = None
-
-    def _check_open(self) -> None:
-        if self._closed or self._cancelled:
-            raise ClientClosed(f"the channel to {self.endpoint} is closed")
 
     def _check(self) -> None:
         """Looks after a request that is not answered yet."""

@@ -6,33 +6,25 @@ are ``server.py``'s.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from mqmesh.errors import LocalProtocolError, MQMeshError, RemoteProtocolError, SystemBusy
+from mqmesh.errors import MQMeshError, RemoteProtocolError, SystemBusy
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import (
-    ANYBODY,
-    ONEWAY,
-    RESPONSE,
-    Reply,
-    encode_apart,
-    encode_frame,
-    peek_opaque,
-)
+from mqmesh.protocol.command import peek_opaque
 from mqmesh.transport import zmtp
-from mqmesh.transport.error_frames import error_frame
 from mqmesh.transport.interface import Handler, OnDisconnect, ServerLimits, Timer
 from mqmesh.transport.zmq.idle_detection import PROOF_MS
 from mqmesh.transport.zmq.loop import EventLoop
-from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerLoad, room_of_one, worst
+from mqmesh.transport.zmq.memory_accounting import PeerLoad, room_of_one, worst
 from mqmesh.transport.zmq.outbox import (
     BUSY_RETRY_AFTER_MS,
     HEAD_BYTES,
     LEAST_ROOM_BYTES,
     MOST_UNTAKEN_MS,
 )
+from mqmesh.transport.zmq.served_peer import AnsweredPeer
 from mqmesh.transport.zmq.server import FRAMES_PER_TICK, MAX_SURPLUS, SURPLUS_MS, TICK_MS, TURN_MS
 from mqmesh.transport.zmq.serving import RequestServing
 from mqmesh.transport.zmq.sockets import (
@@ -50,10 +42,11 @@ NEVER_MS: Final = sys.maxsize
 
 _KIND: Final = b"ROUTER"
 _OPENING: Final = zmtp.opening(_KIND)
+_PONG: Final = zmtp.pong(b"")
 _TURN_NS: Final = TURN_MS * 1_000_000
 
 
-class PlainPeer:
+class PlainPeer(AnsweredPeer):
     """The peer of one stream, as handlers see it; see ``mqmesh.protocol.request.Peer``.
 
     Attributes:
@@ -67,21 +60,18 @@ class PlainPeer:
         asked_ms: When it was asked by a ping of ours last.
         stuck_ms: Since when it does not take its answers; 0 while it does.
         surplus: There was no place for it when it came.
-        refused: Bytes of the last answer that there was no room for; 0 for none.
         within: The frames of a message are read that has too many.
         incoming: Bytes that came and are not served yet: frames, and the beginning of one.
     """
 
     __slots__ = (
-        "_server",
+        "_answers",
+        "_note_refusal",
         "asked_ms",
         "heard_ms",
         "incoming",
-        "is_gone",
         "is_met",
-        "principal",
         "reader",
-        "refused",
         "since_ms",
         "stream",
         "stuck_ms",
@@ -90,15 +80,18 @@ class PlainPeer:
         "within",
     )
 
+    _answers: "PlainServer"
+
     def __init__(self, server: "PlainServer", stream: Stream, max_frame_bytes: int) -> None:
-        self._server = server
+        super().__init__()
+        self._answers = server
+        self._note_refusal = server.note_refusal
         self.stream = stream
         self.reader = zmtp.FrameReader(_KIND, max_frame_bytes)
-        self.principal = ANYBODY
-        self.is_gone = self.is_met = self.surplus = self.within = False
+        self.is_met = self.surplus = self.within = False
         self.since_ms = self.heard_ms = self.asked_ms = self.stuck_ms = 0
         self.ttl_ms: int | None = None
-        self.refused = self.incoming = 0
+        self.incoming = 0
 
     @property
     def address(self) -> str:
@@ -110,70 +103,23 @@ class PlainPeer:
         """Bytes of answers that the system does not take now."""
         return self.stream.waiting_bytes if self.stream.is_stuck else 0
 
-    def reply(self, opaque: int, flags: int, reply: Reply) -> None:
-        """Implement ``Peer.reply``."""
-        if flags & ONEWAY:
-            return
-        try:
-            if reply.apart:
-                frames, size = encode_apart(opaque, reply, least_bytes=MARK_BYTES)
-            else:
-                frame = encode_frame(
-                    reply.code, opaque, *reply.body, header=reply.header, flags=RESPONSE
-                )
-                frames, size = [frame], len(frame)
-        except LocalProtocolError as error:
-            self.fail(opaque, flags, error)
-            return
-        if size >= MARK_BYTES and not self.is_gone and not self._server.has_room(self, size):
-            self.refused = size
-            self.fail(opaque, flags, self._server.no_room(self))
-            return
-        self._server.send(self, frames)
-
-    def fail(self, opaque: int, flags: int, error: Exception) -> None:
-        """Implement ``Peer.fail``."""
-        frame = error_frame(opaque, flags, error, self._server.note_refusal)
-        if frame is not None:
-            self._server.send(self, [frame])
-
-    def notify(self, code: int, header: bytes, *parts: bytes | memoryview) -> None:
-        """Implement ``Peer.notify``."""
-        self._server.send(self, [encode_frame(code, 0, *parts, header=header, flags=ONEWAY)])
-
-    def check_room(self) -> None:
-        """Implement ``BoundedPeer.check_room``."""
-        if not self._server.has_room(self, self.refused):
-            raise self._server.no_room(self)
-        self.refused = 0
-
-    def room(self) -> int:
-        """Implement ``Peer.room``."""
-        if self.is_gone:
-            return 1
-        room = self._server.room(self)
-        if room <= 0 or (room < self.refused and self.held):
-            raise self._server.no_room(self)
-        self.refused = 0
-        return room
-
     def on_bytes(self, data: bytes) -> None:
         """Implement ``StreamHandler.on_bytes``."""
         if data:
             self.reader.feed(data)
-        self._server.take(self)
+        self._answers.take(self)
 
     def on_stuck(self) -> None:
         """Implement ``StreamHandler.on_stuck``."""
-        self._server.stuck(self)
+        self._answers.stuck(self)
 
     def on_drained(self) -> None:
         """Implement ``StreamHandler.on_drained``."""
-        self._server.drained(self)
+        self._answers.drained(self)
 
     def on_closed(self) -> None:
         """Implement ``StreamHandler.on_closed``."""
-        self._server.lost(self)
+        self._answers.lost(self)
 
 
 class PlainServer(RequestServing):
@@ -202,15 +148,16 @@ class PlainServer(RequestServing):
         self._limits = limits or ServerLimits()
         self._most_room = max(room_of_one(0, self._limits) - HEAD_BYTES, LEAST_ROOM_BYTES)
         self._listener = StreamListener(loop, self._accept)
+        self._streams = self._listener.group
         self._peers: dict[PlainPeer, None] = {}
         self._met = 0
         self._surplus = 0
-        self._stuck: dict[PlainPeer, None] = {}
         self._incoming = 0
         self._turn_ns = -1
         self._served = 0
         self._excess_told = False
         self._timer: Timer | None = None
+        self._late_pings: Timer | None = None
         self.tick_ms = TICK_MS
         self.dropped_replies = 0
 
@@ -222,7 +169,7 @@ class PlainServer(RequestServing):
     @property
     def held_bytes(self) -> int:
         """Bytes of answers that their peers have not taken yet, and of frames not whole yet."""
-        return sum(peer.held for peer in self._stuck) + self._incoming
+        return self._streams.stuck_bytes + self._incoming
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint.
@@ -252,8 +199,9 @@ class PlainServer(RequestServing):
         if self._closed:
             return
         self._stop_serving()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._late_pings):
+            if timer is not None:
+                timer.cancel()
         self._listener.close()
         for peer in self._peers:
             peer.is_gone = True  # handlers may hold it, and nobody is there any more
@@ -303,16 +251,27 @@ class PlainServer(RequestServing):
             self._check_budget()
 
     def _is_turn_over(self) -> bool:
-        gate = self._listener.gate
-        if gate.shut_ns == self._turn_ns:
+        if self._streams.shut_ns == self._turn_ns:
             return True
         if (
             self._served < FRAMES_PER_TICK
             and self._loop.clock.monotonic_ns() - self._turn_ns < _TURN_NS
         ):
             return False
-        gate.shut_ns = self._turn_ns
+        self._streams.shut_ns = self._turn_ns
+        if self._late_pings is None:
+            self._late_pings = self._loop.call_later(HEARTBEAT_INTERVAL_MS, self._answer_late_pings)
         return True
+
+    def _answer_late_pings(self) -> None:
+        """Let peers know that the server lives whose pings may wait behind requests."""
+        self._late_pings = None
+        for peer in self._peers:
+            stream = peer.stream
+            if peer.ttl_ms is None or stream.is_stuck:
+                continue  # it sends no pings, or has more to read than it reads
+            if peer.reader.rest or stream.has_come():
+                stream.write(_PONG)
 
     def _take_unusual(self, peer: PlainPeer, flags: int, frame: memoryview) -> None:
         if flags & zmtp.COMMAND:
@@ -355,6 +314,7 @@ class PlainServer(RequestServing):
     def _accept(self, stream: Stream) -> None:
         peer = PlainPeer(self, stream, self._limits.max_frame_bytes)
         peer.since_ms = self._loop.clock.monotonic_ms()
+        stream.start(peer)
         if len(self._peers) >= self._limits.max_connections:
             if self._surplus >= MAX_SURPLUS:
                 self.note_refusal(ResponseCode.SYSTEM_BUSY, str(self._no_place()))
@@ -363,7 +323,6 @@ class PlainServer(RequestServing):
             peer.surplus = True
             self._surplus += 1
         self._peers[peer] = None
-        stream.start(peer)
         stream.write(_OPENING)
         self._look_later(LONGEST_LOOK_MS)
 
@@ -435,7 +394,6 @@ class PlainServer(RequestServing):
         if self._peers.pop(peer, peer) is peer:
             return
         self._surplus -= peer.surplus
-        self._stuck.pop(peer, None)
         self._incoming -= peer.incoming
         peer.is_gone = True
         if peer.is_met:
@@ -444,7 +402,7 @@ class PlainServer(RequestServing):
 
     # ---- Answers ----------------------------------------------------------------------------
 
-    def send(self, peer: PlainPeer, frames: Sequence[bytes | memoryview]) -> None:
+    def send(self, peer: PlainPeer, *frames: bytes | memoryview) -> None:
         """Sends a message, now or when the peer can take it; drops it if the peer is gone."""
         if peer.is_gone or not self._may_send(peer):
             self.dropped_replies += 1
@@ -471,18 +429,16 @@ class PlainServer(RequestServing):
 
     def stuck(self, peer: PlainPeer) -> None:
         """Note a peer that does not take its answers for now."""
-        self._stuck[peer] = None
         peer.stuck_ms = self._loop.clock.monotonic_ms()
         self._look_later(LONGEST_LOOK_MS)
 
     def drained(self, peer: PlainPeer) -> None:
         """Note a peer that took all that waited for it."""
-        self._stuck.pop(peer, None)
         peer.stuck_ms = 0
 
     def has_room(self, peer: PlainPeer, size: int) -> bool:
         """Return True if a large answer may be held: one a peer may, within the budget of all."""
-        if not self._stuck:
+        if not self._streams.stuck_bytes:
             return True
         total, held = self.held_bytes, peer.held
         if not held:
@@ -491,7 +447,7 @@ class PlainServer(RequestServing):
 
     def room(self, peer: PlainPeer) -> int:
         """Return the bytes that an answer's body may have; 0 or less if there is no room."""
-        if not self._stuck:
+        if not self._streams.stuck_bytes:
             return self._most_room
         total, held = self.held_bytes, peer.held
         room = room_of_one(total, self._limits) - HEAD_BYTES

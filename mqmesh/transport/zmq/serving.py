@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
 from mqmesh.protocol.codes import ResponseCode
@@ -11,6 +11,7 @@ from mqmesh.protocol.request import Peer, Request
 from mqmesh.refusals import Refusals
 from mqmesh.transport.interface import Handler, OnDisconnect, Timer
 from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.served_peer import AnsweredPeer
 
 LOG_REFUSALS_MS: Final = 1_000
 """While requests are refused, the log gets so often a line for each code."""
@@ -19,21 +20,6 @@ LOG_MALFORMED_MS: Final = 1_000
 
 _CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
-
-
-class BoundedPeer(Peer, Protocol):
-    """A peer whose answers may have to wait."""
-
-    @property
-    def held(self) -> int:
-        """Bytes of its answers that wait."""
-
-    def check_room(self) -> None:
-        """Check that it may have a further answer.
-
-        Raises:
-            SystemBusy: It does not take those that it has.
-        """
 
 
 class RequestServing:
@@ -96,7 +82,7 @@ class RequestServing:
             self._refusals_timer.cancel()
             self._log_refusals()
 
-    def _serve(self, peer: BoundedPeer, frame: memoryview) -> None:
+    def _serve(self, peer: AnsweredPeer, frame: memoryview) -> None:
         self.requests += 1
         try:
             command = decode_frame(frame)

@@ -5,8 +5,10 @@ import errno
 import logging
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Final, Protocol
 
 from mqmesh.transport.descriptors import NONE_LEFT
@@ -19,7 +21,8 @@ TCP: Final = "tcp://"
 BACKLOG: Final = 1_024
 ACCEPTED_PER_TURN: Final = 64
 ACCEPT_AGAIN_MS: Final = 500
-"""After the process ran out of descriptors no connection is taken for so long."""
+"""After descriptors or memory ran out no connection is taken for so long."""
+_SHORT: Final = NONE_LEFT | {errno.ENOBUFS, errno.ENOMEM}
 LEAST_READ_BYTES: Final = 64 * KIB
 MOST_READ_BYTES: Final = 1 * MIB
 """Bytes that are read of one stream in a turn; the size grows from the least while reads fill."""
@@ -52,17 +55,19 @@ class StreamHandler(Protocol):
         """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
 
 
-class ReadGate:
+class StreamGroup:
     """Streams that share the time of a turn.
 
     Attributes:
         shut_ns: Turn of the loop, its ``turn_ns``, in which none of them is read any more.
+        stuck_bytes: Bytes that wait in those of them that are stuck.
     """
 
-    __slots__ = ("shut_ns",)
+    __slots__ = ("shut_ns", "stuck_bytes")
 
     def __init__(self) -> None:
         self.shut_ns = -1
+        self.stuck_bytes = 0
 
 
 class Stream:
@@ -71,7 +76,7 @@ class Stream:
     Args:
         loop: Its loop.
         connection: A connected socket; it is the stream's from now on.
-        gate: Says when it is not read.
+        group: Streams that it belongs to; says when it is not read.
 
     Attributes:
         peer: Other end: ``host:port``, or ``unix``.
@@ -85,7 +90,7 @@ class Stream:
         "_called_again",
         "_connection",
         "_deaf",
-        "_gate",
+        "_group",
         "_handler",
         "_loop",
         "_out",
@@ -100,7 +105,7 @@ class Stream:
         "waiting_bytes",
     )
 
-    def __init__(self, loop: EventLoop, connection: socket.socket, gate: ReadGate) -> None:
+    def __init__(self, loop: EventLoop, connection: socket.socket, group: StreamGroup) -> None:
         connection.setblocking(False)
         self.peer = prepare(connection)
         self.waiting_bytes = 0
@@ -110,7 +115,7 @@ class Stream:
         self._connection = connection
         self._handler: StreamHandler
         self._out: deque[bytes | memoryview] = deque()
-        self._gate = gate
+        self._group = group
         self._deaf = self._paused = self._watched = self._called_again = False
         self._read_bytes = LEAST_READ_BYTES
 
@@ -130,8 +135,11 @@ class Stream:
         if not self.waiting_bytes and not self.is_stuck:
             self._loop.before_wait(self.flush)
         self._out.extend(parts)
-        self.waiting_bytes += sum(map(len, parts))
-        if self.waiting_bytes >= WRITE_AT_ONCE_BYTES and not self.is_stuck:
+        size = sum(map(len, parts))
+        self.waiting_bytes += size
+        if self.is_stuck:
+            self._group.stuck_bytes += size
+        elif self.waiting_bytes >= WRITE_AT_ONCE_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -146,6 +154,8 @@ class Stream:
                         out if len(out) <= MOST_PIECES else list(out)[:MOST_PIECES]
                     )
                 self.waiting_bytes -= sent
+                if self.is_stuck:
+                    self._group.stuck_bytes -= sent
                 while out and sent >= len(out[0]):
                     sent -= len(out.popleft())
                 if sent:
@@ -153,9 +163,11 @@ class Stream:
         except BlockingIOError:
             self._set_stuck(True)
         except OSError:
-            # Nobody reads any more. What the other side had sent before it left is read still.
+            # Nobody reads any more, or the system has no memory for it. What the other side sent
+            # is read still, and then the end.
             self._deaf = True
             self._drop_output()
+            self._shut_down()
         else:
             self._set_stuck(False)
 
@@ -190,7 +202,7 @@ class Stream:
             self._called_again = False
             self._handler.on_bytes(b"")
             return
-        if self._gate.shut_ns == self._loop.turn_ns:
+        if self._group.shut_ns == self._loop.turn_ns:
             return
         if self._paused:
             # Not merely ignored: the loop would not sleep.
@@ -244,6 +256,7 @@ class Stream:
             if self._watched:
                 self._loop.want_write(self.descriptor, stuck)
             if stuck:
+                self._group.stuck_bytes += self.waiting_bytes
                 self._handler.on_stuck()
             elif not self.is_closed:
                 self._handler.on_drained()
@@ -255,13 +268,18 @@ class Stream:
     def _end(self) -> None:
         self.is_closed = True
         self._unwatch()
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # also where a forked child holds it
+        self._shut_down()  # also where a forked child holds it
         self._connection.close()
         self._drop_output()
 
+    def _shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def _drop_output(self) -> None:
         self._out.clear()
+        if self.is_stuck:
+            self._group.stuck_bytes -= self.waiting_bytes
         self.waiting_bytes = 0
         self._set_stuck(False)
 
@@ -274,13 +292,13 @@ class StreamListener:
         accept: Called with each new stream, which it starts or closes.
 
     Attributes:
-        gate: Of all streams that it hands out.
+        group: All streams that it hands out.
     """
 
     def __init__(self, loop: EventLoop, accept: Callable[[Stream], None]) -> None:
         self._loop = loop
         self._accept = accept
-        self.gate = ReadGate()
+        self.group = StreamGroup()
         self._listening: dict[int, socket.socket] = {}
         self._files: dict[str, int] = {}
         self._closed = False
@@ -346,16 +364,14 @@ class StreamListener:
                 except BlockingIOError:
                     return
                 except OSError as error:
-                    if error.errno in NONE_LEFT:
+                    if error.errno in _SHORT:
                         self._rest(listening, error)
                         return
                     continue  # it was gone before it was taken
                 try:
-                    stream = Stream(self._loop, connection, self.gate)
+                    self._accept(Stream(self._loop, connection, self.group))
                 except OSError:
                     connection.close()
-                    continue
-                self._accept(stream)
 
         self._loop.add(listening.fileno(), take)
 
@@ -394,6 +410,24 @@ def resolve(endpoint: str, *, to_listen: bool = False) -> tuple[int, Address]:
         flags=socket.AI_PASSIVE if to_listen else 0,
     )
     return found[0][0], found[0][4]
+
+
+def look_up(endpoint: str) -> "Future[tuple[int, Address]]":
+    """Begin ``resolve``: a name is looked up in a thread, since the system may take long for it."""
+    found: Future[tuple[int, Address]] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(resolve(endpoint))
+        except Exception as error:
+            found.set_exception(error)
+
+    host = endpoint.removeprefix(TCP).rpartition(":")[0]
+    if endpoint.startswith(IPC) or host.startswith("[") or host.replace(".", "").isdigit():
+        run()
+    else:
+        threading.Thread(target=run, name="mqmesh-look-up", daemon=True).start()
+    return found
 
 
 def prepare(connection: socket.socket) -> str:

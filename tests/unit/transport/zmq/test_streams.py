@@ -10,7 +10,7 @@ import pytest
 
 from mqmesh.transport.zmq import streams
 from mqmesh.transport.zmq.loop import EventLoop
-from mqmesh.transport.zmq.streams import ReadGate, Stream, StreamListener
+from mqmesh.transport.zmq.streams import Stream, StreamGroup, StreamListener
 from mqmesh.units import MIB
 
 
@@ -44,11 +44,16 @@ def loop():
 
 
 @pytest.fixture
-def pair(loop):
+def group():
+    return StreamGroup()
+
+
+@pytest.fixture
+def pair(loop, group):
     """A stream with its handler, and the other end."""
     one, other = socket.socketpair()
     other.setblocking(False)
-    stream, handler = Stream(loop, one, ReadGate()), Handler()
+    stream, handler = Stream(loop, one, group), Handler()
     stream.start(handler)
     yield stream, handler, other
     stream.close()
@@ -67,16 +72,17 @@ def test_what_is_written_in_a_turn_leaves_together_at_its_end(loop, pair):
     assert stream.waiting_bytes == 0
 
 
-def test_much_output_leaves_at_once_and_the_rest_when_the_reader_reads(loop, pair):
+def test_much_output_leaves_at_once_and_the_rest_when_the_reader_reads(loop, pair, group):
     stream, handler, other = pair
     pieces = [bytes([number]) * MIB for number in range(20)]
     for piece in pieces:
         stream.write(piece)
     assert handler.events == ["stuck"]
-    assert 0 < stream.waiting_bytes < 20 * MIB
+    assert 0 < group.stuck_bytes == stream.waiting_bytes < 20 * MIB
     got = bytearray()
     while len(got) < 20 * MIB:
         loop.tick(0)
+        assert group.stuck_bytes == stream.waiting_bytes
         got += other.recv(MIB)
     assert got == b"".join(pieces)
     loop.tick(0)
@@ -151,6 +157,37 @@ def test_what_was_sent_before_the_end_is_read_though_nobody_takes_the_answer(loo
     assert stream.is_closed
 
 
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EPIPE])
+def test_a_stream_that_cannot_be_written_ends_behind_what_came(
+    loop, pair, group, monkeypatch, number
+):
+    stream, handler, other = pair
+    stream.write(bytes(30 * MIB))
+    assert group.stuck_bytes == stream.waiting_bytes > 0
+    other.send(b"last word")
+
+    def send(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "send", send)
+        stream.flush()
+    assert (stream.waiting_bytes, group.stuck_bytes) == (0, 0)
+    loop.tick(0)
+    loop.tick(0)
+    assert (handler.data, handler.events) == (b"last word", ["stuck", "drained", "closed"])
+    assert stream.is_closed
+
+
+def test_the_bytes_of_a_stuck_stream_that_is_closed_count_no_more(pair, group):
+    stream, _, _ = pair
+    stream.write(bytes(30 * MIB))
+    stream.write(b"more")
+    assert group.stuck_bytes == stream.waiting_bytes > 0
+    stream.close()
+    assert group.stuck_bytes == 0
+
+
 def test_a_stream_that_is_closed_says_its_last_word_and_calls_nobody(loop, pair):
     stream, handler, other = pair
     stream.write(b"bye")
@@ -164,8 +201,9 @@ def test_a_stream_that_is_closed_says_its_last_word_and_calls_nobody(loop, pair)
     assert handler.events == []
 
 
-def test_a_listener_without_descriptors_waits_and_goes_on(
-    loop, short_tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOBUFS])
+def test_a_listener_without_descriptors_or_memory_waits_and_goes_on(
+    loop, short_tmp_path, monkeypatch, caplog, number
 ):
     monkeypatch.setattr(streams, "ACCEPT_AGAIN_MS", 1)
     taken = []
@@ -175,7 +213,7 @@ def test_a_listener_without_descriptors_waits_and_goes_on(
         with monkeypatch.context() as patch:
 
             def accept(_):
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                raise OSError(number, os.strerror(number))
 
             patch.setattr(socket.socket, "accept", accept)
             one.connect(f"{short_tmp_path}/s")
