@@ -1,5 +1,6 @@
 """Peers of servers: what both kinds have in common, and the peer of a server with keys."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ class AnswerSender(Protocol):
         """Return the error for a peer that reads too slowly, or whose neighbours do."""
 
 
-class AnsweredPeer(PeerState):
+class AnsweredPeer(PeerState, ABC):
     """Part that the peers of both kinds of servers have in common: how they are answered.
 
     See ``mqmesh.protocol.request.Peer``.
@@ -46,14 +47,14 @@ class AnsweredPeer(PeerState):
     _note_refusal: NoteRefusal
 
     @property
+    @abstractmethod
     def address(self) -> str:
         """Implement ``Peer.address``."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def held(self) -> int:
         """Bytes of its answers that wait."""
-        raise NotImplementedError
 
     def reply(self, opaque: int, flags: int, reply: Reply) -> None:
         """Implement ``Peer.reply``."""
