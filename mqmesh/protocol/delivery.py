@@ -64,6 +64,7 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         suspend_timeout_ms: Wait so long for a message when there is none, 0 to 30,000.
         expression: Subscription expression, ``*`` for all; the same for all members of the group.
         expression_type: ``ExpressionType``.
+        verify: The answer before was damaged: check what is read, and pass what is lost.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
@@ -84,6 +85,7 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     suspend_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 0
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
     expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
+    verify: bool = False
 
 
 class MessageLease(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -56,7 +56,7 @@ def receive_until(consumer, count, **options):
     found, deadline = [], time.monotonic() + PATIENCE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-        found += consumer.receive(count - len(found), wait_ms=1_000, **options)
+        found += consumer.receive(count - len(found), **{"wait_ms": 1_000, **options})
     return found
 
 
@@ -130,6 +130,17 @@ def test_what_is_kept_for_the_next_call_is_extended(cluster, topic):
         one.ack(first)
         taken = receive_until(other, 99)
         other.ack_many(taken)
+
+
+def test_a_receive_that_does_not_wait_asks_the_brokers(cluster, topic):
+    with consumer_of(cluster, topic, topic) as consumer:
+        consumer.ack_many(receive_until(consumer, 40))
+        found = until(lambda: consumer.receive(100, wait_ms=0), PATIENCE_S)
+        found += receive_until(consumer, 60 - len(found), wait_ms=0)
+        consumer.ack_many(found)
+        began = time.monotonic()
+        assert consumer.receive(wait_ms=0) == []
+        assert time.monotonic() - began < PATIENCE_S
 
 
 def test_a_member_of_another_mode_is_told_so(cluster, topic):

@@ -148,6 +148,8 @@ class DeliveryRecord(msgspec.Struct, tag=5, array_like=True, frozen=True):
             them is settled.
         runs: Messages that are open.
         adds: To what the record before says of the window; else instead of it.
+        previous_offset: ``next_offset`` of the record before, with ``adds``: if that one cannot be
+            read, what was handed out up to there is open.
     """
 
     group: str
@@ -159,6 +161,7 @@ class DeliveryRecord(msgspec.Struct, tag=5, array_like=True, frozen=True):
     cleared: list[tuple[_Offset, _Offset]] = []
     runs: list[DeliveryRun] = []
     adds: bool = False
+    previous_offset: _Offset = 0
 
 
 StateRecord = TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord | DeliveryRecord

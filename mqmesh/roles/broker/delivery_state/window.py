@@ -17,31 +17,15 @@ Two runs never have a message in common; their spans may overlap once a part was
 
 import enum
 import heapq
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Final
 
-import msgspec
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunList, RunState
 
-MAX_RUN: Final = 1_024
-"""Messages that one lease may span."""
 SLOT_MS: Final = 100
 """Deadlines are kept in slots of this length, so a lease may end so much later."""
-NOBODY: Final = 0
-"""Lease of a run that nobody holds, or whose holder did not show it to this master yet."""
-
-
-class RunState(enum.Enum):
-    """States of the open messages of a run."""
-
-    LEASED = "leased"
-    """A member has them until the deadline; with the lease ``NOBODY``, one of before a restart."""
-    WAITING = "waiting"
-    """They are handed out again once they are due."""
-    LEAVING = "leaving"
-    """They are being sent back, or become dead letters; settled once that is stored."""
 
 
 class Settled(enum.Enum):
@@ -52,50 +36,8 @@ class Settled(enum.Enum):
     """Another lease has one of the messages by now, or the lease is of before a reset."""
     LEAVING = "leaving"
     """One of the messages is being sent back just now."""
-
-
-class Run(msgspec.Struct, eq=False):
-    """Messages that were handed out together, and are in one state.
-
-    Attributes:
-        first: Queue offset of bit 0.
-        bits: Messages that are not settled, a bit each.
-        attempt: How often they were handed out.
-        state: See ``RunState``.
-        lease: Number of the lease; ``NOBODY`` unless it is ``LEASED``.
-        member: Member that holds it.
-        until_ms: When the lease ends, or when the wait does; monotonic clock.
-        since_ms: When it was handed out last; monotonic clock.
-    """
-
-    first: int
-    bits: int
-    attempt: int
-    state: RunState = RunState.WAITING
-    lease: int = NOBODY
-    member: str = ""
-    until_ms: int = 0
-    since_ms: int = 0
-
-    @property
-    def count(self) -> int:
-        """Number of open messages."""
-        return self.bits.bit_count()
-
-    @property
-    def low(self) -> int:
-        """Queue offset of the first open message."""
-        return self.first + (self.bits & -self.bits).bit_length() - 1
-
-    @property
-    def end(self) -> int:
-        """Queue offset behind the last open message."""
-        return self.first + self.bits.bit_length()
-
-    def within(self, first: int, bits: int) -> int:
-        """Return those of its open messages that are among others, as bits from ``self.first``."""
-        shift = first - self.first
-        return self.bits & (bits << shift if shift >= 0 else bits >> -shift)
+    FULL = "full"
+    """They would be a run of their own, and the broker keeps no more."""
 
 
 class LeaseNumbers:
@@ -140,19 +82,18 @@ class DeliveryWindow:
         next_offset: First message that was never handed out.
         valid_from: Leases before this number were given out before a reset, and are stale.
         unsettled: Messages that were handed out and are not settled.
+        noted_offset: For the log: ``next_offset`` as of the change before.
     """
 
     def __init__(
         self, start: int, numbers: LeaseNumbers, on_change: Callable[[int, int], None]
     ) -> None:
-        self.next_offset = start
+        self.next_offset = self.noted_offset = start
         self.valid_from = 0
         self.unsettled = 0
         self._numbers = numbers
         self._changed = on_change
-        # Two lists in one order: the search in a list of numbers is one call.
-        self._firsts: list[int] = []
-        self._runs: list[Run] = []
+        self._runs = RunList()
         self._leases: dict[int, Run] = {}
         self._slots: dict[int, dict[Run, None]] = {}
         self._slot_order: list[int] = []
@@ -165,7 +106,7 @@ class DeliveryWindow:
     def floor(self) -> int:
         """Queue offset before which all messages are settled: the group's committed offset."""
         floor = self.next_offset
-        for run in self._runs:
+        for run in self._runs.every:
             if run.first >= floor:
                 break
             floor = min(floor, run.low)
@@ -174,12 +115,12 @@ class DeliveryWindow:
     @property
     def runs(self) -> list[Run]:
         """All runs, in order of their first offset; not to be changed."""
-        return self._runs
+        return self._runs.every
 
     def holder_of_most(self) -> tuple[str, int]:
         """Return the member that holds most messages, and how many; "" and 0 for none."""
         held: Counter[str] = Counter()
-        for run in self._runs:
+        for run in self.runs:
             if run.lease != NOBODY:
                 held[run.member] += run.count
         return held.most_common(1)[0] if held else ("", 0)
@@ -266,12 +207,12 @@ class DeliveryWindow:
         claimed = self._claim(lease, first, bits)
         if isinstance(claimed, Settled):
             return claimed
-        self._carve(claimed)
+        if claimed:
+            carved = self._carve(claimed)
+            self._changed(carved.first, carved.end)
         return Settled.OK
 
-    def nack(
-        self, lease: int, first: int, bits: int, *, due_ms: int = 0, counts: bool = True
-    ) -> Run | Settled:
+    def nack(self, lease: int, first: int, bits: int, *, due_ms: int = 0) -> Run | Settled:
         """Let messages wait until they are handed out again.
 
         Args:
@@ -279,22 +220,56 @@ class DeliveryWindow:
             first: Queue offset of bit 0.
             bits: Messages.
             due_ms: When they are due, monotonic clock; 0 for at once.
-            counts: The attempt failed; else it was none.
 
         Returns:
             What waits; ``OK`` if all are settled already.
         """
-        claimed = self._claim(lease, first, bits)
+        claimed = self._claim_run(lease, first, bits)
         if isinstance(claimed, Settled):
             return claimed
-        if not claimed:
-            return Settled.OK
         run = self._carve(claimed)
-        if not counts:
-            run.attempt = max(run.attempt - 1, 0)
         self._wait(run, due_ms)
         self._changed(run.first, run.end)
         return run
+
+    def give_back(self, lease: int, first: int, bits: int) -> Settled:
+        """Let messages wait as if this lease of them had never been.
+
+        Args:
+            lease: Under which the member got them; what it has not any more stays as it is, so
+                that this may be repeated.
+            first: Queue offset of bit 0.
+            bits: Messages, and others between them.
+        """
+        run = self._leases.get(lease)
+        if run is not None:
+            first, bits = run.first, run.within(first, bits)
+        claimed = self._claim_run(lease, first, bits)
+        if isinstance(claimed, Settled):
+            return claimed
+        if any(one.state is not RunState.LEASED for one, _ in claimed):
+            return Settled.OK
+        run = self._carve(claimed)
+        run.attempt -= 1
+        self._wait(run, 0)
+        self._changed(run.first, run.end)
+        return Settled.OK
+
+    def split(self, run: Run, bits: int) -> Run:
+        """Make messages of a run that waits a run of their own.
+
+        Args:
+            run: It is ``WAITING``.
+            bits: Those of its messages, from ``run.first`` on; if they are all, it stays as it is.
+        """
+        if bits == run.bits:
+            return run
+        until_ms, since_ms = run.until_ms, run.since_ms
+        part = self._carve([(run, bits)])
+        part.since_ms = since_ms
+        self._wait(part, until_ms)
+        self._changed(part.first, part.end)
+        return part
 
     def extend(
         self, lease: int, first: int, bits: int, member: str, now_ms: int, lease_ms: int
@@ -315,13 +290,11 @@ class DeliveryWindow:
                 return Settled.STALE
             self._until(run, max(run.until_ms, now_ms + lease_ms))
             return Settled.OK
-        claimed = self._claim(lease, first, bits)
+        claimed = self._claim_run(lease, first, bits)
         if isinstance(claimed, Settled):
             return claimed
-        if claimed:
-            run = self._carve(claimed)
-            self._lease(run, member, now_ms, lease_ms, number=lease)
-            self._changed(run.first, run.end)
+        run = self._lease(self._carve(claimed), member, now_ms, lease_ms, number=lease)
+        self._changed(run.first, run.end)
         return Settled.OK
 
     def meet(self, lease: int, first: int, bits: int, end: int, most: int) -> None:
@@ -340,10 +313,9 @@ class DeliveryWindow:
         start = self.next_offset
         if behind <= start or behind > end or behind - start > most:
             return
-        if not self.valid_from <= lease <= self._numbers.first:
+        if not self.valid_from <= lease <= self._numbers.first or self._numbers.is_full:
             return
-        for at in range(start, behind, MAX_RUN):
-            run = Run(at, (1 << min(MAX_RUN, behind - at)) - 1, 1)
+        for run in _whole_runs(start, behind):
             self._wait(run, 0)
         self.next_offset = behind
         self._changed(start, behind)
@@ -374,7 +346,7 @@ class DeliveryWindow:
 
     def release(self, member: str) -> list[Run]:
         """Let wait what a member holds; return that."""
-        found = [run for run in self._runs if run.lease != NOBODY and run.member == member]
+        found = [run for run in self.runs if run.lease != NOBODY and run.member == member]
         for run in found:
             self._expire(run)
         return found
@@ -411,18 +383,10 @@ class DeliveryWindow:
     def spans_of(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[Run, int]]:
         """Yield the runs that have open messages within spans, and which, from ``run.first`` on."""
         for first, end in spans:
-            at = bisect_left(self._firsts, first - MAX_RUN + 1)
-            for run in self._runs[at : bisect_left(self._firsts, end)]:
-                mask = run.bits
-                if first > run.first:
-                    mask &= -1 << (first - run.first)
-                if end < run.end:
-                    mask &= (1 << (end - run.first)) - 1
-                if mask:
-                    yield run, mask
+            yield from self._runs.reaching(first, end)
 
     def restore(self, first: int, bits: int, attempt: int, due_ms: int) -> None:
-        """Take over a run from the log.
+        """Take over a run from the log, in place of what was known of its messages.
 
         Args:
             first: Queue offset of bit 0.
@@ -430,24 +394,32 @@ class DeliveryWindow:
             attempt: How often they were handed out.
             due_ms: When they are due, wall clock; 0 if somebody had them.
         """
+        for known, _ in list(self._runs.reaching(first, first + bits.bit_length())):
+            self._take(known, known.within(first, bits))
         state = RunState.WAITING if due_ms else RunState.LEASED
         self._add(Run(first, bits, attempt, state, since_ms=due_ms))
 
+    def miss(self, end: int) -> None:
+        """Take messages up to an offset as handed out: what the log says of them is damaged."""
+        for run in _whole_runs(self.next_offset, end):
+            self.restore(run.first, run.bits, run.attempt, 0)
+        self.next_offset = max(self.next_offset, end)
+
     def clear(self, first: int, end: int) -> None:
         """Forget the open messages of a span, of which the log says something else."""
-        for run, mask in list(self.spans_of([(first, end)])):
+        for run, mask in list(self._runs.reaching(first, end)):
             self._take(run, mask)
 
     def clear_before(self, floor: int) -> None:
         """Forget the open messages before the floor."""
-        for run in self._runs[: bisect_left(self._firsts, floor)]:
+        for run in self._runs.before(floor):
             self._take(run, run.bits & ((1 << min(floor - run.first, MAX_RUN)) - 1))
 
     def bound(self, end: int) -> bool:
         """Forget what lies behind the end of the queue; True if there was any."""
         if self.next_offset <= end:
             return False
-        for run in list(self._runs):
+        for run in list(self.runs):
             kept = (1 << min(max(end - run.first, 0), MAX_RUN)) - 1
             self._take(run, run.bits & ~kept)
         before, self.next_offset = self.next_offset, end
@@ -462,7 +434,7 @@ class DeliveryWindow:
             wall_ms: Wall clock.
             quiet_ms: Members have so long to show what they hold.
         """
-        for run in self._runs:
+        for run in self.runs:
             due_wall_ms, run.since_ms = run.since_ms, now_ms
             if run.state is RunState.WAITING:
                 wait_ms = due_wall_ms - wall_ms
@@ -472,7 +444,7 @@ class DeliveryWindow:
 
     def drop(self) -> None:
         """Forget all runs: the window is over."""
-        for run in list(self._runs):
+        for run in list(self.runs):
             self._take(run, run.bits)
 
     # ---- Helpers ---------------------------------------------------------------------
@@ -481,8 +453,13 @@ class DeliveryWindow:
         """Return the open ones of these messages, by run, if the lease may settle all of them."""
         if lease < self.valid_from or first + bits.bit_length() > self.next_offset:
             return Settled.STALE
-        claimed = list(self.spans_of([(first, first + bits.bit_length())]))
-        claimed = [(run, mask) for run, _ in claimed if (mask := run.within(first, bits))]
+        held = self._leases.get(lease)
+        if held is not None:
+            mask = held.within(first, bits)
+            if mask.bit_count() == bits.bit_count():
+                return [(held, mask)]  # nearly always
+        reaching = self._runs.reaching(first, first + bits.bit_length())
+        claimed = [(run, mask) for run, _ in reaching if (mask := run.within(first, bits))]
         for run, _ in claimed:
             if run.state is RunState.LEAVING:
                 return Settled.LEAVING
@@ -490,10 +467,19 @@ class DeliveryWindow:
                 return Settled.STALE
         return claimed
 
+    def _claim_run(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
+        """Do as ``_claim``, for messages that become a run of their own; ``OK`` for none."""
+        claimed = self._claim(lease, first, bits)
+        if isinstance(claimed, Settled):
+            return claimed
+        if not claimed:
+            return Settled.OK
+        if self._numbers.is_full and all(mask != run.bits for run, mask in claimed):
+            return Settled.FULL
+        return claimed
+
     def _carve(self, claimed: list[tuple[Run, int]]) -> Run:
         """Take messages out of their runs; return them as a run that is in no list yet."""
-        if not claimed:
-            return Run(self.next_offset, 0, 0)
         low = min(run.first + (mask & -mask).bit_length() - 1 for run, mask in claimed)
         bits = 0
         for run, mask in claimed:
@@ -502,7 +488,6 @@ class DeliveryWindow:
         carved = Run(low, bits, max(run.attempt for run, _ in claimed))
         for run, mask in claimed:
             self._take(run, mask)
-        self._changed(low, carved.end)
         return carved
 
     def _take(self, run: Run, mask: int) -> None:
@@ -553,19 +538,20 @@ class DeliveryWindow:
             runs.pop(run, None)
 
     def _add(self, run: Run) -> None:
-        at = bisect_right(self._firsts, run.first)
-        self._firsts.insert(at, run.first)
-        self._runs.insert(at, run)
+        self._runs.add(run)
         self.unsettled += run.count
         self._numbers.runs += 1
 
     def _remove(self, run: Run) -> None:
-        at = bisect_left(self._firsts, run.first)
-        while self._runs[at] is not run:
-            at += 1
-        del self._firsts[at], self._runs[at]
+        self._runs.remove(run)
         self.unsettled -= run.count
         self._numbers.runs -= 1
         self._leases.pop(run.lease, None)
         self._unslot(run)
         run.bits = 0
+
+
+def _whole_runs(start: int, end: int) -> Iterator[Run]:
+    """Yield runs of all messages of a span, handed out once."""
+    for at in range(start, end, MAX_RUN):
+        yield Run(at, (1 << min(MAX_RUN, end - at)) - 1, 1)

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from mqmesh.roles.broker.delivery_state.window import (
-    DeliveryWindow,
-    LeaseNumbers,
-    Run,
-    RunState,
-)
+import msgspec
+
+from mqmesh.roles.broker.delivery_state.runs import Run, RunState
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.state_records import DeliveryRecord, DeliveryRun
 from mqmesh.units import MAX_OFFSET, QueueOffset
@@ -23,6 +21,18 @@ MOST_SPANS: Final = 1_000
 _Spans = dict[int, int]
 
 
+class Changes(msgspec.Struct):
+    """Changes of a window that are not in the log yet.
+
+    Attributes:
+        previous_offset: What the log says of ``next_offset``.
+        spans: First offset and end of what changed; None for a window that is written as a whole.
+    """
+
+    previous_offset: int
+    spans: _Spans | None
+
+
 class DeliveryWindows:
     """Windows of all groups in all queues, and what of them is not in the log yet.
 
@@ -35,8 +45,7 @@ class DeliveryWindows:
 
     Attributes:
         numbers: See above.
-        changed: Of each window, where it changed: first offset and end of each span. None for a
-            window that is written as a whole.
+        changed: Of each window, what changed.
     """
 
     def __init__(
@@ -46,7 +55,7 @@ class DeliveryWindows:
         wall_offset_ms: Callable[[], int],
     ) -> None:
         self.numbers = numbers
-        self.changed: dict[WindowKey, _Spans | None] = {}
+        self.changed: dict[WindowKey, Changes] = {}
         self._committed = committed
         self._wall_offset_ms = wall_offset_ms
         self._windows: dict[WindowKey, DeliveryWindow] = {}
@@ -80,7 +89,7 @@ class DeliveryWindows:
         self._committed.commit(*key, QueueOffset(start))
         window = self._make(key, start)
         window.valid_from = self.numbers.last + 1
-        self.changed[key] = None
+        self.changed[key] = Changes(start, None)
         return window
 
     def drop(self, key: WindowKey) -> None:
@@ -88,7 +97,7 @@ class DeliveryWindows:
         window = self._forget(key)
         if window is not None:
             window.drop()
-            self.changed[key] = None
+            self.changed[key] = Changes(0, None)
 
     def drop_group(self, group: str) -> None:
         """Forget the windows of a group."""
@@ -128,7 +137,7 @@ class DeliveryWindows:
 
     def records_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
         """Yield the state records that say all of a window, which may not be there any more."""
-        return self._records(key, None)
+        return self._records(key, Changes(0, None))
 
     def changes_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
         """Yield the state records of what has changed in a window."""
@@ -139,16 +148,20 @@ class DeliveryWindows:
         key = (record.group, record.topic, record.queue_id)
         floor = record.floor
         window = self._windows.get(key)
-        if window is not None and (floor is None or not record.adds):
+        # A change of a window that was begun anew since: the record of that is damaged.
+        is_other = window is not None and window.valid_from != record.valid_from
+        if window is not None and (floor is None or not record.adds or is_other):
             window.drop()
-            window = self._forget(key)
+            self._forget(key)
             window = None
         if floor is None:
             return
         if window is None:
             window = self._make(key, floor)
+        if record.adds:
+            window.miss(record.previous_offset)
         window.valid_from = record.valid_from
-        window.next_offset = record.next_offset
+        window.next_offset = window.noted_offset = record.next_offset
         for first, end in record.cleared:
             window.clear(first, end)
         for run in record.runs:
@@ -158,7 +171,8 @@ class DeliveryWindows:
         window.clear_before(floor)
         self._committed.place(*key, QueueOffset(floor))
 
-    def _records(self, key: WindowKey, spans: _Spans | None) -> Iterator[DeliveryRecord]:
+    def _records(self, key: WindowKey, changes: Changes) -> Iterator[DeliveryRecord]:
+        spans = changes.spans
         group, topic, queue_id = key
         window = self._windows.get(key)
         if window is None:
@@ -171,6 +185,7 @@ class DeliveryWindows:
             told[run] = told.get(run, 0) | mask
         runs = [self._told(run, mask) for run, mask in told.items()]
         adds, cleared = spans is not None, [] if spans is None else wanted
+        previous_offset = changes.previous_offset if adds else 0
         for start in range(0, len(runs) or 1, MOST_RUNS_PER_RECORD):
             part = runs[start : start + MOST_RUNS_PER_RECORD]
             yield DeliveryRecord(
@@ -183,7 +198,9 @@ class DeliveryWindows:
                 cleared if start == 0 else [],
                 part,
                 adds or start > 0,
+                previous_offset,
             )
+            previous_offset = window.next_offset
 
     def _told(self, run: Run, mask: int) -> DeliveryRun:
         shift = (mask & -mask).bit_length() - 1
@@ -223,12 +240,16 @@ class DeliveryWindows:
 
     def _note(self, key: WindowKey, window: DeliveryWindow, first: int, end: int) -> None:
         self._committed.place(*key, QueueOffset(window.floor))
-        spans = self.changed.setdefault(key, {})
+        changes = self.changed.get(key)
+        if changes is None:
+            changes = self.changed[key] = Changes(window.noted_offset, {})
+        window.noted_offset = window.next_offset
+        spans = changes.spans
         if spans is None:
             return
         spans[first] = max(spans.get(first, 0), end)
         if len(spans) > MOST_SPANS:
-            self.changed[key] = None
+            changes.spans = None
 
 
 def _merged(spans: _Spans, floor: int) -> list[tuple[int, int]]:

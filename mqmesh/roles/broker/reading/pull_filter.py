@@ -29,6 +29,8 @@ MAX_READ_BYTES: Final = 1 * MIB
 """Read for one answer with tags; at least one batch, whatever its size."""
 MAX_JUDGED_BYTES: Final = 512 * KIB
 """Read for one answer with SQL92, likewise."""
+MAX_VERIFIED_BYTES: Final = 1 * MIB
+"""Checked for one answer; at least one batch, whatever its size."""
 MAX_RAW_BYTES: Final = 4 * MIB
 """Inflated for one answer, if a batch does not take more by itself."""
 MAX_LOOKS: Final = 25_000

@@ -9,6 +9,7 @@ import msgspec
 from mqmesh.batch.delayed_batch import parse_delay_levels
 from mqmesh.errors import (
     BrokerNotAvailable,
+    CorruptRecord,
     GroupNotFound,
     InvalidArgument,
     MQMeshError,
@@ -42,6 +43,7 @@ from mqmesh.protocol.delivery import (
 from mqmesh.protocol.groups import GroupConfig, check_client_group
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.protocol.policies import parse_retry_delays
+from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.protocol.retries import (
     DEFAULT_MAX_RECONSUME_TIMES,
@@ -52,7 +54,8 @@ from mqmesh.protocol.retries import (
     SendBackResult,
 )
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Run, RunState, Settled
+from mqmesh.roles.broker.delivery_state.runs import Run, RunState
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Settled
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.delivery.lease_reader import LeaseReader, Piece, Read
@@ -63,7 +66,7 @@ from mqmesh.roles.broker.group_state.group_limits import GroupLimits
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
-from mqmesh.roles.broker.reading.pull_filter import pull_filter
+from mqmesh.roles.broker.reading.pull_filter import MAX_VERIFIED_BYTES, pull_filter
 from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import StoredListener
@@ -86,7 +89,12 @@ _OK: Final = int(ResponseCode.SUCCESS)
 _STALE: Final = int(ResponseCode.STALE_RECEIPT)
 _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 _ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
-_CODE_OF: Final = {Settled.OK: _OK, Settled.STALE: _STALE, Settled.LEAVING: _BUSY}
+_CODE_OF: Final = {
+    Settled.OK: _OK,
+    Settled.STALE: _STALE,
+    Settled.LEAVING: _BUSY,
+    Settled.FULL: _BUSY,
+}
 
 _log = logging.getLogger(__name__)
 
@@ -191,8 +199,10 @@ class DeliveryFeature(Feature):
         self._members: dict[Peer, dict[tuple[str, str], None]] = {}
         self._lost: dict[tuple[str, str], int] = {}
         self._counts = DeliveryCounts()
-        # Those that look again in the next turn, whatever comes.
-        self._passed: dict[HeldReceive, None] = {}
+        # Groups and topics whose receives look again in the next turn, whatever comes.
+        self._passed: dict[tuple[str, str], None] = {}
+        # Members that hold most, of windows that are full, as of the last tick.
+        self._most_held: dict[WindowKey, tuple[str, int]] = {}
         # Topics of which groups are paused, or have had what a second may bring.
         self._held_back: dict[str, None] = {}
 
@@ -237,7 +247,7 @@ class DeliveryFeature(Feature):
         """Forget the windows of a topic, and fail the receives that wait for it."""
         self._windows.drop_topic(topic)
         for held in self._hold.of_topic(topic):
-            if held.topics[0] == topic and self._hold.release(held):
+            if held.wanted.topic == topic and self._hold.release(held):
                 held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))
 
     def group_deleted(self, group: str) -> None:
@@ -272,9 +282,10 @@ class DeliveryFeature(Feature):
         for topic in self._held_back:
             self._hold.stir(topic)
         self._held_back.clear()
+        self._most_held.clear()
         self.serve()
         for held in self._hold.expired(now_ms):
-            if not self._try(held) and held not in self._passed:
+            if not self._try(held) and held.key not in self._passed:
                 self._hold.release(held)
                 self._answer_nothing(held)
         if self._windows.changed:
@@ -295,11 +306,14 @@ class DeliveryFeature(Feature):
             return False  # nearly always
         waiting = dict.fromkeys((*self._passed, *self._hold.take_stirred()))
         self._passed.clear()
-        for held in waiting:
-            if self._bytes_left <= 0:
-                self._passed[held] = None
-            elif self._hold.holds(held):
-                self._try(held)
+        for key in waiting:
+            for held in self._hold.of_key(key):
+                if self._bytes_left <= 0:
+                    self._passed[key] = None
+                    break
+                # Where there is nothing for one there is nothing for all behind it.
+                if not self._try(held) and held.pending.peer.room():
+                    break
         return bool(self._passed)
 
     # ---- Receive ---------------------------------------------------------------------
@@ -331,12 +345,12 @@ class DeliveryFeature(Feature):
         )
         if self._bytes_left > 0 and self._take(held):
             return None
-        if not wait_ms and self._bytes_left > 0 and held not in self._passed:
+        if not wait_ms and self._bytes_left > 0 and held.key not in self._passed:
             self._answer_nothing(held)
             return None
         self._hold.hold(held)
         if self._bytes_left <= 0:
-            self._passed[held] = None
+            self._passed[held.key] = None
         return None
 
     def _try(self, held: HeldReceive) -> bool:
@@ -372,11 +386,17 @@ class DeliveryFeature(Feature):
             most,
             max(wanted.invisible_ms or config.invisible_ms, MIN_INVISIBLE_MS),
             config.max_unsettled,
-            min(wanted.max_bytes, peer.room(), max(self._bytes_left, LEAST_BYTES)),
+            min(
+                wanted.max_bytes,
+                peer.room(),
+                max(self._bytes_left, LEAST_BYTES),
+                MAX_VERIFIED_BYTES if wanted.verify else MAX_PULL_BYTES,
+            ),
             now_ms,
         )
-        turn = self._turns.get((wanted.group, wanted.topic), 0)
-        self._turns[wanted.group, wanted.topic] = turn + 1
+        turn = self._turns.get(held.key, 0)
+        self._turns[held.key] = turn + 1
+        error: MQMeshError | None = None
         for is_retry in (False, True) if turn % 2 else (True, False):
             topic = held.topics[is_retry]
             known = self._topics.get(topic)
@@ -391,18 +411,18 @@ class DeliveryFeature(Feature):
                     if known is not None and known.retains:
                         window.pass_over(self._bounds(topic, queue_id)[0])
                     taking.take(key, window, is_retry)
-                except MQMeshError:
-                    # What is leased already is answered; a receive with nothing names the error.
-                    if not taking.leases:
-                        raise
+                except MQMeshError as caught:
+                    error = error or caught  # other queues have their turn all the same
             if known is not None:
                 known.get_messages += taking.counted
                 known.get_bytes += taking.counted_bytes
                 taking.counted = taking.counted_bytes = 0
         self._counts.redelivered += taking.redelivered
         if not taking.leases:
+            if error is not None:
+                raise error
             if taking.passed:
-                self._passed[held] = None
+                self._passed[held.key] = None
             return False
         if limits is not None:
             self._limits.note(limits, taking.messages)
@@ -431,11 +451,14 @@ class DeliveryFeature(Feature):
         """Answer a receive that waited in vain, and say so if its group may hold no more."""
         group = held.wanted.group
         most = self._config(group).max_unsettled
-        for (_, topic, queue_id), window in self._windows.of_group(group).items():
+        for key, window in self._windows.of_group(group).items():
+            _, topic, queue_id = key
             if topic not in held.topics or window.unsettled < most:
                 continue
             if window.next_offset < self._store.queue_bounds(topic, queue_id)[1]:
-                member, count = window.holder_of_most()
+                if key not in self._most_held:
+                    self._most_held[key] = window.holder_of_most()
+                member, count = self._most_held[key]
                 held.pending.fail(
                     SystemBusy(
                         f"members of group {group!r} hold {window.unsettled} messages of queue "
@@ -471,27 +494,26 @@ class DeliveryFeature(Feature):
             )  # not any name: tables are bounded
         now_ms = self._clock.monotonic_ms()
         codes: list[int] = []
-        leaving: dict[int, Leaving] = {}
-        for one in wanted.settlements:
+        leaving: list[Leaving] = []
+        owners: list[int] = []
+        for index, one in enumerate(wanted.settlements):
             topic = retry_topic(wanted.group) if one.is_retry else wanted.topic
             key = (wanted.group, topic, one.queue_id)
-            found = self._settle_one(key, wanted.member, one, now_ms)
-            if isinstance(found, Leaving):
-                leaving[len(codes)] = found
-                found = _OK
-            self._counts.stale += found == _STALE
-            codes.append(found)
+            code = self._settle_one(key, wanted.member, one, now_ms, leaving)
+            owners += [index] * (len(leaving) - len(owners))
+            self._counts.stale += code == _STALE
+            codes.append(code)
             self._stir(key)
 
         def stored(results: list[int]) -> None:
-            for index, code in zip(leaving, results, strict=True):
-                codes[index] = code
+            for index, code in zip(owners, results, strict=True):
+                codes[index] = codes[index] or code
             self._core.reply_when_saved(request, SettleResponse(codes))
             if leaving:
                 self._core.write_state()  # this turn has written already
 
         if leaving:
-            self._send_back(list(leaving.values()), stored)
+            self._send_back(leaving, stored)
         elif all(one.action == SettleAction.EXTEND for one in wanted.settlements):
             request.later().done(SettleResponse(codes))  # no promise that has to be kept
         else:
@@ -499,8 +521,14 @@ class DeliveryFeature(Feature):
         return None
 
     def _settle_one(
-        self, key: WindowKey, member: str, one: Settlement, now_ms: int
-    ) -> int | Leaving:
+        self,
+        key: WindowKey,
+        member: str,
+        one: Settlement,
+        now_ms: int,
+        leaving: list[Leaving],
+    ) -> int:
+        """Settle messages, and add to what is to be sent back; return the code."""
         window = self._windows.find(key)
         if window is None or self._is_cut(key, one):
             return _STALE
@@ -515,15 +543,16 @@ class DeliveryFeature(Feature):
         if one.action == SettleAction.EXTEND:
             length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
             return _CODE_OF[window.extend(one.lease, one.first, bits, member, now_ms, length_ms)]
-        counts = one.action != SettleAction.RETURN
-        run = window.nack(one.lease, one.first, bits, counts=counts)
+        if one.action == SettleAction.RETURN:
+            return _CODE_OF[window.give_back(one.lease, one.first, bits)]
+        run = window.nack(one.lease, one.first, bits)
         if isinstance(run, Settled):
             return _CODE_OF[run]
-        if not counts:
-            return _OK
         if one.action == SettleAction.REJECT:
-            return self._leaving(key, window, run, TO_DEAD_LETTERS, one.reason)
-        return next(self._judge(key, window, run, one.reason, one.delay_ms), _OK)
+            leaving.append(self._leaving(key, window, run, TO_DEAD_LETTERS, one.reason))
+        else:
+            leaving += self._judge(key, window, run, one.reason, one.delay_ms)
+        return _OK
 
     def _judge(
         self,
@@ -533,12 +562,31 @@ class DeliveryFeature(Feature):
         reason: str,
         delay_ms: int = 0,
     ) -> Iterator[Leaving]:
-        """Decide about a run that failed: wait here, or be sent back."""
+        """Decide about a run that failed: its messages wait here, or are sent back."""
         group, topic, queue_id = key
-        is_retry = topic == retry_topic(group)
-        failures = run.attempt - 1
-        if is_retry:
-            failures += self._reader.failures_of((topic, queue_id), run.low)
+        by_failures = {0: run.bits}
+        if topic == retry_topic(group):
+            # Each has failed by itself before.
+            by_failures = self._reader.failures_of((topic, queue_id), run.first, run.bits)
+            if self._windows.numbers.is_full:
+                by_failures = {min(by_failures): run.bits}
+        for failures, bits in by_failures.items():
+            part = window.split(run, bits)
+            yield from self._judge_part(
+                key, window, part, part.attempt - 1 + failures, reason, delay_ms
+            )
+
+    def _judge_part(
+        self,
+        key: WindowKey,
+        window: DeliveryWindow,
+        run: Run,
+        failures: int,
+        reason: str,
+        delay_ms: int,
+    ) -> Iterator[Leaving]:
+        """Decide about messages that failed so often before."""
+        group, topic, queue_id = key
         limit = self._group_table.retry_limit(group, DEFAULT_MAX_RECONSUME_TIMES)
         if failures >= limit:
             yield self._leaving(key, window, run, TO_DEAD_LETTERS, reason, failures)
@@ -791,6 +839,7 @@ class _Taking:
         self._numbers = windows.numbers
         self._by_group = by_group
         self._held = held
+        self._verify = held.wanted.verify
         self._most = most
         self._lease_ms = lease_ms
         self._max_unsettled = max_unsettled
@@ -811,7 +860,15 @@ class _Taking:
         """Take what waits in a window, then what is new."""
         member = self._held.wanted.member
         while not self.is_full and (run := window.due()) is not None:
-            found = self._reader.read_again(key[1:], run.first, run.bits, *self._left())
+            try:
+                found = self._reader.read_again(
+                    key[1:], run.first, run.bits, *self._left(), verify=self._verify
+                )
+            except CorruptRecord as error:
+                _log.error("messages of group %s cannot be handed out again: %s", key[0], error)
+                window.leave(run)
+                window.wait(run, self._now_ms + NOT_SENT_BACK_MS)
+                continue
             if found.gone:
                 window.lose(run, found.gone)
             if found.bits:
@@ -825,7 +882,9 @@ class _Taking:
             most = min(most, self._max_unsettled - window.unsettled)
             wanted = None if is_retry else self._held.filter
             start = window.next_offset
-            found = self._reader.read_new(key[1:], start, most, max_bytes, wanted)
+            found = self._reader.read_new(
+                key[1:], start, most, max_bytes, wanted, verify=self._verify
+            )
             if found.end < start:
                 break  # the store knows less than the log said; nothing is moved back
             if found.first > start:

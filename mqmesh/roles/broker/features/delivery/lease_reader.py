@@ -16,10 +16,10 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.batch.sparse_batch import cut_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord
-from mqmesh.roles.broker.delivery_state.window import MAX_RUN
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered
-from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
+from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import KIB, MIB
 
 _SPARSE: Final = int(Attributes.SPARSE)
@@ -79,6 +79,8 @@ class LeaseReader:
         most: int,
         max_bytes: int,
         wanted: PullFilter | None,
+        *,
+        verify: bool = False,
     ) -> Read:
         """Read the next messages of a queue.
 
@@ -88,15 +90,25 @@ class LeaseReader:
             most: Most messages, up to ``MAX_RUN``.
             max_bytes: Most bytes; at least one batch is read.
             wanted: Messages that fit; None for all.
+            verify: As for ``MessageStore.get``.
 
         Returns:
             Some, or none: then those before ``end`` are to be passed over.
+
+        Raises:
+            CorruptRecord: As ``MessageStore.get``.
         """
         if wanted is not None:
-            return self._read_filtered(queue, start, most, max_bytes, wanted)
+            return self._read_filtered(queue, start, most, max_bytes, wanted, verify)
         place, read = start, Read(start, start)
         while most > 0 and read.size < max_bytes:
-            found = self._get(queue, place, min(max_bytes - read.size, most * KIB))
+            size = min(max_bytes - read.size, most * KIB)
+            try:
+                found = self._store.get(*queue, place, max_bytes=size, verify=verify)
+            except CorruptRecord:
+                if not read.bits:
+                    raise
+                break
             if found.status is GetStatus.OFFSET_TOO_SMALL and not read.bits:
                 return Read(found.next_queue_offset, found.next_queue_offset)
             if found.status is not GetStatus.FOUND:
@@ -121,7 +133,14 @@ class LeaseReader:
         return read
 
     def read_again(
-        self, queue: tuple[str, int], first: int, bits: int, most: int, max_bytes: int
+        self,
+        queue: tuple[str, int],
+        first: int,
+        bits: int,
+        most: int,
+        max_bytes: int,
+        *,
+        verify: bool = False,
     ) -> Read:
         """Read messages that are known.
 
@@ -131,14 +150,23 @@ class LeaseReader:
             bits: Which.
             most: Most messages.
             max_bytes: Most bytes; at least one batch is read.
+            verify: As for ``MessageStore.get``.
 
         Returns:
             Some of them, from the lowest on; ``gone`` has those of them that are not there.
+
+        Raises:
+            CorruptRecord: As ``MessageStore.get``.
         """
         read = Read(first, first)
         while bits and most > 0 and read.size < max_bytes:
             place = first + (bits & -bits).bit_length() - 1
-            found = self._get(queue, place, 1)
+            try:
+                found = self._store.get(*queue, place, max_bytes=1, verify=verify)
+            except CorruptRecord:
+                if not read.bits:
+                    raise
+                break
             if found.status is not GetStatus.FOUND or not found.data:
                 behind = found.next_queue_offset if found.next_queue_offset > place else place + 1
                 lost = bits & ((1 << min(behind - first, bits.bit_length())) - 1)
@@ -161,26 +189,41 @@ class LeaseReader:
             bits &= ~(mask << (base - first))
         return read
 
-    def failures_of(self, queue: tuple[str, int], queue_offset: int) -> int:
-        """Return how often a message of a retry topic had failed before; 0 if it is unreadable."""
-        try:
-            found = self._get(queue, queue_offset, 1)
-            if found.status is not GetStatus.FOUND:
-                return 0
-            header, batch = next(iter_batches(found.data[0]))
-            messages = decode_messages(batch, header)
-            return messages[queue_offset - header.base_queue_offset].reconsume_times
-        except (CorruptBatch, CorruptRecord, IndexError):
-            return 0
+    def failures_of(self, queue: tuple[str, int], first: int, bits: int) -> dict[int, int]:
+        """Return how often messages of a retry topic had failed before.
+
+        Args:
+            queue: Topic and queue id.
+            first: Queue offset of bit 0.
+            bits: Which.
+
+        Returns:
+            Messages, as bits, by number of failures; 0 for those that cannot be read.
+        """
+        found: dict[int, int] = {}
+        while bits:
+            lowest = bits & -bits
+            place = first + lowest.bit_length() - 1
+            try:
+                result = self._store.get(*queue, place, max_bytes=1)
+                messages = []
+                if result.status is GetStatus.FOUND:
+                    header, batch = next(iter_batches(result.data[0]))
+                    messages = decode_messages(batch, header)
+            except (CorruptBatch, CorruptRecord):
+                messages = []
+            by_offset = {int(one.queue_offset): one.reconsume_times for one in messages}
+            failures = by_offset.get(place, 0)
+            found[failures] = found.get(failures, 0) | lowest
+            bits ^= lowest
+            for offset, failures in by_offset.items():
+                bit = 1 << offset - first if offset > place else 0
+                if bits & bit:
+                    found[failures] = found.get(failures, 0) | bit
+                    bits ^= bit
+        return found
 
     # ---- Helpers ---------------------------------------------------------------------
-
-    def _get(self, queue: tuple[str, int], place: int, max_bytes: int) -> GetResult:
-        try:
-            return self._store.get(*queue, place, max_bytes=max_bytes)
-        except CorruptRecord:
-            # What is lost to damage is passed over, as by a pull that has met it.
-            return self._store.get(*queue, place, max_bytes=min(max_bytes, MIB), verify=True)
 
     def _read_filtered(
         self,
@@ -189,9 +232,12 @@ class LeaseReader:
         most: int,
         max_bytes: int,
         wanted: PullFilter,
+        verify: bool,
     ) -> Read:
         place = (*queue, start)
-        found = get_filtered(self._store, self._metas, place, wanted, max_bytes=max_bytes)
+        found = get_filtered(
+            self._store, self._metas, place, wanted, max_bytes=max_bytes, verify=verify
+        )
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return Read(found.next_queue_offset, found.next_queue_offset)
         read = Read(start, start)

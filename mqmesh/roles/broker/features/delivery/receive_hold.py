@@ -22,13 +22,18 @@ class HeldReceive(msgspec.Struct, eq=False):
         pending: Answer that it waits for, and until when: then it is given even if nothing came.
         wanted: What was asked.
         filter: Messages that fit; None for all.
-        topics: Topic and retry topic, as far as they are there.
+        topics: Topic and retry topic.
     """
 
     pending: PendingReply
     wanted: ReceiveRequest
     filter: PullFilter | None
     topics: tuple[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Group and topic: what is there for one receive of these is there for all."""
+        return self.wanted.group, self.wanted.topic
 
 
 class _Arrivals:
@@ -67,7 +72,8 @@ class ReceiveHold:
         self.stirred: dict[str, None] = {}
         self._busy_retry_after_ms = busy_retry_after_ms
         self._listeners = listeners
-        self._by_topic: dict[str, dict[HeldReceive, None]] = {}
+        self._keys_of: dict[str, dict[tuple[str, str], None]] = {}
+        self._by_key: dict[tuple[str, str], dict[HeldReceive, None]] = {}
         self._of_peer: dict[Peer, int] = {}
         self._held: dict[HeldReceive, None] = {}
 
@@ -89,16 +95,14 @@ class ReceiveHold:
             )
         self._held[held] = None
         self._of_peer[peer] = self._of_peer.get(peer, 0) + 1
-        for topic in held.topics:
-            waiting = self._by_topic.get(topic)
-            if waiting is None:
-                waiting = self._by_topic[topic] = {}
-                self._listeners.setdefault(topic, _Arrivals(topic, self.stirred))
+        waiting = self._by_key.get(held.key)
+        if waiting is not None:
             waiting[held] = None
-
-    def holds(self, held: HeldReceive) -> bool:
-        """Return whether a receive waits."""
-        return held in self._held
+            return
+        self._by_key[held.key] = {held: None}
+        for topic in held.topics:
+            self._keys_of.setdefault(topic, {})[held.key] = None
+            self._listeners.setdefault(topic, _Arrivals(topic, self.stirred))
 
     def release(self, held: HeldReceive) -> bool:
         """End the wait of a receive; False if it waits no more."""
@@ -109,33 +113,42 @@ class ReceiveHold:
         self._of_peer[peer] -= 1
         if not self._of_peer[peer]:
             del self._of_peer[peer]
+        waiting = self._by_key[held.key]
+        del waiting[held]
+        if waiting:
+            return True
+        del self._by_key[held.key]
         for topic in held.topics:
-            waiting = self._by_topic[topic]
-            del waiting[held]
-            if not waiting:
-                del self._by_topic[topic]
+            keys = self._keys_of[topic]
+            del keys[held.key]
+            if not keys:
+                del self._keys_of[topic]
                 if isinstance(self._listeners[topic], _Arrivals):
                     del self._listeners[topic]
         return True
 
     def stir(self, topic: str) -> None:
         """Note that there may be something in a topic for those that wait."""
-        if topic in self._by_topic:
+        if topic in self._keys_of:
             self.stirred[topic] = None
 
     def stir_all(self) -> None:
         """Note that there may be something for everybody."""
-        self.stirred.update(dict.fromkeys(self._by_topic))
+        self.stirred.update(dict.fromkeys(self._keys_of))
 
-    def take_stirred(self) -> list[HeldReceive]:
-        """Return those for which there may be something, who wait longest first; they wait on."""
+    def take_stirred(self) -> list[tuple[str, str]]:
+        """Return the groups and topics for which there may be something; their receives wait on."""
         topics = list(self.stirred)
         self.stirred.clear()
-        return list(dict.fromkeys(held for one in topics for held in self._by_topic.get(one, ())))
+        return [key for topic in topics for key in self._keys_of.get(topic, ())]
+
+    def of_key(self, key: tuple[str, str]) -> list[HeldReceive]:
+        """Return the receives of a group and topic, those that wait longest first."""
+        return list(self._by_key.get(key, ()))
 
     def of_topic(self, topic: str) -> list[HeldReceive]:
         """Return the receives that wait for a topic."""
-        return list(self._by_topic.get(topic, ()))
+        return [held for key in self._keys_of.get(topic, ()) for held in self._by_key[key]]
 
     def of_peer(self, peer: Peer) -> list[HeldReceive]:
         """Return the receives of a connection."""

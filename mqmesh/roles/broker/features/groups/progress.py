@@ -22,7 +22,7 @@ from mqmesh.protocol.groups import (
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.delivery_state.window import RunState
+from mqmesh.roles.broker.delivery_state.runs import RunState
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.connections import connections_of, failures_of

@@ -23,15 +23,19 @@ from mqmesh.roles.broker.group_state.group_pulls import GroupPulls, HandedOut
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
-from mqmesh.roles.broker.reading.pull_filter import EVERYTHING, get_filtered, pull_filter, sift
+from mqmesh.roles.broker.reading.pull_filter import (
+    EVERYTHING,
+    MAX_VERIFIED_BYTES,
+    get_filtered,
+    pull_filter,
+    sift,
+)
 from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import GetResult, GetStatus
-from mqmesh.units import MIB, QueueOffset
+from mqmesh.units import QueueOffset
 
-MAX_VERIFIED_BYTES: Final = 1 * MIB
-"""Checked for one answer; at least one batch, whatever its size."""
 JUDGED_AS_BYTES: Final = 256
 """Bytes of a turn's budget for each message that an expression judges: also those that nobody gets
 take time."""

@@ -4,14 +4,11 @@ from random import Random
 
 import pytest
 
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunState
 from mqmesh.roles.broker.delivery_state.window import (
-    MAX_RUN,
-    NOBODY,
     SLOT_MS,
     DeliveryWindow,
     LeaseNumbers,
-    Run,
-    RunState,
     Settled,
 )
 
@@ -126,8 +123,11 @@ def test_a_refused_message_waits_until_it_is_due():
 def test_a_message_that_was_given_back_counts_no_attempt():
     one = Driven()
     run = one.take(1)
-    one.window.nack(run.lease, 0, 1, counts=False)
+    lease = run.lease
+    for _ in range(2):
+        assert one.window.give_back(lease, 0, 1) is Settled.OK
     assert one.again().attempt == 1
+    assert one.window.give_back(lease, 0, 1) is Settled.STALE
 
 
 def test_late_work_counts_as_long_as_nobody_has_the_message():
@@ -354,6 +354,27 @@ def test_a_window_ends_where_the_log_does():
     assert (one.window.next_offset, one.window.unsettled) == (6, 6)
     assert one.window.bound(2) is True
     assert (one.window.next_offset, one.window.unsettled, len(one.window.runs)) == (2, 2, 1)
+
+
+def test_single_messages_become_no_runs_of_their_own_when_there_are_too_many():
+    one = Driven()
+    run = one.take(4)
+    one.numbers.most = 1
+    assert one.window.nack(run.lease, 0, bits_of(1)) is Settled.FULL
+    assert one.window.give_back(run.lease, 0, bits_of(1)) is Settled.FULL
+    assert one.window.ack(run.lease, 0, bits_of(1)) is Settled.OK
+    assert isinstance(one.window.nack(run.lease, 0, bits_of(0, 2, 3)), Run)
+    one.window.meet(1 << 32, 5_000, 1, 10_000, 10_000)
+    assert (one.numbers.runs, one.window.next_offset) == (1, 4)
+
+
+def test_messages_of_a_run_that_waits_become_a_run_of_their_own():
+    one = Driven()
+    run = one.window.nack(one.take(4).lease, 0, some(4))
+    part = one.window.split(run, bits_of(1, 2))
+    assert (run.bits, part.first, part.bits) == (bits_of(0, 3), 1, 0b11)
+    assert one.window.split(run, run.bits) is run
+    assert [one.again().first for _ in range(2)] == [0, 1]
 
 
 # ---- Against a model ------------------------------------------------------------------

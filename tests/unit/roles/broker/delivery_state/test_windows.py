@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers, RunState
+from mqmesh.roles.broker.delivery_state.runs import RunState
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.state_records import DeliveryRecord, in_bodies
@@ -119,7 +120,45 @@ def test_changes_that_could_not_be_written_become_the_whole_window():
     kept.written()
     for _ in range(1_001):
         take(window, 1)
-    assert kept.windows.changed == {KEY: None}
+    (record,) = list(kept.windows.changes_of(KEY))[:1]
+    assert not record.adds
+
+
+def test_what_a_lost_record_handed_out_is_open():
+    kept, other = Kept(), Kept(2)
+    window = kept.windows.begin(KEY, 0)
+    other.apply(kept.written())
+    take(window, 5)
+    kept.written()  # cannot be read
+    late = take(window, 5)
+    window.ack(late.lease, 5, 0b00011)
+    other.apply(kept.written())
+    copy = other.windows.find(KEY)
+    assert open_in(copy) == dict.fromkeys((*range(5), 7, 8, 9), (1, True))
+    assert (copy.floor, copy.next_offset) == (0, 10)
+
+
+def test_a_window_whose_begin_is_lost_is_open_from_its_floor_on():
+    kept, other = Kept(), Kept(2)
+    take(kept.windows.begin(KEY, 500), 5)
+    other.apply(kept.written())
+    kept.windows.drop(KEY)
+    take(kept.windows.begin(KEY, 100), 5)
+    kept.written()  # cannot be read
+    take(kept.windows.find(KEY), 5)
+    other.apply(kept.written())
+    assert sorted(open_in(other.windows.find(KEY))) == list(range(100, 110))
+
+
+def test_a_failed_write_is_no_lost_record():
+    kept, other = Kept(), Kept(2)
+    window = kept.windows.begin(KEY, 0)
+    other.apply(kept.written())
+    take(window, 5)
+    list(kept.windows.changes_of(KEY))  # fails to be put
+    take(window, 5)
+    (record,) = kept.written()
+    assert (record.previous_offset, record.next_offset) == (0, 10)
 
 
 def test_a_start_ends_windows_at_the_end_of_the_log():

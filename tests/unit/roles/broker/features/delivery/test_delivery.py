@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.batch.record_batch import check_stored, decode_messages
+from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import (
+    CorruptRecord,
     GroupNotFound,
     InvalidArgument,
     NoPermission,
@@ -13,6 +14,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.message import Message, as_system
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.commands import RequestCode
@@ -379,6 +381,71 @@ def test_a_message_whose_lease_ended_too_often_is_a_dead_letter(stage):
     scene.receive(invisible_ms=1_000)
     scene.later(1_300)
     assert [message.body for message in dead_letters(stage)] == [b"0"]
+
+
+def test_each_message_of_the_retry_topic_has_failures_of_its_own(stage):
+    scene = Scene(stage, retry_max_times=3)
+    stage.features.writes.ensure_topic("%RETRY%g")
+    messages = [
+        as_system(Message("%RETRY%g", b"%d" % failures), {"RECONSUME_TIMES": str(failures)})
+        for failures in (3, 1, 3, 0)
+    ]
+    batch = encode_batch(
+        messages, topic="%RETRY%g", queue_id=0, producer_id=1, first_sequence=0, born_timestamp=1
+    )
+    stage.features.writes.put_encoded([batch], lambda outcomes: None)
+    stage.end_tick()
+    assert len(scene.receive(invisible_ms=1_000)[1]) == 4
+    scene.later(1_300)
+    assert [message.body for message in dead_letters(stage)] == [b"3", b"3"]
+    (again, *rest), bodies = scene.receive()
+    assert (sorted(bodies), again.attempt) == ([b"0", b"1"], 2)
+    for one in (again, *rest):
+        assert scene.settle(one, SettleAction.NACK, delay_ms=0) == OK
+    assert [message.body for message in dead_letters(stage)] == [b"3", b"3"]
+    for one in scene.receive()[0]:
+        assert scene.settle(one, SettleAction.NACK, delay_ms=0) == OK
+    assert len(dead_letters(stage)) == 3
+
+
+def test_damaged_messages_wait_and_others_go_on(scene, monkeypatch):
+    for _ in range(3):
+        scene.send(2)
+    for (lease,), _ in [scene.receive(2) for _ in range(3)]:
+        scene.settle(lease, SettleAction.NACK, delay_ms=0)
+    scene.send(1)
+    store, damaged = scene.stage.store, {2}
+    get = type(store).get
+
+    def damaged_get(topic, queue_id, queue_offset, *, verify=False, **options):
+        if verify and topic == "t" and queue_offset in damaged:
+            raise CorruptRecord("planned")
+        return get(store, topic, queue_id, queue_offset, **options)
+
+    monkeypatch.setattr(store, "get", damaged_get)
+    leases, bodies = scene.receive(10, verify=True)
+    assert ([lease.first for lease in leases], len(bodies)) == ([0, 4, 6], 5)
+    scene.later(1_300)
+    assert scene.receive(10, verify=True) == ([], [])
+    damaged.clear()
+    scene.later(1_300)
+    assert [lease.first for lease in scene.receive(10, verify=True)[0]] == [2]
+
+
+def test_one_message_that_is_stored_costs_a_look_for_each_group(scene, monkeypatch):
+    for group in ("g", "h"):
+        for number in range(20):
+            scene.join(f"{group}{number}", group=group)
+    for group in ("g", "h"):
+        for number in range(20):
+            member = f"{group}{number}"
+            wanted = ReceiveRequest(group, "t", member, suspend_timeout_ms=5_000)
+            scene.stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=member.encode())
+    table, looks = scene.stage.features.state.group_table, []
+    limits_of = table.limits_of
+    monkeypatch.setattr(table, "limits_of", lambda name: looks.append(name) or limits_of(name))
+    scene.send()
+    assert sorted(looks) == ["g", "g", "h", "h"], "one that gets it and one that finds nothing"
 
 
 def test_a_message_that_cannot_be_sent_back_comes_again(scene):
