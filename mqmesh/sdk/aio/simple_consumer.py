@@ -15,9 +15,6 @@ from mqmesh.sdk.consumer.receiving.receive_source import Demand
 from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer as BlockingSimpleConsumer
 from mqmesh.sdk.consumer.receiving.simple_consumer import check_delay, check_invisible
 
-LOOK_AGAIN_S = 1.0
-"""A receive asks again after so long, in case a broker has come since."""
-
 
 class _InnerSimpleConsumer(BlockingSimpleConsumer):
     """A simple consumer that wakes an asyncio loop."""
@@ -27,16 +24,17 @@ class _InnerSimpleConsumer(BlockingSimpleConsumer):
         super().start()
         self._engine.on_arrival = on_arrival
 
-    def look(
-        self, caller: object, max_messages: int, invisible_ms: int | None, wait_ms: int
-    ) -> list[StoredMessage]:
-        """Return what came; if there is nothing, have the brokers asked, until ``done``."""
-        demand_ms = self._check_receive(max_messages, invisible_ms, wait_ms)
-        found = self._take(max_messages)
-        if not found and wait_ms:
-            now_ms = self._engine.client.loop.clock.monotonic_ms()
-            self._engine.want(caller, Demand(max_messages, demand_ms, now_ms + wait_ms))
-        return found
+    def demand(self, max_messages: int, invisible_ms: int | None, wait_ms: int) -> Demand:
+        """Check the arguments of a receive."""
+        return self._demand(max_messages, invisible_ms, wait_ms)
+
+    def look(self, caller: object, demand: Demand) -> list[StoredMessage] | None:
+        """Return what came, nothing once the time is over; None to look again after a pause."""
+        return self._look(caller, demand)
+
+    def pause_s(self, demand: Demand) -> float:
+        """Return how long to wait at most before the next look."""
+        return self._pause_ms(demand) / 1_000
 
     def done(self, caller: object) -> None:
         """Note that a caller waits no more."""
@@ -128,21 +126,17 @@ class SimpleConsumer:
     ) -> list[StoredMessage]:
         """Receive as ``mqmesh.SimpleConsumer.receive`` does."""
         check_loop(self._loop)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + wait_ms / 1_000
-        caller = object()
+        demand, caller = self._inner.demand(max_messages, invisible_ms, wait_ms), object()
         try:
-            while True:
-                self._arrived.clear()
-                left_s = max(until_s - loop.time(), 0.0)
-                found = self._inner.look(caller, max_messages, invisible_ms, int(left_s * 1_000))
-                if found or not left_s:
-                    return found
+            self._arrived.clear()
+            while (found := self._inner.look(caller, demand)) is None:
                 try:
-                    async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
+                    async with asyncio.timeout(self._inner.pause_s(demand)):
                         await self._arrived.wait()
                 except TimeoutError:
-                    continue
+                    pass
+                self._arrived.clear()
+            return found
         finally:
             self._inner.done(caller)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
-from mqmesh.errors import CorruptBatch, RemoteProtocolError
+from mqmesh.errors import CorruptBatch, MQMeshError, RemoteProtocolError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.delivery import MessageLease, SettleAction, Settlement
 
@@ -21,7 +21,7 @@ class HeldLease(msgspec.Struct, eq=False):
         lease: As the broker gave it.
         bits: Messages that are not settled, a bit each from the first one on.
         until_ms: When it ends, monotonic clock.
-        buffered: Messages of it that were not given out.
+        buffered: Messages of it that no caller got yet, likewise.
     """
 
     broker_name: str
@@ -48,7 +48,7 @@ class HeldLease(msgspec.Struct, eq=False):
         )
 
 
-class ReceivedAnswer(msgspec.Struct, frozen=True):
+class ReceivedAnswer(msgspec.Struct):
     """Messages of one answer.
 
     Attributes:
@@ -56,12 +56,16 @@ class ReceivedAnswer(msgspec.Struct, frozen=True):
         messages: Each with its lease, in order.
         unreadable: Leases with messages that cannot be decoded, which, and why.
         unwanted: The same of messages that only have the hash of a wanted tag.
+        damaged: The same of messages behind damage, which cannot be told apart.
+        error: The damage; None for none.
     """
 
     held: list[HeldLease]
     messages: list[tuple[HeldLease, StoredMessage]]
     unreadable: list[tuple[HeldLease, int, str]]
     unwanted: list[tuple[HeldLease, int]]
+    damaged: list[tuple[HeldLease, int]]
+    error: MQMeshError | None = None
 
 
 def read_answer(
@@ -83,21 +87,29 @@ def read_answer(
         tags: Tags that are wanted; None for all messages.
         now_ms: When the leases began, monotonic clock.
 
-    Raises:
-        CorruptBatch: The answer was damaged on its way.
-        RemoteProtocolError: It has less batches than leases.
+    Returns:
+        What could be read; ``error`` is a ``CorruptBatch`` if the answer was damaged, on a disk or
+        on its way, a ``RemoteProtocolError`` if it has less batches than leases.
     """
-    found = ReceivedAnswer([], [], [], [])
+    found = ReceivedAnswer([], [], [], [], [])
     batches = chain.from_iterable(iter_batches(body, check_stored) for body in bodies)
     for lease in leases:
         one = HeldLease(broker_name, topic, lease, 0, now_ms + lease.length_ms)
         found.held.append(one)
         left = lease.count
-        while left > 0:
-            header, batch = next(batches, (None, None))
-            if header is None or batch is None:
-                raise RemoteProtocolError(f"the messages of lease {lease.lease} are missing")
-            left -= _take(found, one, header, batch, tags)
+        while left > 0 and found.error is None:
+            try:
+                header, batch = next(batches)
+            except StopIteration:
+                found.error = RemoteProtocolError(f"lease {lease.lease} came without its messages")
+            except CorruptBatch as error:
+                found.error = error
+            else:
+                left -= _take(found, one, header, batch, tags)
+        if left > 0:
+            behind = ((1 << (lease.end - lease.first)) - 1) & ~one.bits
+            one.bits |= behind
+            found.damaged.append((one, behind))
     return found
 
 
@@ -130,7 +142,7 @@ def _take(
         bit = 1 << (message.queue_offset - lease.first)
         one.bits |= bit
         if tags is None or message.tag in tags or lease.is_retry:
-            one.buffered += 1
+            one.buffered |= bit
             found.messages.append((one, message))
         else:
             found.unwanted.append((one, bit))  # the broker compared hashes of tags

@@ -34,8 +34,6 @@ from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 TICK_MS: Final = 250
-RETURN_MS: Final = 1_000
-"""A consumer that is closed tries so long to give back what it holds."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,9 +86,11 @@ class ReceiveEngine:
         )
         self._selectors: dict[str, MessageSelector] = {}
         self._sources: dict[tuple[str, str], ReceiveSource] = {}
-        # Under the condition: what came, what callers want, and when one asked last.
+        # Under the condition: what came; what callers want, and the sources that were asked for
+        # them and have not answered; when a caller asked last.
         self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
         self._demands: dict[object, Demand] = {}
+        self._asked: dict[object, set[ReceiveSource]] = {}
         self._asked_ms = 0
         self._met: set[str] = set()
 
@@ -106,9 +106,10 @@ class ReceiveEngine:
         found: list[StoredMessage] = []
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
+            self._asked_ms = now_ms
             while self._buffer and len(found) < most:
                 held, message = self._buffer.popleft()
-                held.buffered -= 1
+                held.buffered &= ~(1 << message.queue_offset - held.lease.first)
                 if held.until_ms > now_ms:
                     found.append(message)
         return found
@@ -118,17 +119,25 @@ class ReceiveEngine:
 
         Args:
             caller: One that waits, until ``done``.
-            demand: What it wants.
+            demand: What it wants; brokers are asked once even if its time is over.
         """
+        now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
+            if caller in self._asked and demand.until_ms <= now_ms:
+                return
             self._demands[caller] = demand
-            self._asked_ms = self.client.loop.clock.monotonic_ms()
-        self.client.post(self._receive)
+        self.client.post(lambda: self._ask(caller))
 
     def done(self, caller: object) -> None:
         """Note that a caller waits no more: nothing is asked for on its behalf."""
         with self.changed:
             self._demands.pop(caller, None)
+            self._asked.pop(caller, None)
+
+    def is_answered(self, caller: object) -> bool:
+        """Return whether all brokers that were asked for a caller have answered."""
+        with self.changed:
+            return caller in self._asked and not self._asked[caller]
 
     def wait(self, timeout_ms: int) -> None:
         """Wait until something may have come."""
@@ -155,8 +164,8 @@ class ReceiveEngine:
         self.hindrances.end(topic)
         for key in [key for key in self._sources if key[1] == topic]:
             source = self._sources.pop(key)
-            source.dropped = True
-            self._give_back(source, lambda error: None)
+            self._forget(source)
+            source.drop(_ignore)
         self.client.heartbeats.send_all_soon()
 
     def leave(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
@@ -172,34 +181,19 @@ class ReceiveEngine:
         if not left:
             on_done(True)
         for source in list(self._sources.values()):
-            source.dropped = True
-            self._give_back(source, done)
+            self._forget(source)
+            source.drop(done)
 
     def abandon(self) -> None:
         """Ends reports that no broker has answered; after the client was closed."""
         for source in self._sources.values():
             source.settler.fail_all(ClientClosed("the consumer was closed before brokers answered"))
 
-    def _give_back(self, source: ReceiveSource, on_done: OnSettled) -> None:
-        held = [one for one in source.leases.values() if one.bits]
-        left = len(held)
-        give_up_ms = self.client.loop.clock.monotonic_ms() + RETURN_MS
-
-        def done(error: MQMeshError | None) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                on_done(error)
-
-        if not held:
-            self.client.call_later(0, lambda: on_done(None))
-            return
+    def _forget(self, source: ReceiveSource) -> None:
+        """Leave out messages that came and that no caller got yet."""
         with self.changed:
-            mine = {id(one) for one in held}
+            mine = {id(one) for one in source.leases.values()}
             self._buffer = deque(pair for pair in self._buffer if id(pair[0]) not in mine)
-        source.settler.add(
-            *(Settling(one, one.bits, SettleAction.RETURN, give_up_ms, done) for one in held)
-        )
 
     # ---- Settle ----------------------------------------------------------------------
 
@@ -329,6 +323,7 @@ class ReceiveEngine:
             on_received=self._received,
             on_hindered=self._hindered,
             on_lost=self._lost,
+            unbuffer=self._unbuffer,
         )
         try:
             self.client.brokers.connection(broker_name)
@@ -379,7 +374,23 @@ class ReceiveEngine:
                 self._buffer += received.messages
             self._wake()
 
+    def _ask(self, caller: object) -> None:
+        with self.changed:
+            demand = None if self._buffer else self._demands.get(caller)
+        if demand is None:
+            return
+        asked = {source for source in self._sources.values() if source.receive(demand)}
+        with self.changed:
+            if caller in self._demands:
+                self._asked.setdefault(caller, set()).update(asked)
+        if not asked and demand.until_ms <= self.client.loop.clock.monotonic_ms():
+            self._wake()
+
     def _hindered(self, source: ReceiveSource, error: MQMeshError | None) -> None:
+        with self.changed:
+            for asked in self._asked.values():
+                asked.discard(source)
+        self._wake()
         what = f"{source.topic} cannot be received from {source.broker_name}"
         if error is None:
             self.hindrances.end(what)
@@ -388,9 +399,14 @@ class ReceiveEngine:
 
     def _lost(self, held: HeldLease) -> None:
         """Forget the messages of a lease that somebody else has by now."""
+        self._unbuffer(held)
+        held.bits = 0
+
+    def _unbuffer(self, held: HeldLease) -> int:
         with self.changed:
             self._buffer = deque(pair for pair in self._buffer if pair[0] is not held)
-            held.buffered = held.bits = 0
+            bits, held.buffered = held.buffered, 0
+        return bits
 
     def _wake(self) -> None:
         with self.changed:

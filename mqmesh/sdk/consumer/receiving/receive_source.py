@@ -7,9 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import (
-    CorruptBatch,
     MQMeshError,
-    RemoteProtocolError,
     StaleGeneration,
     StaleReceipt,
     SystemBusy,
@@ -27,11 +25,13 @@ from mqmesh.protocol.pulling import MAX_SUSPEND_MS
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, read_answer
-from mqmesh.sdk.consumer.receiving.settler import Settler, Settling
+from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settler, Settling
 
 ANSWER_MS: Final = 10_000
 """Longest wait for an answer beyond the time that the broker may hold the request."""
 RETRY_MS: Final = 200
+RETURN_MS: Final = 1_000
+"""What is given back is tried so long; then its lease ends by itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class ReceiveSource:
         on_received: Called with what came.
         on_hindered: Called with why nothing comes; None if that is over.
         on_lost: Called with a lease that somebody else has by now.
+        unbuffer: Takes the messages of a lease out of those that no caller got yet; returns them.
 
     Attributes:
         leases: Leases with messages that are not settled, by number.
@@ -81,26 +82,38 @@ class ReceiveSource:
         on_received: Callable[["ReceiveSource", ReceivedAnswer], None],
         on_hindered: Callable[["ReceiveSource", MQMeshError | None], None],
         on_lost: Callable[[HeldLease], None],
+        unbuffer: Callable[[HeldLease], int],
     ) -> None:
         self.broker_name = broker_name
         self.topic = topic
         self.leases: dict[int, HeldLease] = {}
         self.settler = Settler(client, broker_name, group, topic)
-        self.dropped = False
+        self._dropped = False
+        self._verify = False
         self._client = client
         self._group = group
         self._selector = selector
         self._on_received = on_received
         self._on_hindered = on_hindered
         self._on_lost = on_lost
+        self._unbuffer = unbuffer
         self._is_busy = False
         self._demand = demand
 
-    def receive(self) -> None:
-        """Ask for messages if somebody waits for some, unless that is under way."""
-        demand = None if self._is_busy or self.dropped else self._demand()
+    def receive(self, demand: Demand | None = None) -> bool:
+        """Ask for messages if somebody waits for some, unless that is under way.
+
+        Args:
+            demand: What to ask for, even if nobody waits.
+
+        Returns:
+            True if the broker was asked.
+        """
+        if self._is_busy or self._dropped:
+            return False
+        demand = demand or self._demand()
         if demand is None:
-            return
+            return False
         wait_ms = max(demand.until_ms - self._client.loop.clock.monotonic_ms(), 0)
         self._is_busy = True
         suspend_ms = min(wait_ms, MAX_SUSPEND_MS)
@@ -113,6 +126,7 @@ class ReceiveSource:
             suspend_timeout_ms=suspend_ms,
             expression=self._selector.expression,
             expression_type=self._selector.expression_type,
+            verify=self._verify,
         )
         self._client.request(
             self.broker_name,
@@ -121,25 +135,27 @@ class ReceiveSource:
             header=encode_header(wanted),
             timeout_ms=suspend_ms + ANSWER_MS,
         )
+        return True
 
     def tick(self, now_ms: int, asked_ms: int) -> None:
-        """Extend leases of messages that nobody has got yet; forget those that ended.
+        """Extend leases of messages that no caller has got yet; forget those that ended.
 
         Args:
             now_ms: Monotonic clock.
-            asked_ms: When a caller asked for messages last: they are not kept from others for one
-                that does not ask for the length of a lease.
+            asked_ms: When a caller asked for messages last: what is kept for one that does not ask
+                for a third of a lease is given back.
         """
         for held in list(self.leases.values()):
             length_ms = held.lease.length_ms
             if not held.bits or held.until_ms + length_ms < now_ms:
                 del self.leases[held.lease.lease]
-            elif (
-                held.buffered
-                and now_ms - asked_ms < length_ms
-                and held.until_ms - now_ms < length_ms * 2 // 3
-            ):
-                self.extend(held, held.bits, length_ms)
+            elif held.buffered and held.until_ms - now_ms < length_ms * 2 // 3:
+                if now_ms - asked_ms < length_ms // 3:
+                    self.extend(held, held.bits, length_ms)
+                elif bits := self._unbuffer(held):
+                    self.settler.gather(
+                        SettleAction.RETURN, [(held, bits)], now_ms + RETURN_MS, _nobody
+                    )
 
     def show(self) -> None:
         """Show the broker, which may be another master now, what this member holds."""
@@ -173,13 +189,39 @@ class ReceiveSource:
             Settling(held, bits, SettleAction.EXTEND, asked_ms + length_ms, done, length_ms)
         )
 
+    def drop(self, on_done: OnSettled) -> None:
+        """Receive no more, and give back all that is held: others get it at once.
+
+        Args:
+            on_done: Called once the broker has that, or does not answer.
+        """
+        self._dropped = True
+        self.settler.gather(
+            SettleAction.RETURN,
+            [(held, held.bits) for held in self.leases.values() if held.bits],
+            self._client.loop.clock.monotonic_ms() + RETURN_MS,
+            on_done,
+        )
+
     def _answered(self, answer: Command | MQMeshError) -> None:
         self._is_busy = False
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
             found = decode_header(ReceiveResponse, answer.header)
-            received = read_answer(
+        except SystemBusy as error:
+            self._hindered(error, max(error.retry_after_ms, RETRY_MS))
+            return
+        except StaleGeneration as error:
+            _log.info("broker %s does not know this member yet: %s", self.broker_name, error)
+            self._client.heartbeats.send_all_soon()
+            self._client.call_later(RETRY_MS, self._again)
+            return
+        except MQMeshError as error:
+            self._hindered(error, RETRY_MS)
+            return
+        self._take(
+            read_answer(
                 found.leases,
                 (answer.body, *answer.further),
                 broker_name=self.broker_name,
@@ -187,26 +229,35 @@ class ReceiveSource:
                 tags=self._selector.wanted_tags(),
                 now_ms=self._client.loop.clock.monotonic_ms(),
             )
-        except (CorruptBatch, RemoteProtocolError) as error:
-            self._hindered(error, RETRY_MS)
-            return
-        except SystemBusy as error:
-            self._hindered(error, max(error.retry_after_ms, RETRY_MS))
-            return
-        except StaleGeneration as error:
-            _log.info("broker %s does not know this member yet: %s", self.broker_name, error)
-            self._client.heartbeats.send_all_soon()
-            self._client.call_later(RETRY_MS, self.receive)
-            return
-        except MQMeshError as error:
-            self._hindered(error, RETRY_MS)
-            return
-        self._on_hindered(self, None)
+        )
+
+    def _take(self, received: ReceivedAnswer) -> None:
         for held in received.held:
             self.leases[held.lease.lease] = held
-        self._on_received(self, received)
+        if self._dropped:
+            self.drop(_nobody)  # it was under way meanwhile
+            return
+        if received.damaged:
+            give_up_ms = self._client.loop.clock.monotonic_ms() + RETURN_MS
+            self.settler.gather(SettleAction.RETURN, received.damaged, give_up_ms, _nobody)
+        # What the broker's disk has lost it finds and passes over.
+        self._verify = received.error is not None
+        if received.messages or received.unreadable or received.unwanted:
+            self._on_received(self, received)
+        if received.error is not None:
+            _log.warning("an answer of broker %s is damaged: %s", self.broker_name, received.error)
+            self._hindered(received.error, RETRY_MS)
+            return
+        self._on_hindered(self, None)
         self.receive()
 
     def _hindered(self, error: MQMeshError, delay_ms: int) -> None:
         self._on_hindered(self, error)
-        self._client.call_later(delay_ms, self.receive)
+        self._client.call_later(delay_ms, self._again)
+
+    def _again(self) -> None:
+        self.receive()
+
+
+def _nobody(error: MQMeshError | None) -> None:
+    """Do nothing: what could not be given back comes again when its lease is over."""

@@ -1,7 +1,7 @@
 """Settlements on their way to one broker: what comes while a request is under way goes together."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -71,9 +71,48 @@ class Settler:
     def add(self, *some: Settling) -> None:
         """Report on messages; with others that came meanwhile."""
         self._waiting += some
-        if not self._is_busy:
+        if some and not self._is_busy:
             self._is_busy = True
             self._client.call_later(0, self._send)
+
+    def gather(
+        self,
+        action: SettleAction,
+        some: Sequence[tuple[HeldLease, int]],
+        give_up_ms: int,
+        on_done: OnSettled,
+        *,
+        delay_ms: int = -1,
+        reason: str = "",
+    ) -> None:
+        """Report the same of messages of several leases, as bits.
+
+        Args:
+            action: Outcome of the work.
+            some: Messages.
+            give_up_ms: Until when it is tried, monotonic clock.
+            on_done: Called once, with the first error if there is any.
+            delay_ms: As in ``Settlement``.
+            reason: As in ``Settlement``.
+        """
+        left = len(some)
+        first: MQMeshError | None = None
+
+        def done(error: MQMeshError | None) -> None:
+            nonlocal left, first
+            left -= 1
+            first = first or error
+            if left == 0:
+                on_done(first)
+
+        if not some:
+            self._client.call_later(0, lambda: on_done(None))
+        self.add(
+            *(
+                Settling(held, bits, action, give_up_ms, done, delay_ms, reason)
+                for held, bits in some
+            )
+        )
 
     def fail_all(self, error: MQMeshError) -> None:
         """End all reports that wait with an error; the client's loop does not run any more."""

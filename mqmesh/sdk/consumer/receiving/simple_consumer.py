@@ -31,7 +31,9 @@ from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 CALL_MS: Final = 1_000
-"""A call waits so much longer for its outcome than a settlement is tried."""
+"""A call waits so much longer for its outcome than a settlement is tried, or than brokers wait."""
+LOOK_AGAIN_MS: Final = 1_000
+"""A receive asks again after so long, in case a broker has come since."""
 
 
 class SimpleConsumer:
@@ -210,7 +212,8 @@ class SimpleConsumer:
             max_messages: Most messages, 1 to 1,024.
             invisible_ms: Nobody else gets them for so long, 1,000 to 43,200,000 ms; by default as
                 long as the group's settings say.
-            wait_ms: Longest wait, from 0.
+            wait_ms: So long brokers may wait for a message, from 0. Their answers may take longer,
+                up to a second.
 
         Returns:
             Messages; none if none came in time.
@@ -222,17 +225,10 @@ class SimpleConsumer:
                 mode.
             TopicNotFound: A topic does not exist, with ``topic_must_exist``.
         """
-        demand_ms = self._check_receive(max_messages, invisible_ms, wait_ms)
-        clock = self._engine.client.loop.clock
-        until_ms = clock.monotonic_ms() + wait_ms
-        caller = object()
+        demand, caller = self._demand(max_messages, invisible_ms, wait_ms), object()
         try:
-            while not (found := self._take(max_messages)):
-                left_ms = until_ms - clock.monotonic_ms()
-                if left_ms <= 0:
-                    return []
-                self._engine.want(caller, Demand(max_messages, demand_ms, until_ms))
-                self._engine.wait(min(left_ms, 1_000))
+            while (found := self._look(caller, demand)) is None:
+                self._engine.wait(self._pause_ms(demand))
             return found
         finally:
             self._engine.done(caller)
@@ -313,8 +309,8 @@ class SimpleConsumer:
 
     # ---- Helpers ---------------------------------------------------------------------
 
-    def _check_receive(self, max_messages: int, invisible_ms: int | None, wait_ms: int) -> int:
-        """Check the arguments of a receive; return the length of leases that brokers get."""
+    def _demand(self, max_messages: int, invisible_ms: int | None, wait_ms: int) -> Demand:
+        """Check the arguments of a receive."""
         self._check_running()
         if not 1 <= max_messages <= MAX_RECEIVED:
             raise InvalidArgument(
@@ -324,7 +320,25 @@ class SimpleConsumer:
             raise InvalidArgument(f"wait_ms must not be negative, as {wait_ms} is")
         if invisible_ms is not None:
             check_invisible(invisible_ms)
-        return invisible_ms or 0
+        return Demand(max_messages, invisible_ms or 0, self._now_ms() + wait_ms)
+
+    def _look(self, caller: object, demand: Demand) -> list[StoredMessage] | None:
+        """Return what came, nothing once the time is over; None to look again after a pause."""
+        late_ms = self._now_ms() - demand.until_ms
+        answered = self._engine.is_answered(caller)
+        found = self._take(demand.max_messages)
+        if found or (late_ms >= 0 and (answered or late_ms >= CALL_MS)):
+            return found
+        self._engine.want(caller, demand)
+        return None
+
+    def _pause_ms(self, demand: Demand) -> int:
+        """Return how long to wait at most before the next look."""
+        left_ms = demand.until_ms - self._now_ms()
+        return min(left_ms, LOOK_AGAIN_MS) if left_ms > 0 else CALL_MS
+
+    def _now_ms(self) -> int:
+        return self._engine.client.loop.clock.monotonic_ms()
 
     def _take(self, max_messages: int) -> list[StoredMessage]:
         self._check_running()

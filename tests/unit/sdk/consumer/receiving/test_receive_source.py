@@ -1,0 +1,155 @@
+"""Receives of one topic at one broker: damage, dropping, and what no caller comes for."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+from harness.batches import encode_flights, stored_batch
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import Message
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import (
+    MessageLease,
+    ReceiveRequest,
+    ReceiveResponse,
+    SettleAction,
+    SettleRequest,
+    SettleResponse,
+)
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
+from mqmesh.testing.clock import ManualClock
+
+LENGTH_MS = 30_000
+
+
+def answer_of(struct, *bodies: bytes) -> Command:
+    data = memoryview(b"".join(bodies))
+    return Command(0, 0, 0, memoryview(encode_header(struct)), data)
+
+
+class Case:
+    """A source, the requests that it made, and a caller that waits for a minute."""
+
+    client_id = "member"
+
+    def __init__(self):
+        self.loop = SimpleNamespace(clock=ManualClock(monotonic_ms=1_000))
+        self.later: deque = deque()
+        self.requests: list = []
+        self.received, self.hindered, self.buffer = [], [], []
+        self.source = ReceiveSource(
+            self,
+            "broker-a",
+            "group",
+            "flights",
+            MessageSelector(),
+            demand=lambda: Demand(10, LENGTH_MS, 61_000),
+            on_received=lambda _, found: self.received.append(found),
+            on_hindered=lambda _, error: self.hindered.append(error),
+            on_lost=lambda held: None,
+            unbuffer=self.unbuffer,
+        )
+
+    def call_later(self, _delay_ms, callback):
+        self.later.append(callback)
+
+    def request(self, _broker, code, on_answer, *, header, timeout_ms):
+        kind = ReceiveRequest if code == RequestCode.RECEIVE_MESSAGE else SettleRequest
+        self.requests.append((decode_header(kind, header), on_answer))
+
+    def unbuffer(self, held):
+        bits, held.buffered = held.buffered, 0
+        return bits
+
+    def turn(self):
+        for _ in range(len(self.later)):
+            self.later.popleft()()
+
+    def asked(self, kind):
+        """The first request of a kind that is not answered, and its callback."""
+        found = next(one for one in self.requests if isinstance(one[0], kind))
+        self.requests.remove(found)
+        return found
+
+    def settled(self):
+        """The settlements of the next request, which is answered."""
+        self.turn()
+        request, on_answer = self.asked(SettleRequest)
+        on_answer(answer_of(SettleResponse([0] * len(request.settlements))))
+        return [
+            (one.lease, SettleAction(one.action), int.from_bytes(one.bits, "little"))
+            for one in request.settlements
+        ]
+
+    def answer(self, *sizes, damage=None):
+        """Answers the receive with leases of so many messages; damages the last byte of one."""
+        _, on_answer = self.asked(ReceiveRequest)
+        leases, bodies, first = [], [], 0
+        for number, size in enumerate(sizes):
+            messages = [Message("flights", b"body") for _ in range(size)]
+            batch = bytearray(stored_batch(encode_flights(*messages), base_queue_offset=first))
+            if number == damage:
+                batch[-1] ^= 1
+            bodies.append(bytes(batch))
+            leases.append(MessageLease(number + 1, 3, first, first + size, size, 1, LENGTH_MS))
+            first += size
+        on_answer(answer_of(ReceiveResponse(leases), *bodies))
+
+
+@pytest.fixture
+def case():
+    case = Case()
+    assert case.source.receive()
+    return case
+
+
+def test_damage_costs_nothing_before_it_and_what_is_behind_is_given_back(case):
+    case.answer(2, 3, 4, damage=1)
+    (found,) = case.received
+    assert [message.queue_offset for _, message in found.messages] == [0, 1]
+    assert isinstance(case.hindered[-1], CorruptBatch)
+    assert case.settled() == [
+        (2, SettleAction.RETURN, 0b111),
+        (3, SettleAction.RETURN, 0b1111),
+    ]
+
+
+def test_after_damage_the_broker_checks_what_it_reads_until_all_is_well(case):
+    case.answer(1, damage=0)
+    case.turn()
+    request, _ = case.requests[-1]
+    assert request.verify
+    case.answer(1)
+    request, _ = case.asked(ReceiveRequest)
+    assert not request.verify
+
+
+def test_what_comes_after_a_source_was_dropped_is_given_back(case):
+    outcomes = []
+    case.source.drop(outcomes.append)
+    case.answer(2)
+    assert case.settled() == [(1, SettleAction.RETURN, 0b11)]
+    assert (case.received, outcomes) == ([], [None])
+    assert not case.source.receive()
+
+
+def test_messages_that_no_caller_comes_for_are_given_back_after_a_third_of_their_lease(case):
+    case.answer(3)
+    held = case.source.leases[1]
+    held.buffered = 0b110  # a caller has got the first one
+    case.source.tick(10_000, asked_ms=1_000)
+    assert held.buffered
+    case.source.tick(12_000, asked_ms=1_000)
+    assert case.settled() == [(1, SettleAction.RETURN, 0b110)]
+    assert held.bits == 0b001
+
+
+def test_messages_that_a_caller_comes_for_are_kept(case):
+    case.answer(3)
+    case.source.tick(12_000, asked_ms=11_000)
+    assert case.settled() == [(1, SettleAction.EXTEND, 0b111)]
