@@ -47,6 +47,30 @@ class SettleAction(enum.IntEnum):
     """Not worked on: they come again at once, and the attempt does not count."""
 
 
+class Settlement(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Outcome of the work on messages of one lease.
+
+    Attributes:
+        lease: Number.
+        queue_id: Message queue.
+        first: Queue offset of the lowest bit of the first byte.
+        bits: Messages, a bit each; 1 to 128 bytes.
+        action: ``SettleAction``.
+        delay_ms: Of NACK: -1 for the group's schedule, up to 24 h; of EXTEND: up to 12 h.
+        reason: Of NACK and REJECT: what went wrong; it travels with the messages.
+        is_retry: They are of the retry topic of the group.
+    """
+
+    lease: LeaseNumber
+    queue_id: QueueId
+    first: Place
+    bits: Annotated[bytes, msgspec.Meta(max_length=MAX_RECEIVED // 8)]
+    action: Annotated[int, msgspec.Meta(ge=0, le=4)] = SettleAction.ACK.value
+    delay_ms: Annotated[int, msgspec.Meta(ge=BY_SCHEDULE, le=MAX_NACK_MS)] = BY_SCHEDULE
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
+    is_retry: bool = False
+
+
 class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """RECEIVE_MESSAGE: leases messages of a topic to a member of a group, or waits for some.
 
@@ -65,6 +89,10 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         expression: Subscription expression, ``*`` for all; the same for all members of the group.
         expression_type: ``ExpressionType``.
         verify: The answer before was damaged: check what is read, and pass what is lost.
+        settle: Report on messages of the topic, as SETTLE_MESSAGES takes it, at most 4,096. With
+            it the answer does not wait for messages, and comes once the report is safe.
+        attempt_id: Chosen by the member. The same number as before says that the answer was lost:
+            it gets the same leases, as far as it has them. 0 for none.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
@@ -86,6 +114,8 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
     expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
     verify: bool = False
+    settle: Annotated[list[Settlement], msgspec.Meta(max_length=MAX_SETTLEMENTS)] = []
+    attempt_id: LeaseNumber = 0
 
 
 class MessageLease(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -117,33 +147,12 @@ class ReceiveResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         leases: What the member holds now; none if nothing came in time.
+        settled: Response code of each settlement, as in ``SettleResponse``. With any, an error of
+            the receive itself is left to the next one.
     """
 
     leases: Annotated[list[MessageLease], msgspec.Meta(max_length=MAX_RECEIVED)] = []
-
-
-class Settlement(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Outcome of the work on messages of one lease.
-
-    Attributes:
-        lease: Number.
-        queue_id: Message queue.
-        first: Queue offset of the lowest bit of the first byte.
-        bits: Messages, a bit each; 1 to 128 bytes.
-        action: ``SettleAction``.
-        delay_ms: Of NACK: -1 for the group's schedule, up to 24 h; of EXTEND: up to 12 h.
-        reason: Of NACK and REJECT: what went wrong; it travels with the messages.
-        is_retry: They are of the retry topic of the group.
-    """
-
-    lease: LeaseNumber
-    queue_id: QueueId
-    first: Place
-    bits: Annotated[bytes, msgspec.Meta(max_length=MAX_RECEIVED // 8)]
-    action: Annotated[int, msgspec.Meta(ge=0, le=4)] = SettleAction.ACK.value
-    delay_ms: Annotated[int, msgspec.Meta(ge=BY_SCHEDULE, le=MAX_NACK_MS)] = BY_SCHEDULE
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
-    is_retry: bool = False
+    settled: Annotated[list[int], msgspec.Meta(max_length=MAX_SETTLEMENTS)] = []
 
 
 class SettleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

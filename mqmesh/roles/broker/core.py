@@ -14,7 +14,7 @@ from mqmesh.errors import BrokerNotAvailable, MQMeshError, StorageError, StoreCl
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Answer
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.protocol.request import Request
+from mqmesh.protocol.request import PendingReply, Request
 from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -146,7 +146,10 @@ class Core:
             request: To be answered.
             answer: If all goes well.
         """
-        pending = request.later()
+        self.answer_when_saved(request.later(), answer)
+
+    def answer_when_saved(self, pending: PendingReply, answer: Answer) -> None:
+        """Do as ``reply_when_saved``, for an answer that is to come."""
 
         def on_saved(error: MQMeshError | None) -> None:
             if error is not None:

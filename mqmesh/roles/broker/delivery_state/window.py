@@ -117,6 +117,10 @@ class DeliveryWindow:
         """All runs, in order of their first offset; not to be changed."""
         return self._runs.every
 
+    def held(self, lease: int) -> Run | None:
+        """Return what a lease has that is not settled; None if it has nothing any more."""
+        return self._leases.get(lease)
+
     def holder_of_most(self) -> tuple[str, int]:
         """Return the member that holds most messages, and how many; "" and 0 for none."""
         held: Counter[str] = Counter()

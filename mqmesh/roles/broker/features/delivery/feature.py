@@ -1,7 +1,7 @@
 """RECEIVE_MESSAGE and SETTLE_MESSAGES: messages that members acknowledge one by one."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -54,7 +54,7 @@ from mqmesh.protocol.retries import (
     SendBackResult,
 )
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.delivery_state.runs import Run, RunState
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Settled
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
 from mqmesh.roles.broker.feature import Feature
@@ -203,6 +203,8 @@ class DeliveryFeature(Feature):
         self._passed: dict[tuple[str, str], None] = {}
         # Members that hold most, of windows that are full, as of the last tick.
         self._most_held: dict[WindowKey, tuple[str, int]] = {}
+        # Leases of the last answer to each member, of each topic.
+        self._answered: dict[tuple[str, str], dict[str, _Answered]] = {}
         # Topics of which groups are paused, or have had what a second may bring.
         self._held_back: dict[str, None] = {}
 
@@ -276,6 +278,7 @@ class DeliveryFeature(Feature):
                 self._stir(key)
         for member in [one for one, at in self._lost.items() if at <= now_ms]:
             del self._lost[member]
+            self._answered.pop(member, None)
             leaving += self._release(*member, "its member lost its connection")
         if leaving:
             self._send_back(leaving, _nobody)
@@ -322,6 +325,33 @@ class DeliveryFeature(Feature):
         """Lease messages to a member, or hold the request until there are some."""
         check_client_group(wanted.group)
         check_topic(wanted.topic)
+        if wanted.settle:
+
+            def settled(codes: list[int]) -> None:
+                held = HeldReceive(request.later(), wanted, None, (wanted.topic, ""), codes)
+                try:
+                    held = self._checked(request, wanted, codes)
+                    taken = self._bytes_left > 0 and self._take(held)
+                except MQMeshError:
+                    taken = False  # the next receive names it
+                if not taken:
+                    self._answer(held, ReceiveResponse([], codes))
+
+            self._settle(request, wanted.group, wanted.topic, wanted.member, wanted.settle, settled)
+            return None
+        held = self._checked(request, wanted, [])
+        if self._bytes_left > 0 and self._take(held):
+            return None
+        if not wanted.suspend_timeout_ms and self._bytes_left > 0 and held.key not in self._passed:
+            self._answer_nothing(held)
+            return None
+        self._hold.hold(held)
+        if self._bytes_left <= 0:
+            self._passed[held.key] = None
+        return None
+
+    def _checked(self, request: Request, wanted: ReceiveRequest, codes: list[int]) -> HeldReceive:
+        """Check whether a member may receive."""
         self._check_receives(wanted.group)
         self._topics.require_readable(wanted.topic, 0)
         group = self._groups.require_member(wanted.group, wanted.member)
@@ -335,23 +365,24 @@ class DeliveryFeature(Feature):
                     "messages, so all must want the same"
                 )
         self._meet(request.peer, wanted.group, wanted.member)
-        now_ms = self._clock.monotonic_ms()
         wait_ms = min(wanted.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
-        held = HeldReceive(
-            request.later(now_ms + wait_ms),
+        return HeldReceive(
+            request.later(self._clock.monotonic_ms() + wait_ms),
             wanted,
             pull_filter(wanted.expression, wanted.expression_type),
             (wanted.topic, retry_topic(wanted.group)),
+            codes,
         )
-        if self._bytes_left > 0 and self._take(held):
-            return None
-        if not wait_ms and self._bytes_left > 0 and held.key not in self._passed:
-            self._answer_nothing(held)
-            return None
-        self._hold.hold(held)
-        if self._bytes_left <= 0:
-            self._passed[held.key] = None
-        return None
+
+    def _answer(
+        self, held: HeldReceive, found: ReceiveResponse, pieces: Sequence[Piece] = ()
+    ) -> None:
+        """Answer a receive; once what it settled is in the log, and safe."""
+        reply = Reply(encode_header(found), pieces)
+        if held.codes:
+            self._core.answer_when_saved(held.pending, reply)
+        else:
+            held.pending.done(reply)
 
     def _try(self, held: HeldReceive) -> bool:
         """Answer a receive that waits, if there is something for it."""
@@ -394,6 +425,33 @@ class DeliveryFeature(Feature):
             ),
             now_ms,
         )
+        last = self._answered.get((wanted.group, wanted.member), {}).get(wanted.topic)
+        if last is not None and last.attempt_id == wanted.attempt_id:
+            for key, lease in last.leases:
+                taking.take_again(key, self._windows.find(key), lease)
+        if not taking.leases:
+            self._take_of_queues(held, taking)
+        if not taking.leases:
+            return False
+        if limits is not None:
+            self._limits.note(limits, taking.messages)
+        self._bytes_left -= taking.size
+        total = self._core.stats.total
+        total.get_messages += taking.messages
+        total.get_bytes += taking.size
+        if wanted.attempt_id:
+            answers = self._answered.setdefault((wanted.group, wanted.member), {})
+            answers[wanted.topic] = _Answered(wanted.attempt_id, taking.taken)
+        self._answer(held, ReceiveResponse(taking.leases, held.codes), taking.pieces)
+        return True
+
+    def _take_of_queues(self, held: HeldReceive, taking: "_Taking") -> None:
+        """Lease messages of all queues of the topic and of the retry topic, in turn.
+
+        Raises:
+            MQMeshError: Nothing could be leased, because of this.
+        """
+        wanted = held.wanted
         turn = self._turns.get(held.key, 0)
         self._turns[held.key] = turn + 1
         error: MQMeshError | None = None
@@ -423,15 +481,6 @@ class DeliveryFeature(Feature):
                 raise error
             if taking.passed:
                 self._passed[held.key] = None
-            return False
-        if limits is not None:
-            self._limits.note(limits, taking.messages)
-        self._bytes_left -= taking.size
-        total = self._core.stats.total
-        total.get_messages += taking.messages
-        total.get_bytes += taking.size
-        held.pending.done(Reply(encode_header(ReceiveResponse(taking.leases)), taking.pieces))
-        return True
 
     def _begin(self, key: WindowKey, wanted: ReceiveRequest, is_retry: bool) -> DeliveryWindow:
         """Make the window of a group that receives from a queue for the first time."""
@@ -484,41 +533,56 @@ class DeliveryFeature(Feature):
     def settle(self, request: Request, wanted: SettleRequest) -> Reply | None:
         """Take a member's report on messages; answered once that is in the log, and safe."""
         check_client_group(wanted.group)
-        self._topics.require(wanted.topic)
-        self._check_mode(wanted.group)
-        group = self._groups.find(wanted.group)
-        is_member = group is not None and wanted.member in group.members
-        if is_member or (wanted.group, wanted.member) in self._lost:
-            self._meet(
-                request.peer, wanted.group, wanted.member
-            )  # not any name: tables are bounded
+
+        def settled(codes: list[int]) -> None:
+            if all(one.action == SettleAction.EXTEND for one in wanted.settlements):
+                request.later().done(SettleResponse(codes))  # no promise that has to be kept
+            else:
+                self._core.reply_when_saved(request, SettleResponse(codes))
+
+        self._settle(
+            request, wanted.group, wanted.topic, wanted.member, wanted.settlements, settled
+        )
+        return None
+
+    def _settle(
+        self,
+        request: Request,
+        group: str,
+        topic: str,
+        member: str,
+        settlements: list[Settlement],
+        on_settled: Callable[[list[int]], None],
+    ) -> None:
+        """Settle messages; call back with a code for each, which are not in the log yet."""
+        self._topics.require(topic)
+        self._check_mode(group)
+        known = self._groups.find(group)
+        # Not any name, since tables are bounded.
+        if (known is not None and member in known.members) or (group, member) in self._lost:
+            self._meet(request.peer, group, member)
         now_ms = self._clock.monotonic_ms()
         codes: list[int] = []
         leaving: list[Leaving] = []
         owners: list[int] = []
-        for index, one in enumerate(wanted.settlements):
-            topic = retry_topic(wanted.group) if one.is_retry else wanted.topic
-            key = (wanted.group, topic, one.queue_id)
-            code = self._settle_one(key, wanted.member, one, now_ms, leaving)
+        for index, one in enumerate(settlements):
+            key = (group, retry_topic(group) if one.is_retry else topic, one.queue_id)
+            code = self._settle_one(key, member, one, now_ms, leaving)
             owners += [index] * (len(leaving) - len(owners))
             self._counts.stale += code == _STALE
             codes.append(code)
             self._stir(key)
+        if not leaving:
+            on_settled(codes)
+            return
 
         def stored(results: list[int]) -> None:
             for index, code in zip(owners, results, strict=True):
                 codes[index] = codes[index] or code
-            self._core.reply_when_saved(request, SettleResponse(codes))
-            if leaving:
-                self._core.write_state()  # this turn has written already
+            on_settled(codes)
+            self._core.write_state()  # this turn has written already
 
-        if leaving:
-            self._send_back(leaving, stored)
-        elif all(one.action == SettleAction.EXTEND for one in wanted.settlements):
-            request.later().done(SettleResponse(codes))  # no promise that has to be kept
-        else:
-            stored([])
-        return None
+        self._send_back(leaving, stored)
 
     def _settle_one(
         self,
@@ -742,6 +806,10 @@ class DeliveryFeature(Feature):
             return  # nearly always
         if known is not None:
             del self._members[known][key]
+            # What waits there has nobody who would get it.
+            for held in self._hold.of_peer(known):
+                if (held.wanted.group, held.wanted.member) == key:
+                    self._hold.release(held)
         self._peers[key] = peer
         self._members.setdefault(peer, {})[key] = None
         self._lost.pop(key, None)
@@ -805,11 +873,24 @@ class DeliveryFeature(Feature):
     )
 
 
+class _Answered(msgspec.Struct, frozen=True):
+    """Answer to a receive.
+
+    Attributes:
+        attempt_id: Of the request.
+        leases: Windows and numbers.
+    """
+
+    attempt_id: int
+    leases: list[tuple[WindowKey, int]]
+
+
 class _Taking:
     """Leases that are taken for one receive.
 
     Attributes:
         leases: Taken so far.
+        taken: Their windows and numbers.
         pieces: Batches of their messages.
         size: Bytes of the pieces.
         messages: Messages taken.
@@ -832,6 +913,7 @@ class _Taking:
         now_ms: int,
     ) -> None:
         self.leases: list[MessageLease] = []
+        self.taken: list[tuple[WindowKey, int]] = []
         self.pieces: list[Piece] = []
         self.size = self.messages = self.redelivered = self.counted = self.counted_bytes = 0
         self.passed = False
@@ -899,19 +981,28 @@ class _Taking:
                 self.passed = True
                 break
 
+    def take_again(self, key: WindowKey, window: DeliveryWindow | None, lease: int) -> None:
+        """Take what is left of a lease whose answer was lost."""
+        run = None if window is None else window.held(lease)
+        if run is not None and run.member == self._held.wanted.member:
+            found = self._reader.read_again(key[1:], run.first, run.bits, MAX_RUN, MAX_PULL_BYTES)
+            if found.bits:
+                self._note(key, run, found, key[1] == self._held.topics[1])
+
     def _left(self) -> tuple[int, int]:
         return self._most - self.messages, self._max_bytes - self.size
 
     def _note(self, key: WindowKey, run: Run, found: Read, is_retry: bool) -> None:
+        self.taken.append((key, run.lease))
         self.leases.append(
             MessageLease(
                 run.lease,
                 key[2],
                 run.first,
                 run.end,
-                run.count,
+                found.bits.bit_count(),
                 run.attempt,
-                self._lease_ms,
+                max(run.until_ms - self._now_ms, 0),
                 is_retry,
             )
         )

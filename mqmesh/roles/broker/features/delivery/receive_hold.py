@@ -23,12 +23,14 @@ class HeldReceive(msgspec.Struct, eq=False):
         wanted: What was asked.
         filter: Messages that fit; None for all.
         topics: Topic and retry topic.
+        codes: Response codes of the settlements that came with it.
     """
 
     pending: PendingReply
     wanted: ReceiveRequest
     filter: PullFilter | None
     topics: tuple[str, str]
+    codes: list[int] = []
 
     @property
     def key(self) -> tuple[str, str]:

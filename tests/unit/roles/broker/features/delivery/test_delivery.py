@@ -512,6 +512,52 @@ def test_a_receive_of_a_connection_that_is_gone_gets_nothing(scene):
     assert scene.receive(member="b")[1] == [b"0"]
 
 
+def test_a_receive_reports_on_what_came_before(kept):
+    kept.send(4)
+    (lease,), _ = kept.receive(2)
+    opaque = kept.begin(2, settle=[settlement(lease)])
+    assert opaque not in kept.stage.answers, "it is not in the log yet"
+    kept.stage.end_tick()
+    header = decode_header(ReceiveResponse, kept.stage.answer(opaque).header)
+    assert ([one.first for one in header.leases], header.settled) == ([2], [OK])
+    assert kept.committed == 2
+    opaque = kept.begin(2, wait_ms=5_000, settle=[settlement(lease), settlement(header.leases[0])])
+    kept.stage.end_tick()
+    header = decode_header(ReceiveResponse, kept.stage.answer(opaque).header)
+    assert (header.leases, header.settled) == ([], [OK, OK]), "it does not wait with the report"
+
+
+def test_a_report_counts_where_the_receive_that_brings_it_is_refused(scene):
+    scene.send(2)
+    (lease,), _ = scene.receive(1)
+    scene.configure(consume_enable=False)
+    opaque = scene.begin(settle=[settlement(lease, SettleAction.REJECT)])
+    scene.stage.end_tick()
+    header = decode_header(ReceiveResponse, scene.stage.answer(opaque).header)
+    assert (header.leases, header.settled) == ([], [OK])
+    assert len(dead_letters(scene.stage)) == 1
+
+
+def test_a_receive_that_is_repeated_gets_the_same_leases(scene):
+    scene.send(6)
+    first, bodies = scene.receive(3, attempt_id=7)
+    assert scene.receive(3, attempt_id=7) == (first, bodies)
+    scene.settle(first[0], bits=0b001)
+    (again,), bodies = scene.receive(3, attempt_id=7)
+    assert (again.lease, again.count, bodies) == (first[0].lease, 2, [b"1", b"2"])
+    (second,), _ = scene.receive(3, attempt_id=8)
+    assert second.lease != first[0].lease
+
+
+def test_a_receive_that_waits_ends_when_its_member_comes_by_another_connection(scene):
+    opaque = scene.begin(wait_ms=5_000)
+    wanted = ReceiveRequest("g", "t", "a", suspend_timeout_ms=5_000)
+    other = scene.stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=b"another")
+    scene.send()
+    assert opaque not in scene.stage.answers
+    assert scene.received(other)[1] == [b"0"]
+
+
 def test_tags_that_nobody_wants_are_passed_over(scene):
     scene.join("a", expression="red")
     scene.join("b", expression="red")
