@@ -22,6 +22,7 @@ class HeldLease(msgspec.Struct, eq=False):
         bits: Messages that are not settled, a bit each from the first one on.
         until_ms: When it ends, monotonic clock.
         buffered: Messages of it that no caller got yet, likewise.
+        reported: Messages of it that callers have reported on, likewise.
     """
 
     broker_name: str
@@ -30,6 +31,7 @@ class HeldLease(msgspec.Struct, eq=False):
     bits: int
     until_ms: int
     buffered: int = 0
+    reported: int = 0
 
     def settlement(
         self, bits: int, action: SettleAction, delay_ms: int = -1, reason: str = ""

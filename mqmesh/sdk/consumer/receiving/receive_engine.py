@@ -34,6 +34,8 @@ from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 TICK_MS: Final = 250
+PREFETCH_MS: Final = 1_000
+"""Brokers wait so long for messages that no caller asked for yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,10 +88,11 @@ class ReceiveEngine:
         )
         self._selectors: dict[str, MessageSelector] = {}
         self._sources: dict[tuple[str, str], ReceiveSource] = {}
-        # Under the condition: what came; what callers want, and the sources that were asked for
-        # them and have not answered; when a caller asked last.
+        # Under the condition: what came; what callers want, and one wanted last; the sources that
+        # were asked for them and have not answered; when a caller asked last.
         self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
         self._demands: dict[object, Demand] = {}
+        self._last: Demand | None = None
         self._asked: dict[object, set[ReceiveSource]] = {}
         self._asked_ms = 0
         self._met: set[str] = set()
@@ -125,7 +128,7 @@ class ReceiveEngine:
         with self.changed:
             if caller in self._asked and demand.until_ms <= now_ms:
                 return
-            self._demands[caller] = demand
+            self._demands[caller] = self._last = demand
         self.client.post(lambda: self._ask(caller))
 
     def done(self, caller: object) -> None:
@@ -216,21 +219,21 @@ class ReceiveEngine:
             reason: As in ``Settlement``.
         """
         # Each broker group numbers its leases by itself.
-        by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease, int]] = {}
+        by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease]] = {}
+        bits_of: dict[tuple[str, int], int] = {}
         error: MQMeshError | None = None
         for message in messages:
             info = message.info
-            found = self._held(info.broker_name, info.fencing_token)
+            key = (info.broker_name, info.fencing_token)
+            found = by_lease.get(key) or self._held(*key)
             if found is None:
                 error = StaleReceipt(
                     f"the lease of message {message.message_id} ended, or it is settled already"
                 )
                 continue
-            source, held = found
-            bit = 1 << (message.queue_offset - held.lease.first)
-            key = (info.broker_name, info.fencing_token)
-            bits = by_lease[key][2] if key in by_lease else 0
-            by_lease[key] = (source, held, bits | bit)
+            by_lease[key] = found
+            bit = 1 << (message.queue_offset - found[1].lease.first)
+            bits_of[key] = bits_of.get(key, 0) | bit
         left = len(by_lease)
         if not left:
             on_done(error)
@@ -244,10 +247,12 @@ class ReceiveEngine:
                 on_done(error)
 
         give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
-        for source, held, bits in by_lease.values():
+        for key, (source, held) in by_lease.items():
+            bits = bits_of[key]
             if action == SettleAction.EXTEND:
                 source.extend(held, bits, max(delay_ms, MIN_INVISIBLE_MS), done)
             else:
+                held.reported |= bits
                 source.settler.add(Settling(held, bits, action, give_up_ms, done, delay_ms, reason))
 
     def _held(self, broker_name: str, lease: int) -> tuple[ReceiveSource, HeldLease] | None:
@@ -320,6 +325,7 @@ class ReceiveEngine:
             topic,
             self._selectors[topic],
             demand=self._wanted,
+            prefetch=self._prefetch,
             on_received=self._received,
             on_hindered=self._hindered,
             on_lost=self._lost,
@@ -346,6 +352,19 @@ class ReceiveEngine:
             if self._buffer:
                 return None
             return next((one for one in self._demands.values() if one.until_ms > now_ms), None)
+
+    def _prefetch(self, source: ReceiveSource) -> Demand | None:
+        """Return what the caller that has reported on all it got will ask for next."""
+        with self.changed:
+            last = None if self._buffer else self._last
+        if last is None or any(one.has_open for one in self._sources.values()):
+            return None
+        now_ms = self.client.loop.clock.monotonic_ms()
+        demand = Demand(last.max_messages, last.invisible_ms, now_ms + PREFETCH_MS)
+        for other in self._sources.values():
+            if other is not source:
+                other.receive(demand)
+        return demand
 
     def _receive(self) -> None:
         for source in list(self._sources.values()):
@@ -388,9 +407,11 @@ class ReceiveEngine:
 
     def _hindered(self, source: ReceiveSource, error: MQMeshError | None) -> None:
         with self.changed:
-            for asked in self._asked.values():
+            answered = [asked for asked in self._asked.values() if source in asked]
+            for asked in answered:
                 asked.discard(source)
-        self._wake()
+        if answered:
+            self._wake()
         what = f"{source.topic} cannot be received from {source.broker_name}"
         if error is None:
             self.hindrances.end(what)

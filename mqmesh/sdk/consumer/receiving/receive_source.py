@@ -1,7 +1,7 @@
 """Receives of one topic at one broker: one at a time waits there."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +10,6 @@ from mqmesh.errors import (
     MQMeshError,
     StaleGeneration,
     StaleReceipt,
-    SystemBusy,
 )
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -25,11 +24,19 @@ from mqmesh.protocol.pulling import MAX_SUSPEND_MS
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, read_answer
-from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settler, Settling
+from mqmesh.sdk.consumer.receiving.settler import (
+    REQUEST_MS,
+    OnSettled,
+    Report,
+    Settler,
+    Settling,
+)
 
 ANSWER_MS: Final = 10_000
 """Longest wait for an answer beyond the time that the broker may hold the request."""
 RETRY_MS: Final = 200
+KEEP_MS: Final = 2_000
+"""Messages are kept so long for a caller that does not ask for them."""
 RETURN_MS: Final = 1_000
 """What is given back is tried so long; then its lease ends by itself."""
 
@@ -60,6 +67,8 @@ class ReceiveSource:
         topic: Topic.
         selector: Messages that are wanted.
         demand: Returns what callers want; None if nobody waits.
+        prefetch: Returns what to ask for together with a report, as a caller will want it soon;
+            None for nothing.
         on_received: Called with what came.
         on_hindered: Called with why nothing comes; None if that is over.
         on_lost: Called with a lease that somebody else has by now.
@@ -79,6 +88,7 @@ class ReceiveSource:
         selector: MessageSelector,
         *,
         demand: Callable[[], Demand | None],
+        prefetch: Callable[["ReceiveSource"], Demand | None],
         on_received: Callable[["ReceiveSource", ReceivedAnswer], None],
         on_hindered: Callable[["ReceiveSource", MQMeshError | None], None],
         on_lost: Callable[[HeldLease], None],
@@ -87,7 +97,7 @@ class ReceiveSource:
         self.broker_name = broker_name
         self.topic = topic
         self.leases: dict[int, HeldLease] = {}
-        self.settler = Settler(client, broker_name, group, topic)
+        self.settler = Settler(client, broker_name, group, topic, self.leases, self._ride)
         self._dropped = False
         self._verify = False
         self._client = client
@@ -99,6 +109,14 @@ class ReceiveSource:
         self._unbuffer = unbuffer
         self._is_busy = False
         self._demand = demand
+        self._prefetch = prefetch
+        # The broker gives the same leases to a receive of the same number, if an answer was lost.
+        self._attempt_id = 1
+
+    @property
+    def has_open(self) -> bool:
+        """True if callers have messages that they did not report on."""
+        return any(one.bits & ~(one.buffered | one.reported) for one in self.leases.values())
 
     def receive(self, demand: Demand | None = None) -> bool:
         """Ask for messages if somebody waits for some, unless that is under way.
@@ -116,7 +134,9 @@ class ReceiveSource:
             return False
         wait_ms = max(demand.until_ms - self._client.loop.clock.monotonic_ms(), 0)
         self._is_busy = True
-        suspend_ms = min(wait_ms, MAX_SUSPEND_MS)
+        report = self.settler.take()
+        # With a report the broker answers at once.
+        suspend_ms = 0 if report.settlements else min(wait_ms, MAX_SUSPEND_MS)
         wanted = ReceiveRequest(
             self._group,
             self.topic,
@@ -127,15 +147,23 @@ class ReceiveSource:
             expression=self._selector.expression,
             expression_type=self._selector.expression_type,
             verify=self._verify,
+            settle=report.settlements,
+            attempt_id=self._attempt_id,
         )
         self._client.request(
             self.broker_name,
             RequestCode.RECEIVE_MESSAGE,
-            self._answered,
+            lambda answer: self._answered(report, answer),
             header=encode_header(wanted),
-            timeout_ms=suspend_ms + ANSWER_MS,
+            timeout_ms=REQUEST_MS if report.settlements else suspend_ms + ANSWER_MS,
         )
         return True
+
+    def _ride(self) -> bool:
+        if self._is_busy or self._dropped:
+            return False
+        demand = self._demand() or self._prefetch(self)
+        return demand is not None and self.receive(demand)
 
     def tick(self, now_ms: int, asked_ms: int) -> None:
         """Extend leases of messages that no caller has got yet; forget those that ended.
@@ -143,19 +171,18 @@ class ReceiveSource:
         Args:
             now_ms: Monotonic clock.
             asked_ms: When a caller asked for messages last: what is kept for one that does not ask
-                for a third of a lease is given back.
+                for ``KEEP_MS``, or a third of a lease, is given back.
         """
         for held in list(self.leases.values()):
             length_ms = held.lease.length_ms
             if not held.bits or held.until_ms + length_ms < now_ms:
                 del self.leases[held.lease.lease]
+            elif held.buffered and now_ms - asked_ms >= min(length_ms // 3, KEEP_MS):
+                if bits := self._unbuffer(held):
+                    some = [(held, bits)]
+                    self.settler.gather(SettleAction.RETURN, some, now_ms + RETURN_MS, _nobody)
             elif held.buffered and held.until_ms - now_ms < length_ms * 2 // 3:
-                if now_ms - asked_ms < length_ms // 3:
-                    self.extend(held, held.bits, length_ms)
-                elif bits := self._unbuffer(held):
-                    self.settler.gather(
-                        SettleAction.RETURN, [(held, bits)], now_ms + RETURN_MS, _nobody
-                    )
+                self.extend(held, held.bits, length_ms)
 
     def show(self) -> None:
         """Show the broker, which may be another master now, what this member holds."""
@@ -203,57 +230,61 @@ class ReceiveSource:
             on_done,
         )
 
-    def _answered(self, answer: Command | MQMeshError) -> None:
+    def _answered(self, report: Report, answer: Command | MQMeshError) -> None:
         self._is_busy = False
-        try:
-            if isinstance(answer, MQMeshError):
-                raise answer
-            found = decode_header(ReceiveResponse, answer.header)
-        except SystemBusy as error:
-            self._hindered(error, max(error.retry_after_ms, RETRY_MS))
-            return
-        except StaleGeneration as error:
+        found = ReceiveResponse()
+        error = answer if isinstance(answer, MQMeshError) else None
+        if not isinstance(answer, MQMeshError):
+            try:
+                found = decode_header(ReceiveResponse, answer.header)
+                self._attempt_id += 1
+                self._take(found, (answer.body, *answer.further))
+            except MQMeshError as caught:
+                error = caught
+        # Behind the messages: a caller that waits for its report finds them.
+        self.settler.answered(report, found.settled, error)
+        self._go_on(error)
+
+    def _go_on(self, error: MQMeshError | None) -> None:
+        if error is None:
+            self._on_hindered(self, None)
+            self.receive()
+        elif isinstance(error, StaleGeneration):
             _log.info("broker %s does not know this member yet: %s", self.broker_name, error)
             self._client.heartbeats.send_all_soon()
             self._client.call_later(RETRY_MS, self._again)
-            return
-        except MQMeshError as error:
-            self._hindered(error, RETRY_MS)
-            return
-        self._take(
-            read_answer(
-                found.leases,
-                (answer.body, *answer.further),
-                broker_name=self.broker_name,
-                topic=self.topic,
-                tags=self._selector.wanted_tags(),
-                now_ms=self._client.loop.clock.monotonic_ms(),
-            )
-        )
+        else:
+            self._on_hindered(self, error)
+            self._client.call_later(max(getattr(error, "retry_after_ms", 0), RETRY_MS), self._again)
 
-    def _take(self, received: ReceivedAnswer) -> None:
+    def _take(self, found: ReceiveResponse, bodies: Sequence[memoryview]) -> None:
+        """Take what came.
+
+        Raises:
+            CorruptBatch, RemoteProtocolError: Some of it is damaged.
+        """
+        received = read_answer(
+            found.leases,
+            bodies,
+            broker_name=self.broker_name,
+            topic=self.topic,
+            tags=self._selector.wanted_tags(),
+            now_ms=self._client.loop.clock.monotonic_ms(),
+        )
         for held in received.held:
             self.leases[held.lease.lease] = held
         if self._dropped:
             self.drop(_nobody)  # it was under way meanwhile
             return
-        if received.damaged:
-            give_up_ms = self._client.loop.clock.monotonic_ms() + RETURN_MS
-            self.settler.gather(SettleAction.RETURN, received.damaged, give_up_ms, _nobody)
         # What the broker's disk has lost it finds and passes over.
         self._verify = received.error is not None
         if received.messages or received.unreadable or received.unwanted:
             self._on_received(self, received)
         if received.error is not None:
             _log.warning("an answer of broker %s is damaged: %s", self.broker_name, received.error)
-            self._hindered(received.error, RETRY_MS)
-            return
-        self._on_hindered(self, None)
-        self.receive()
-
-    def _hindered(self, error: MQMeshError, delay_ms: int) -> None:
-        self._on_hindered(self, error)
-        self._client.call_later(delay_ms, self._again)
+            give_up_ms = self._client.loop.clock.monotonic_ms() + RETURN_MS
+            self.settler.gather(SettleAction.RETURN, received.damaged, give_up_ms, _nobody)
+            raise received.error
 
     def _again(self) -> None:
         self.receive()

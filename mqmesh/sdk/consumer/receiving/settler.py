@@ -10,7 +10,7 @@ from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleReceipt
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.delivery import SettleAction, SettleRequest, SettleResponse
+from mqmesh.protocol.delivery import SettleAction, Settlement, SettleRequest, SettleResponse
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
 
@@ -45,6 +45,18 @@ class Settling(msgspec.Struct, eq=False):
     alone: bool = False
 
 
+class Report(msgspec.Struct, frozen=True):
+    """Settlements for one request.
+
+    Attributes:
+        gathered: Reports of the member; those of one settlement together.
+        settlements: As the broker gets them.
+    """
+
+    gathered: list[list[Settling]]
+    settlements: list[Settlement]
+
+
 class Settler:
     """Settlements of one group at one broker, for one topic; in the client loop.
 
@@ -53,13 +65,25 @@ class Settler:
         broker_name: Broker group.
         group: Consumer group.
         topic: Topic that is received from.
+        leases: Leases by number; those without open messages are removed.
+        ride: Sends a receive that takes along what waits, if one is due.
     """
 
-    def __init__(self, client: ClientEngine, broker_name: str, group: str, topic: str) -> None:
+    def __init__(
+        self,
+        client: ClientEngine,
+        broker_name: str,
+        group: str,
+        topic: str,
+        leases: dict[int, HeldLease],
+        ride: Callable[[], bool],
+    ) -> None:
         self._client = client
         self._broker_name = broker_name
         self._group = group
         self._topic = topic
+        self._leases = leases
+        self._ride = ride
         self._waiting: deque[Settling] = deque()
         self._is_busy = False
 
@@ -119,37 +143,70 @@ class Settler:
         while self._waiting:
             self._waiting.popleft().on_done(error)
 
-    def _send(self) -> None:
+    def take(self) -> Report:
+        """Return what waits, for a request of another kind; ``answered`` follows."""
         gathered = _gather(self._waiting)
-        if not gathered:
+        return Report(
+            gathered,
+            [
+                some[0].held.settlement(
+                    _bits_of(some), some[0].action, some[0].delay_ms, some[0].reason
+                )
+                for some in gathered
+            ],
+        )
+
+    def answered(self, report: Report, codes: list[int], error: MQMeshError | None) -> None:
+        """Note the outcome of a report that was taken.
+
+        Args:
+            report: From ``take``.
+            codes: Response code of each settlement.
+            error: Why there are none.
+        """
+        delay_ms = self._note(report, codes, error)
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            self._client.call_later(delay_ms, self._send)
+
+    def _send(self) -> None:
+        if not self._waiting or self._ride():
             self._is_busy = False
             return
-        settlements = [
-            some[0].held.settlement(
-                _bits_of(some), some[0].action, some[0].delay_ms, some[0].reason
-            )
-            for some in gathered
-        ]
-        request = SettleRequest(self._group, self._topic, self._client.client_id, settlements)
+        report = self.take()
+        request = SettleRequest(
+            self._group, self._topic, self._client.client_id, report.settlements
+        )
         self._client.request(
             self._broker_name,
             RequestCode.SETTLE_MESSAGES,
-            lambda answer: self._answered(gathered, answer),
+            lambda answer: self._answered(report, answer),
             header=encode_header(request),
             timeout_ms=REQUEST_MS,
         )
 
-    def _answered(self, gathered: list[list[Settling]], answer: Command | MQMeshError) -> None:
+    def _answered(self, report: Report, answer: Command | MQMeshError) -> None:
         codes: list[int] = []
         error: MQMeshError | None = None
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
             codes = decode_header(SettleResponse, answer.header).codes
-            if len(codes) != len(gathered):
-                raise RemoteProtocolError(f"{len(codes)} codes for {len(gathered)} settlements")
         except MQMeshError as caught:
             error = caught
+        delay_ms = self._note(report, codes, error)
+        if not self._waiting:
+            self._is_busy = False
+        elif delay_ms:
+            self._client.call_later(delay_ms, self._send)
+        else:
+            self._send()
+
+    def _note(self, report: Report, codes: list[int], error: MQMeshError | None) -> int:
+        """Report outcomes; return the pause before the next try of what is left."""
+        gathered = report.gathered
+        if error is None and len(codes) != len(gathered):
+            error = RemoteProtocolError(f"{len(codes)} codes for {len(gathered)} settlements")
         again: list[Settling] = []
         now_ms = self._client.loop.clock.monotonic_ms()
         for index, some in enumerate(gathered):
@@ -163,12 +220,8 @@ class Settler:
                 else:
                     one.on_done(refusal)
         self._waiting.extendleft(reversed(again))
-        if (again and error is not None) or any(not one.alone for one in again):
-            self._client.call_later(RETRY_MS, self._send)
-        elif self._waiting:
-            self._send()
-        else:
-            self._is_busy = False
+        is_failed = (again and error is not None) or any(not one.alone for one in again)
+        return RETRY_MS if is_failed else 0
 
     def _settled(self, some: list[Settling], refusal: MQMeshError | None) -> list[Settling]:
         """Report an outcome; return what has to be tried by itself."""
@@ -180,6 +233,8 @@ class Settler:
         for one in some:
             if one.action != SettleAction.EXTEND:
                 one.held.bits &= ~one.bits
+                if not one.held.bits:
+                    self._leases.pop(one.held.lease.lease, None)
             one.on_done(refusal)
         return []
 

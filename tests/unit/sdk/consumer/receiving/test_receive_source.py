@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from harness.batches import encode_flights, stored_batch
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, EndpointUnreachable
 from mqmesh.message import Message
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -21,6 +21,7 @@ from mqmesh.protocol.delivery import (
     SettleResponse,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
 from mqmesh.testing.clock import ManualClock
 
@@ -32,12 +33,21 @@ def answer_of(struct, *bodies: bytes) -> Command:
     return Command(0, 0, 0, memoryview(encode_header(struct)), data)
 
 
+def outcomes_of(settlements):
+    return [
+        (one.lease, SettleAction(one.action), int.from_bytes(one.bits, "little"))
+        for one in settlements
+    ]
+
+
 class Case:
     """A source, the requests that it made, and a caller that waits for a minute."""
 
     client_id = "member"
 
     def __init__(self):
+        self.wanted = Demand(10, LENGTH_MS, 61_000)
+        self.prefetched = None
         self.loop = SimpleNamespace(clock=ManualClock(monotonic_ms=1_000))
         self.later: deque = deque()
         self.requests: list = []
@@ -48,7 +58,8 @@ class Case:
             "group",
             "flights",
             MessageSelector(),
-            demand=lambda: Demand(10, LENGTH_MS, 61_000),
+            demand=lambda: self.wanted,
+            prefetch=lambda source: self.prefetched,
             on_received=lambda _, found: self.received.append(found),
             on_hindered=lambda _, error: self.hindered.append(error),
             on_lost=lambda held: None,
@@ -77,16 +88,17 @@ class Case:
         return found
 
     def settled(self):
-        """The settlements of the next request, which is answered."""
+        """The settlements of the next request that has some, which is answered."""
         self.turn()
+        for request, _ in self.requests:
+            if isinstance(request, ReceiveRequest) and request.settle:
+                self.answer(codes=[0] * len(request.settle))
+                return outcomes_of(request.settle)
         request, on_answer = self.asked(SettleRequest)
         on_answer(answer_of(SettleResponse([0] * len(request.settlements))))
-        return [
-            (one.lease, SettleAction(one.action), int.from_bytes(one.bits, "little"))
-            for one in request.settlements
-        ]
+        return outcomes_of(request.settlements)
 
-    def answer(self, *sizes, damage=None):
+    def answer(self, *sizes, damage=None, codes=()):
         """Answers the receive with leases of so many messages; damages the last byte of one."""
         _, on_answer = self.asked(ReceiveRequest)
         leases, bodies, first = [], [], 0
@@ -98,7 +110,7 @@ class Case:
             bodies.append(bytes(batch))
             leases.append(MessageLease(number + 1, 3, first, first + size, size, 1, LENGTH_MS))
             first += size
-        on_answer(answer_of(ReceiveResponse(leases), *bodies))
+        on_answer(answer_of(ReceiveResponse(leases, list(codes)), *bodies))
 
 
 @pytest.fixture
@@ -124,7 +136,7 @@ def test_after_damage_the_broker_checks_what_it_reads_until_all_is_well(case):
     case.turn()
     request, _ = case.requests[-1]
     assert request.verify
-    case.answer(1)
+    case.answer(1, codes=[0])
     request, _ = case.asked(ReceiveRequest)
     assert not request.verify
 
@@ -138,13 +150,13 @@ def test_what_comes_after_a_source_was_dropped_is_given_back(case):
     assert not case.source.receive()
 
 
-def test_messages_that_no_caller_comes_for_are_given_back_after_a_third_of_their_lease(case):
+def test_messages_that_no_caller_comes_for_are_given_back(case):
     case.answer(3)
     held = case.source.leases[1]
     held.buffered = 0b110  # a caller has got the first one
-    case.source.tick(10_000, asked_ms=1_000)
+    case.source.tick(2_900, asked_ms=1_000)
     assert held.buffered
-    case.source.tick(12_000, asked_ms=1_000)
+    case.source.tick(3_000, asked_ms=1_000)
     assert case.settled() == [(1, SettleAction.RETURN, 0b110)]
     assert held.bits == 0b001
 
@@ -153,3 +165,48 @@ def test_messages_that_a_caller_comes_for_are_kept(case):
     case.answer(3)
     case.source.tick(12_000, asked_ms=11_000)
     assert case.settled() == [(1, SettleAction.EXTEND, 0b111)]
+
+
+def test_a_report_travels_with_the_receive_of_a_caller_that_will_ask_soon(case):
+    case.wanted = None
+    case.answer(2)
+    held, outcomes = case.source.leases[1], []
+    case.prefetched = Demand(10, LENGTH_MS, 0)
+    case.source.settler.gather(SettleAction.ACK, [(held, 0b11)], 9_000, outcomes.append)
+    case.turn()
+    request, _ = case.requests[0]
+    assert isinstance(request, ReceiveRequest)
+    assert [one.lease for one in request.settle] == [1]
+    case.answer(3, codes=[0])
+    assert (len(case.received), outcomes) == (2, [None])
+    assert not case.requests
+
+
+def test_a_report_does_not_wait_for_a_receive_that_waits(case):
+    held = HeldLease("broker-a", "flights", MessageLease(7, 0, 0, 1, 1, 1, LENGTH_MS), 1, 60_000)
+    case.source.settler.gather(SettleAction.ACK, [(held, 1)], 9_000, lambda error: None)
+    assert case.settled() == [(7, SettleAction.ACK, 1)]
+
+
+def test_a_report_whose_answer_was_lost_is_sent_again(case):
+    case.wanted = None
+    case.answer(1)
+    held, outcomes = case.source.leases[1], []
+    case.prefetched = Demand(10, LENGTH_MS, 0)
+    case.source.settler.gather(SettleAction.ACK, [(held, 1)], 9_000, outcomes.append)
+    for _ in range(2):
+        case.turn()
+        request, on_answer = case.asked(ReceiveRequest)
+        assert len(request.settle) == 1
+        on_answer(EndpointUnreachable("broke"))
+    assert outcomes == []
+
+
+def test_a_receive_whose_answer_was_lost_is_repeated_with_its_number(case):
+    (first, on_answer), *_ = case.requests
+    case.requests.clear()
+    on_answer(EndpointUnreachable("broke"))
+    case.turn()
+    assert case.requests[0][0].attempt_id == first.attempt_id
+    case.answer(1)
+    assert case.requests[0][0].attempt_id == first.attempt_id + 1

@@ -34,7 +34,7 @@ class Client:
 
 def test_what_waits_for_another_try_ends_when_the_consumer_is_closed():
     client, outcomes = Client(), []
-    settler = Settler(client, "broker-a", "group", "topic")
+    settler = Settler(client, "broker-a", "group", "topic", {}, lambda: False)
     held = HeldLease("broker-a", "topic", MessageLease(1, 0, 0, 2, 2, 1, 60_000), 0b11, 60_000)
     give_up_ms = client.loop.clock.monotonic_ms() + 60_000
     settler.add(
