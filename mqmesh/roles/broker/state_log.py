@@ -118,6 +118,7 @@ class StateLog:
         self._waiters: list[OnSaved] = []
         self._retry_ms = 0
         self._next_offset = 0
+        self._log_end = 0
         # The newest whole snapshot: where it begins, in the queue and in the log, where it ends in
         # the log, its size, and what was written since it began.
         self._snapshot_at = 0
@@ -166,7 +167,11 @@ class StateLog:
         """Something is to be written that can wait no longer than a tenth of a second."""
         if self.failure is not None:
             return self._clock.monotonic_ms() >= self._retry_ms
-        return self.is_urgent or self._making_at is not None or self._wants_snapshot()
+        if self.is_urgent or self._making_at is not None:
+            return True
+        if self._store is not None:
+            self._look_at_end(self._store)
+        return self._wants_snapshot()
 
     def save(self, on_saved: OnSaved | None = None) -> None:
         """Has all changes written at the end of this turn.
@@ -194,9 +199,12 @@ class StateLog:
             for keys in changed:
                 keys.clear()
             return Written(waiters)
+        has_changes = bool(waiters or self.failure or any(changed))
+        if not has_changes:
+            self._look_at_end(store)  # what is put next says it by itself
         if self._making_at is None and self._wants_snapshot():
             self._begin_snapshot()
-        if not (waiters or self.failure or self._making_at is not None or any(changed)):
+        if not has_changes and self._making_at is None:
             return Written()
         slice_size = min(SNAPSHOT_SLICE, len(self._left))
         is_whole = self._making_at is not None and slice_size == len(self._left)
@@ -224,6 +232,7 @@ class StateLog:
             if is_whole:
                 self._end_snapshot(self._making_at, results[-1].end_offset)
         self._next_offset = int(results[-1].base_queue_offset) + 1
+        self._log_end = results[-1].end_offset
         return Written(waiters, end_offset=results[-1].end_offset)
 
     def _batches(self, slice_size: int, *, is_whole: bool) -> list[BatchToPut]:
@@ -257,8 +266,11 @@ class StateLog:
         if self._bytes_since > max(LEAST_REPLAY_BYTES, 4 * self._snapshot_bytes):
             return True
         # From its end, or one that is larger than a segment would be a reason for the next one.
-        end = store.stats().max_commitlog_offset
-        return end // self._segment_bytes != self._snapshot_end // self._segment_bytes
+        return self._log_end // self._segment_bytes != self._snapshot_end // self._segment_bytes
+
+    def _look_at_end(self, store: MessageStore) -> None:
+        # Too costly for each write: it asks for the room on the disk, too.
+        self._log_end = int(store.stats().max_commitlog_offset)
 
     def _begin_snapshot(self) -> None:
         self._making_at = self._next_offset
@@ -291,6 +303,7 @@ class StateLog:
             return
         low, end = (int(bound) for bound in store.queue_bounds(STATE_TOPIC, STATE_QUEUE))
         self._next_offset = end
+        self._look_at_end(store)
         if not end:
             return
         at = self._pointer_before(end, low)
