@@ -7,7 +7,8 @@ bodies are in the other rows: what is measured is mqmesh, not the making of stri
 import asyncio
 import random
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -31,6 +32,10 @@ from rows.workload import GROUP, TOPIC, Report, Stopwatch, Task, hand_in, read_t
 
 LEAST_BODY_BYTES: Final = 32
 MOST_BODY_BYTES: Final = 224
+MAX_HELD_MS: Final = 600_000
+"""Length of leases that last over a whole run."""
+SHORT_LEASE_MS: Final = 5_000
+"""Length of leases that end in a run."""
 POOL_ORDERS: Final = 1_000
 """After so many messages the same come again: few enough to be in the processor's cache, as what a
 program has just made is."""
@@ -126,15 +131,27 @@ def drain_orders(task: Task) -> Report:
     return consume(task, read=_read_orders)
 
 
-def receive_orders(task: Task, *, most: int, members: int) -> Report:
+def receive_orders(
+    task: Task,
+    *,
+    most: int,
+    members: int,
+    held: int = 0,
+    pause_s: float = 0.0,
+    evenly: bool = False,
+) -> Report:
     """Simple consumers that receive, read and acknowledge messages.
 
     Args:
         task: Says how many messages.
         most: Messages of one receive.
         members: Consumers, each in a thread.
+        held: Messages of each queue that one more member holds all the time.
+        pause_s: Work of a member on each message.
+        evenly: It is a fault if a member gets more than twice as much as another one.
     """
     seen: set[str] = set()
+    shares: Counter[str] = Counter()
     twice = 0
     lock, done = threading.Lock(), threading.Event()
 
@@ -145,21 +162,24 @@ def receive_orders(task: Task, *, most: int, members: int) -> Report:
             if not found:
                 continue
             _read_orders(found)
+            if pause_s:
+                time.sleep(pause_s * len(found))
             consumer.ack_many(found)
             ids = [one.message_id for one in found]
             with lock:
                 before = len(seen)
                 seen.update(ids)
+                shares[consumer.client_id] += len(ids)
                 twice += before + len(ids) - len(seen)
-                if len(seen) >= task.message_count:
+                if len(seen) >= wanted:
                     done.set()
 
-    client = ClientOptions(use_ipc=task.use_ipc)
-    consumers = [
-        SimpleConsumer(GROUP, namesrv_addr=task.address, client=client) for _ in range(members)
-    ]
-    for consumer in consumers:
-        consumer.subscribe(TOPIC)
+    consumers = [_simple_consumer(task) for _ in range(members)]
+    holder = _simple_consumer(task)
+    wanted = task.message_count
+    if held:
+        holder.start()
+        wanted -= _hold(holder, held, task.queue_count)
     wait_go()
     watch = Stopwatch()
     for consumer in consumers:
@@ -169,12 +189,55 @@ def receive_orders(task: Task, *, most: int, members: int) -> Report:
         thread.start()
     done.wait()
     faults = [f"{twice} messages came twice"] if twice else []
-    report = watch.report(task.message_count, faults=faults)
+    idlest, busiest = min(shares.values()), max(shares.values())
+    if len(shares) < members or (evenly and busiest > 2 * idlest):
+        faults.append(f"{len(shares)} of {members} members got {idlest} to {busiest} messages")
+    report = watch.report(wanted, faults=faults)
     for thread in threads:
         thread.join()
-    for consumer in consumers:
+    for consumer in (*consumers, holder):
         consumer.close()
     return report
+
+
+def redeliver_orders(task: Task) -> Report:
+    """Leases that end: the latency is the time until another member has the messages."""
+    slow, quick = _simple_consumer(task), _simple_consumer(task)
+    slow.start()
+    quick.start()
+    wait_go()
+    watch = Stopwatch()
+    ends: dict[str, float] = {}
+    while len(ends) < task.message_count:
+        began_s = time.monotonic()
+        for message in slow.receive(10, SHORT_LEASE_MS, 10_000):
+            ends[message.message_id] = began_s + SHORT_LEASE_MS / 1_000
+    latencies_us: list[float] = []
+    while ends:
+        found = quick.receive(100, wait_ms=10_000)
+        now_s = time.monotonic()
+        latencies_us += [(now_s - ends.pop(one.message_id)) * 1e6 for one in found]
+        quick.ack_many(found)
+    report = watch.report(len(latencies_us), latencies_us=latencies_us)
+    slow.close()
+    quick.close()
+    return report
+
+
+def _simple_consumer(task: Task) -> SimpleConsumer:
+    client = ClientOptions(use_ipc=task.use_ipc)
+    consumer = SimpleConsumer(GROUP, namesrv_addr=task.address, client=client)
+    consumer.subscribe(TOPIC)
+    return consumer
+
+
+def _hold(consumer: SimpleConsumer, count: int, queues: int) -> int:
+    """Receive so many messages of each queue at least, and settle none; return how many."""
+    got: Counter[int] = Counter()
+    while len(got) < queues or min(got.values()) < count:
+        for message in consumer.receive(count, MAX_HELD_MS):
+            got[message.queue_id] += 1
+    return got.total()
 
 
 def _messages(orders: list[_Order]) -> list[Message]:
@@ -200,6 +263,11 @@ PROGRAMS: Final[dict[str, Callable[[Task], Report]]] = {
     "receive_100_orders": partial(receive_orders, most=100, members=2),
     "receive_32_orders": partial(receive_orders, most=32, members=4),
     "receive_1_orders": partial(receive_orders, most=1, members=64),
+    "receive_held_orders": partial(receive_orders, most=500, members=2, held=1),
+    "receive_crowd_orders": partial(
+        receive_orders, most=10, members=200, pause_s=0.002, evenly=True
+    ),
+    "redeliver_orders": redeliver_orders,
 }
 
 

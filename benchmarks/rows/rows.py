@@ -184,6 +184,11 @@ def _receive_rows() -> list[Row]:
     drained = partial(
         product_drain, load, producer_kind="produce_orders", consumer_kind="drain_orders"
     )
+
+    def received(kind: str, messages: int) -> Side:
+        some = msgspec.structs.replace(load, messages=messages)
+        return partial(product_drain, some, producer_kind="produce_orders", consumer_kind=kind)
+
     rows = (
         ("receive_order", 500, "two members", 1_000_000),
         ("receive_100", 100, "two members", 300_000),
@@ -195,15 +200,32 @@ def _receive_rows() -> list[Row]:
             name=name,
             unit="msg/s",
             what=f"{members}, up to {most} a receive, each acknowledged, against a listener",
-            product=partial(
-                product_drain,
-                msgspec.structs.replace(load, messages=messages),
-                producer_kind="produce_orders",
-                consumer_kind=f"receive_{most}_orders",
-            ),
+            product=received(f"receive_{most}_orders", messages),
             limit=drained,
         )
         for name, most, members, messages in rows
+    ] + [
+        Row(
+            name="receive_held",
+            unit="msg/s",
+            what="as receive_order with a message of each queue held, against none held",
+            product=received("receive_held_orders", 1_000_000),
+            limit=received("receive_500_orders", 1_000_000),
+            least_ratio=0.95,
+        ),
+        Row(
+            name="receive_crowd",
+            unit="msg/s",
+            what="200 members on 4 queues, 2 ms of work a message; none gets twice another's share",
+            product=received("receive_crowd_orders", 200_000),
+        ),
+        Row(
+            name="redelivery",
+            unit="µs",
+            what="p99 from the end of a lease until another member has its messages",
+            product=partial(latency, received("redeliver_orders", 500), 99.0),
+            most=200_000,
+        ),
     ]
 
 
