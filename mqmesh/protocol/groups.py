@@ -434,7 +434,8 @@ class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         topic: Physical topic.
         max_queue_offset: Sum of where the queues end.
-        consumer_offset: Sum of the committed offsets.
+        consumer_offset: Sum of the committed offsets; of a group that acknowledges each message,
+            how many are done, also behind one that is not.
         lag: Messages that are not done, in the retry topic those that wait for their retry, too; 0
             for a group that broadcasts, whose members keep their offsets by themselves.
         in_flight: Messages of them that were handed out, and are with a consumer.

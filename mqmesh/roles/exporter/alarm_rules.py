@@ -379,6 +379,29 @@ RULES: Final = (
         "`mqmesh dlq` lists and sends them again",
     ),
     AlarmRule(
+        "message-held",
+        "warning",
+        3_600,
+        0,
+        NODE,
+        over("mqmesh_delivery_oldest_lease_seconds"),
+        "a member has held messages of {node_id} for {value:.0f} s, more than {threshold:.0f}, and "
+        "does not settle them",
+        "`mqmesh group leases GROUP` shows who; `mqmesh group release GROUP --member ID` lets "
+        "others have them",
+    ),
+    AlarmRule(
+        "leases-expiring",
+        "warning",
+        1_000,
+        0,
+        NODE,
+        grew("mqmesh_delivery_expired_total", NODE, 600),
+        "leases of {value:.0f} messages at {node_id} ended within 10 minutes before they were "
+        "settled, more than {threshold:.0f}",
+        "work takes longer than `invisible_ms`, or members are killed: `mqmesh group leases GROUP`",
+    ),
+    AlarmRule(
         "half-messages-waiting",
         "warning",
         300,

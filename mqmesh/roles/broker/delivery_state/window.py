@@ -82,6 +82,7 @@ class DeliveryWindow:
         next_offset: First message that was never handed out.
         valid_from: Leases before this number were given out before a reset, and are stale.
         unsettled: Messages that were handed out and are not settled.
+        leased: Messages of them that are ``LEASED``.
         noted_offset: For the log: ``next_offset`` as of the change before.
     """
 
@@ -90,7 +91,7 @@ class DeliveryWindow:
     ) -> None:
         self.next_offset = self.noted_offset = start
         self.valid_from = 0
-        self.unsettled = 0
+        self.unsettled = self.leased = 0
         self._numbers = numbers
         self._changed = on_change
         self._runs = RunList()
@@ -120,6 +121,11 @@ class DeliveryWindow:
     def held(self, lease: int) -> Run | None:
         """Return what a lease has that is not settled; None if it has nothing any more."""
         return self._leases.get(lease)
+
+    def oldest_since(self, now_ms: int) -> int:
+        """Return when the oldest lease was given; ``now_ms`` for none. Monotonic clock."""
+        # They are in the order in which they were given.
+        return next((run.since_ms for run in self._leases.values()), now_ms)
 
     def holder_of_most(self) -> tuple[str, int]:
         """Return the member that holds most messages, and how many; "" and 0 for none."""
@@ -499,7 +505,7 @@ class DeliveryWindow:
         if mask == run.bits:
             self._remove(run)
         elif mask:
-            self.unsettled -= mask.bit_count()
+            self._count(run, -mask.bit_count())
             run.bits &= ~mask
 
     def _lease(
@@ -519,6 +525,7 @@ class DeliveryWindow:
 
     def _expire(self, run: Run) -> None:
         self._leases.pop(run.lease, None)
+        self.leased -= run.count
         run.state, run.lease, run.member = RunState.WAITING, NOBODY, ""
         self._until(run, 0)
         self._changed(run.low, run.end)
@@ -541,14 +548,19 @@ class DeliveryWindow:
         if (runs := self._slots.get(run.until_ms // SLOT_MS)) is not None:
             runs.pop(run, None)
 
+    def _count(self, run: Run, messages: int) -> None:
+        self.unsettled += messages
+        if run.state is RunState.LEASED:
+            self.leased += messages
+
     def _add(self, run: Run) -> None:
         self._runs.add(run)
-        self.unsettled += run.count
+        self._count(run, run.count)
         self._numbers.runs += 1
 
     def _remove(self, run: Run) -> None:
         self._runs.remove(run)
-        self.unsettled -= run.count
+        self._count(run, -run.count)
         self._numbers.runs -= 1
         self._leases.pop(run.lease, None)
         self._unslot(run)

@@ -143,6 +143,11 @@ TROUBLES = {
         "mqmesh_group_differing_members", 1, 0, {"consumer_group": "billing"}
     ),
     "dead-letters": counter(DEAD, {"consumer_group": "billing"}),
+    "message-held": gauge("mqmesh_delivery_oldest_lease_seconds", 3_601, 3_600),
+    "leases-expiring": (
+        lambda at_s: [series("mqmesh_delivery_expired_total", at_s * 1_001, **NODE)],
+        lambda at_s: [series("mqmesh_delivery_expired_total", 0, **NODE)],
+    ),
     "half-messages-waiting": gauge("mqmesh_half_messages_oldest_seconds", 301, 300),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),

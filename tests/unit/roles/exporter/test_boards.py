@@ -60,6 +60,8 @@ TROUBLE = {
     "MqmeshGroupWithoutMembers": {"rocketmq_consumer_lag_messages": "1x60"},
     "MqmeshMixedSubscriptions": {"mqmesh_group_differing_members": "1x60"},
     "MqmeshDeadLetters": {"rocketmq_send_to_dlq_messages_total": "0+1x60"},
+    "MqmeshMessageHeld": {"mqmesh_delivery_oldest_lease_seconds": "3601x60"},
+    "MqmeshLeasesExpiring": {"mqmesh_delivery_expired_total": "0+600x60"},
     "MqmeshHalfMessagesWaiting": {"mqmesh_half_messages_oldest_seconds": "301x60"},
     "MqmeshHalfMessagesParked": {"mqmesh_half_messages_parked": "1x60"},
     "MqmeshDelaysLate": {"rocketmq_timer_dequeue_latency": "6000x60"},

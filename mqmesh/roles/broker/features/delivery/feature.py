@@ -817,29 +817,19 @@ class DeliveryFeature(Feature):
     def _stir(self, key: WindowKey) -> None:
         self._hold.stir(key[1])
 
-    def _sum(self, of: Callable[[Run], int]) -> int:
-        return sum(of(run) for _, window in self._windows.items() for run in window.runs)
+    def _waiting(self) -> int:
+        return sum(window.unsettled - window.leased for _, window in self._windows.items())
 
     def _oldest_s(self) -> float:
         now_ms = self._clock.monotonic_ms()
-        return self._oldest_since(now_ms) / 1_000
-
-    def _oldest_since(self, now_ms: int) -> int:
-        return max(
-            (
-                now_ms - run.since_ms
-                for _, window in self._windows.items()
-                for run in window.runs
-                if run.state is RunState.LEASED
-            ),
-            default=0,
-        )
+        oldest = (window.oldest_since(now_ms) for _, window in self._windows.items())
+        return (now_ms - min(oldest, default=now_ms)) / 1_000
 
     metrics = (
         gauge(
             "delivery_waiting_messages",
             "messages that wait to be handed out again",
-            lambda feature: feature._sum(_waiting_of),
+            lambda feature: feature._waiting(),
             unit="messages",
         ),
         gauge(
@@ -1043,10 +1033,6 @@ def _info_of(key: WindowKey, run: Run, now_ms: int) -> LeaseInfo:
 
 def _low_of(run: Run) -> int:
     return run.low
-
-
-def _waiting_of(run: Run) -> int:
-    return run.count if run.state is not RunState.LEASED else 0
 
 
 def _nobody(codes: list[int]) -> None:

@@ -22,7 +22,6 @@ from mqmesh.protocol.groups import (
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Request
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.delivery_state.runs import RunState
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.groups.connections import connections_of, failures_of
@@ -143,14 +142,12 @@ class ProgressReader:
             return None
         low, high = bounds
         now_ms = self._clock.monotonic_ms()
-        held = [run for run in window.runs if run.state is RunState.LEASED]
-        in_flight = sum(run.count for run in held)
         return WindowProgress(
             max(high - max(window.next_offset, low), 0),
-            in_flight,
-            window.unsettled - in_flight,
+            window.leased,
+            window.unsettled - window.leased,
             sum(run.count for run in window.runs if run.attempt > 1),
-            max((now_ms - run.since_ms for run in held), default=0),
+            now_ms - window.oldest_since(now_ms),
         )
 
     def of_queue(self, name: str, topic: str, queue_id: int) -> QueueProgress:
@@ -195,15 +192,16 @@ class ProgressReader:
             begin = max(done, low)
             behind = max(high - begin, 0)
             ends += high
-            committed += max(done, 0)
+            window = self._windows.find((name, topic, queue_id))
+            # A message that is held long holds the offset, and not those behind it.
+            committed += max(done, 0) if window is None else window.next_offset - window.unsettled
             if not behind or not is_known:
                 continue
             pulled = self._pulls.pull_offset(name, topic, queue_id) if running else -1
             flying = min(max(pulled - begin, 0), behind)
-            window = self.of_window(name, topic, queue_id, (low, high))
             if window is not None:
-                flying = window.in_flight
-                behind = window.ready + flying + window.waiting
+                flying = window.leased
+                behind = window.unsettled + max(high - max(window.next_offset, low), 0)
             lag += behind
             in_flight += flying
             oldest.append(store_time(self._store, topic, queue_id, begin))

@@ -396,6 +396,7 @@ class Model:
                 seen[offset] = (run.lease, run.attempt)
         assert seen == {offset: (one[0], one[1]) for offset, one in self.open.items()}
         assert window.unsettled == len(self.open)
+        assert window.leased == sum(one[0] != NOBODY for one in self.open.values())
         assert window.floor == min(self.open, default=window.next_offset)
 
 
