@@ -254,6 +254,11 @@ class StoredMessage(Message, array_like=True, gc=False):
         return self.info.queue_id
 
     @property
+    def priority(self) -> int:
+        """Priority in a topic with priorities: the number of its queue, 0 the lowest."""
+        return self.info.queue_id
+
+    @property
     def broker_name(self) -> str:
         """Broker group that holds the message."""
         return self.info.broker_name

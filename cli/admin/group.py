@@ -209,6 +209,12 @@ def _delivery_settings(function: _F) -> _F:
     """Adds the options of groups that acknowledge each message, as ``_settings`` does."""
     for option in (
         click.option(
+            "--priority-fairness",
+            type=click.IntRange(0, 1_000_000),
+            help="Of topics with priorities: each N-th receive begins with the oldest message; "
+            "0 for never. [default: 0]",
+        ),
+        click.option(
             "--lost-grace",
             "lost_grace_ms",
             callback=_duration,
@@ -587,6 +593,8 @@ def _policies(one: GroupBrokerView) -> str:
             f"acknowledges each message, {duration(one.invisible_ms)} a lease, up to "
             f"{one.max_unsettled:,} unsettled a queue"
         )
+    if one.priority_fairness:
+        said.append(f"each {one.priority_fairness:,}. receive begins with the oldest message")
     if one.max_messages_per_s:
         said.append(f"at most {one.max_messages_per_s:,} messages/s")
     if one.paused_until:

@@ -9,7 +9,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
-from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
+from mqmesh.protocol.route import MAX_PRIORITIES, MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
@@ -56,6 +56,7 @@ _TOPICS: Final = (
     Column("read_queue_nums", "READ QUEUES"),
     Column("write_queue_nums", "WRITE QUEUES"),
     Column("perm", "PERM", rank=1),
+    Column("priorities", "PRIORITIES", lambda count: count or "-", rank=2),
     Column("order", "ORDER", rank=2),
 )
 _READERS: Final = Column("groups", "GROUPS", lambda groups: ", ".join(groups) or "-")
@@ -196,6 +197,11 @@ def list_topics(show_all: bool, consumers: bool, cluster: str, broker: str, name
     "--perm", type=click.Choice(list(PERMS)), default="rw", show_default=True, help="Who may what."
 )
 @click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
+@click.option(
+    "--priorities",
+    type=click.IntRange(2, MAX_PRIORITIES),
+    help="Queues are priorities, so many on each broker, 0 the lowest; fixed for ever.",
+)
 @_retention
 @click.option("--if-missing", is_flag=True, help="Where it exists it is left as it is.")
 @broker_option
@@ -207,6 +213,7 @@ def create(
     write_queues: int | None,
     perm: str,
     order: bool,
+    priorities: int | None,
     retention: str | None,
     retention_messages: int | None,
     if_missing: bool,
@@ -221,8 +228,11 @@ def create(
       mqmesh topic create orders --queues 16
       mqmesh topic create ledger --queues 1 --order
       mqmesh topic create orders payments returns --queues 8
+      mqmesh topic create jobs --priorities 8
     """
-    each = 4 if queues is None else queues
+    if priorities is not None and {queues, read_queues, write_queues} != {None}:
+        raise ConfigError("--priorities says how many queues there are; leave out --queues")
+    each = priorities or (4 if queues is None else queues)
     configs = [
         TopicConfig(
             name,
@@ -232,6 +242,7 @@ def create(
             order=order,
             retention_ms=_retention_ms(retention) or 0,
             retention_messages=retention_messages or 0,
+            priorities=priorities or 0,
         )
         for name in names
     ]
@@ -242,7 +253,10 @@ def create(
             done = admin.create_topics(configs, exist_ok=if_missing)
     has_retention = bool(retention or retention_messages)
     is_named = (
-        order or has_retention or perm != "rw" or {queues, read_queues, write_queues} != {None}
+        order
+        or has_retention
+        or perm != "rw"
+        or {queues, read_queues, write_queues, priorities} != {None}
     )
     for config in configs:
         left = sorted(key for key, one in done[config.topic].items() if one != config)
@@ -537,6 +551,7 @@ def _print_topic(view: TopicView) -> None:
         *(
             f"topic {view.topic} on {one.broker_name}: {one.read_queue_nums} read and "
             f"{one.write_queue_nums} write queues, {one.perm}{', ordered' if one.order else ''}"
+            f"{f', {one.priorities} priorities' if one.priorities else ''}"
             f"{f', shows the last {duration(one.retention_ms)}' if one.retention_ms else ''}"
             f"{_last(one.retention_messages)}"
             for one in view.brokers

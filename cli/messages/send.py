@@ -17,6 +17,7 @@ from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.route import MAX_PRIORITIES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.views.sends import sent_view
 from mqmesh.sdk.client.interrupt import Interrupt
@@ -70,6 +71,9 @@ GIVE_UP_S: Final = 30.0
     metavar="TIME",
     help="Deliver then: 2026-03-01T12:00 (UTC, or +01:00 behind it), or ms since 1970.",
 )
+@click.option(
+    "--priority", type=click.IntRange(0, MAX_PRIORITIES - 1), help="Of a topic with priorities."
+)
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
 @click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
@@ -90,6 +94,7 @@ def send(
     sharding_key: str | None,
     delay: str | None,
     deliver_at: str | None,
+    priority: int | None,
     queue_id: int | None,
     broker: str,
     count: int,
@@ -110,11 +115,14 @@ def send(
       cat orders.jsonl | mqmesh send orders --lines
       mqmesh send orders 'are you there?' --delay 90s
       mqmesh send orders 'hello' --queue 3 --broker broker-a
+      mqmesh send jobs 'now!' --priority 7
       mqmesh send load 'x' --count 100000 --rate 5000
     """
     properties = properties_of(pairs)
     if sharding_key is not None and (queue_id is not None or broker):
         raise click.UsageError("--sharding-key chooses the queue; leave out --queue and --broker")
+    if priority is not None and (queue_id is not None or broker):
+        raise click.UsageError("--priority chooses the queue; leave out --queue and --broker")
     clock = SystemClock()
     _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
     total = None if lines else count
@@ -141,12 +149,13 @@ def send(
         if total == 1:
             with Producer(group, namesrv_addr=namesrv, **options) as producer:
                 queues = _queues(producer, topic, queue_id, broker)
-                sending.settle(producer.send(next(messages), queue=next(queues)))
+                sent = producer.send(next(messages), queue=next(queues), priority=priority)
+                sending.settle(sent)
             return ExitCode.OK
         with Interrupt() as interrupt:
             with Producer(group, namesrv_addr=namesrv, **options) as producer, sending.progress():
                 queues = _queues(producer, topic, queue_id, broker)
-                _send_all(producer, messages, queues, rate, sending, interrupt)
+                _send_all(producer, messages, queues, priority, rate, sending, interrupt)
             sending.summary()
     if sending.failed:
         return ExitCode.FAILED
@@ -157,6 +166,7 @@ def _send_all(
     producer: Producer,
     messages: Iterator[Message],
     queues: Iterator[MessageQueue | None],
+    priority: int | None,
     rate: float | None,
     sending: "_Sending",
     interrupt: Interrupt,
@@ -164,7 +174,7 @@ def _send_all(
     waiting: deque[SendFuture] = deque()
     for message in _paced(messages, rate, interrupt):
         try:
-            waiting.append(producer.send_async(message, queue=next(queues)))
+            waiting.append(producer.send_async(message, queue=next(queues), priority=priority))
         except MQMeshError as error:
             sending.fail(error)
             if isinstance(error, ConfigError):

@@ -16,6 +16,7 @@ from opentelemetry.trace import TracerProvider
 
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk import otel_names as names
+from mqmesh.sdk.app.message_maker import own_fields
 from mqmesh.sdk.faststream.message import Delivery
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 from mqmesh.sdk.tracing.otel import facts_of
@@ -74,7 +75,7 @@ class DeliveryAttributes(TelemetrySettingsProvider[Delivery, MQMeshPublishComman
 
     def get_publish_attrs_from_cmd(self, cmd: MQMeshPublishCommand) -> dict[str, Any]:
         """Return the attributes of a message that is published."""
-        alike = Message(cmd.destination, b"", **cmd.fields)
+        alike = Message(cmd.destination, b"", **own_fields(cmd.fields))
         return {**_common(cmd.destination, cmd.correlation_id), **facts_of((alike,))}
 
     def get_publish_destination_name(self, cmd: MQMeshPublishCommand) -> str:

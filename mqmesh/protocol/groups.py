@@ -54,6 +54,8 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         max_unsettled: Messages of a queue that are handed out or wait to be handed out again, 1 to
             1,000,000.
         lost_grace_ms: So long a member whose connection broke keeps its leases, 0 to 43,200,000.
+        priority_fairness: Of topics with priorities: each n-th receive begins with the queue
+            whose first message is oldest; 0 for never, then higher priorities always come first.
     """
 
     group: Name
@@ -70,6 +72,7 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     invisible_ms: Annotated[int, msgspec.Meta(ge=MIN_INVISIBLE_MS, le=MAX_INVISIBLE_MS)] = 60_000
     max_unsettled: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INVISIBLE_MS)] = 10_000
+    priority_fairness: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
 
 
 class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -12,6 +12,7 @@ from mqmesh.message import MAX_DELAY_MS
 
 MAX_QUEUES_PER_TOPIC: Final = 65_536
 MAX_TOPICS_PER_BROKER: Final = 100_000
+MAX_PRIORITIES: Final = 32
 MAX_TOPICS_PER_REQUEST: Final = 1_000
 """Topics of one GET_ROUTES_OF_TOPICS."""
 
@@ -46,6 +47,8 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         retention_ms: Messages that were stored longer ago are not shown to readers; 0 for no limit
             but that of the log. Looked at each 10 s.
         retention_messages: Readers see so many of a queue, the newest; 0 for no limit.
+        priorities: A queue a priority, the id of the queue, 0 the lowest; 2 to 32, and as many
+            queues. They never change. 0 for a topic without priorities.
     """
 
     topic: Name
@@ -55,6 +58,7 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     order: bool = False
     retention_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
     retention_messages: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    priorities: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITIES)] = 0
 
 
 TopicConfigList = Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
@@ -220,12 +224,14 @@ class QueueData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         read_queue_nums: Consumers are given queue ids below this.
         write_queue_nums: Producers are given queue ids below this.
         perm: ``Perm`` bits that hold now: of topic, broker, draining and a missing master together.
+        priorities: Its queues are priorities, so many; 0 for a topic without.
     """
 
     broker_name: Name
     read_queue_nums: QueueCount
     write_queue_nums: QueueCount
     perm: int
+    priorities: int = 0
 
 
 class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -74,9 +74,10 @@ POLICIES = GroupSettings(
     invisible_ms=1_000,
     max_unsettled=7,
     lost_grace_ms=0,
+    priority_fairness=10,
 )
 STATE = [
-    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}")),
+    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}", 8)),
     TopicRecord("gone"),
     GroupRecord("g", POLICIES),
     GroupRecord("gone"),

@@ -297,3 +297,41 @@ def test_nothing_acknowledged_comes_again_after_kills_of_the_broker(cluster):
         thread.join()
     assert again == []
     assert acked == set(range(2_000))
+
+
+def test_priorities_from_the_command_line_to_the_consumer(cluster, caplog):
+    topic = f"simple-{next(_numbers)}"
+
+    def run(*words):
+        done = run_command(*words, "--json", "--namesrv", cluster.namesrv_addr)
+        assert not done.code, done.err
+        return [json.loads(line) for line in done.out]
+
+    (made,) = run("topic", "create", topic, "--priorities", "4")
+    assert {one["priorities"] for one in made["brokers"]} == {4}
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        for number in range(40):
+            producer.send_async(Message(topic, b"%d" % (number % 4)), priority=number % 4)
+        producer.send(Message(topic, b"0"))
+        producer.send_batch([Message(topic, b"2"), Message(topic, b"2")], priority=2)
+        producer.send_oneway(Message(topic, b"3"), priority=3)
+        with pytest.raises(InvalidArgument, match="0 to 3"):
+            producer.send(Message(topic, b"x"), priority=4)
+    run("send", topic, "1", "--priority", "1")
+
+    async def also_from_coroutines():
+        async with aio.Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+            await producer.send(Message(topic, b"3"), priority=3)
+
+    asyncio.run(also_from_coroutines())
+    run("group", "create", topic, "--delivery", "message", "--priority-fairness", "0")
+    with consumer_of(cluster, topic, topic) as consumer:
+        found = receive_until(consumer, 46)
+        order = [message.priority for message in found]
+        assert order == sorted(order, reverse=True)
+        assert order == [int(message.body) for message in found]
+        consumer.nack(found[0], delay_ms=31_000)  # a retry of its own priority
+        consumer.ack_many(found[1:])
+    with PullConsumer(f"{topic}-queued", namesrv_addr=cluster.namesrv_addr) as reader:
+        reader.subscribe(topic)
+        until(lambda: "promise" in caplog.text, PATIENCE_S)

@@ -48,7 +48,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
-    message made it, its retention, its schema; see ``TopicConfig``."""
+    message made it, its retention, schema and priorities; see ``TopicConfig``."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
@@ -58,6 +58,7 @@ class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     retention_ms: _Offset = 0
     retention_messages: _Offset = 0
     schema: str = ""
+    priorities: _Count = 0
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
@@ -76,6 +77,7 @@ class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
     invisible_ms: _Count = 60_000
     max_unsettled: _Count = 10_000
     lost_grace_ms: _Count = 10_000
+    priority_fairness: _Count = 0
 
 
 class TopicRecord(msgspec.Struct, tag=1, array_like=True, frozen=True):

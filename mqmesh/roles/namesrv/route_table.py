@@ -318,6 +318,7 @@ class RouteTable:
                 config.read_queue_nums,
                 config.write_queue_nums,
                 self._perm(name, self._groups.get(name), config),
+                config.priorities,
             )
             for name, config in sorted(entries.items())
         ]

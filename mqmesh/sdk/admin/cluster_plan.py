@@ -24,6 +24,7 @@ class TopicSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: bool
     retention_ms: int = 0
     retention_messages: int = 0
+    priorities: int = 0
 
 
 class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +43,7 @@ class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     invisible_ms: int = 60_000
     max_unsettled: int = 10_000
     lost_grace_ms: int = 10_000
+    priority_fairness: int = 0
 
 
 class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -90,6 +90,7 @@ class Producer:
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> Coroutine[Any, Any, SendResult]:
         """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``.
@@ -106,13 +107,23 @@ class Producer:
         try:
             if self._must_wait(message):
                 return self._send_in_line(
-                    message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+                    message,
+                    queue=queue,
+                    selector=selector,
+                    arg=arg,
+                    priority=priority,
+                    timeout_ms=timeout_ms,
                 )
-            if queue is None and selector is None and timeout_ms is None:
+            if queue is None and selector is None and priority is None and timeout_ms is None:
                 sent = self._inner.send_async(message)  # which has a fast path without choices
             else:
                 sent = self._inner.send_async(
-                    message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+                    message,
+                    queue=queue,
+                    selector=selector,
+                    arg=arg,
+                    priority=priority,
+                    timeout_ms=timeout_ms,
                 )
         except MQMeshError as error:
             return completions.failed(error)
@@ -127,12 +138,15 @@ class Producer:
         messages: Sequence[Message],
         *,
         queue: MessageQueue | None = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
         first = messages[0] if isinstance(messages, Sequence) and messages else None
         await self._ready(first)
-        future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
+        future = self._inner.send_batch_async(
+            messages, queue=queue, priority=priority, timeout_ms=timeout_ms
+        )
         return await self._here().wait_for(future)
 
     async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:

@@ -154,6 +154,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         selector_arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionSendResult:
         """Stores a half message, runs the local transaction, and ends both; as ``mqmesh``'s."""
@@ -166,6 +167,7 @@ class TransactionProducer(Producer):
             queue=queue,
             selector=selector,
             selector_arg=selector_arg,
+            priority=priority,
             timeout_ms=timeout_ms,
         )
         future.add_done_callback(lambda _: completions.add(waiting))
@@ -180,6 +182,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         selector_arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Transaction]:
         """Run a local transaction in a block: commit at its end, roll back when it raises.
@@ -198,6 +201,7 @@ class TransactionProducer(Producer):
             queue=queue,
             selector=selector,
             selector_arg=selector_arg,
+            priority=priority,
             timeout_ms=timeout_ms,
         )
         await asyncio.to_thread(inner.__enter__)

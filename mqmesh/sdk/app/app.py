@@ -39,22 +39,27 @@ class TopicPublisher(MessageMaker[T]):
         super().__init__(topic, kind, codec)
         self._producer = producer
 
-    def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
+    def send(
+        self, value: T, *, priority: int | None = None, **fields: Unpack[MessageFields]
+    ) -> SendResult:
         """Sends a value and waits until it is stored.
 
         Args:
             value: Becomes the body.
+            priority: As for ``Producer.send``.
             fields: As for ``message``.
 
         Raises:
             InvalidArgument: The value is none of the type.
             MQMeshError: As for ``Producer.send``.
         """
-        return self._producer.send(self.message(value, **fields))
+        return self._producer.send(self.message(value, **fields), priority=priority)
 
-    def send_async(self, value: T, **fields: Unpack[MessageFields]) -> SendFuture:
+    def send_async(
+        self, value: T, *, priority: int | None = None, **fields: Unpack[MessageFields]
+    ) -> SendFuture:
         """Send the same way without waiting for the outcome."""
-        return self._producer.send_async(self.message(value, **fields))
+        return self._producer.send_async(self.message(value, **fields), priority=priority)
 
 
 class App:

@@ -1,7 +1,7 @@
 """Values of one type as messages of one topic."""
 
 from collections.abc import Sequence
-from typing import Generic, TypedDict, TypeVar, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack, cast
 
 from mqmesh.message import PROPERTY_CONTENT_TYPE, Message, check_topic
 from mqmesh.sdk.app.bodies import Codec, encoder_of
@@ -18,6 +18,19 @@ class OwnFields(TypedDict, total=False):
     sharding_key: str | None
     delay_level: int
     deliver_at_ms: int
+
+
+class SendFields(OwnFields, total=False):
+    """Fields of a message beside its topic, body and properties, and its priority."""
+
+    priority: int | None
+
+
+def own_fields(fields: SendFields) -> OwnFields:
+    """Return the fields of the message itself."""
+    found = fields.copy()
+    found.pop("priority", None)
+    return cast(OwnFields, found)
 
 
 class MessageFields(OwnFields, total=False):

@@ -113,6 +113,11 @@ class RouteCache:
         """Return queues that may be read, by broker name and queue id; () if none is known."""
         return self._subscribe.get(topic, ())
 
+    def priorities(self, topic: str) -> int:
+        """Return the number of priorities of a topic; 0 for one without, or without a route."""
+        route = self._routes.get(topic)
+        return 0 if route is None else max((one.priorities for one in route.queues), default=0)
+
     def address(
         self, broker_name: str, broker_id: int = MASTER_ID, *, stand_in: bool = False
     ) -> BrokerAddress | None:

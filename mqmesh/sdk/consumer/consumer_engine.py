@@ -159,6 +159,7 @@ class ConsumerEngine(Generic[S]):
         self._manual = False
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
+        self._without_promise: set[str] = set()
         self._absent: set[str] = set()
         self._returned: set[str] = set()
         self._epochs_met: dict[str, int] = {}
@@ -457,6 +458,14 @@ class ConsumerEngine(Generic[S]):
         for topic in topics & self._subscriptions.keys():
             self.hindrances.end(topic)
             self.positions.note_queues(topic, routes.subscribe_queues(topic))
+            if routes.priorities(topic) and topic not in self._without_promise:
+                self._without_promise.add(topic)
+                _log.warning(
+                    "group %s: topic %s has priorities, and consumers that share queues promise "
+                    "nothing about them; a SimpleConsumer goes by them",
+                    self.group,
+                    topic,
+                )
             for broker_name in routes.brokers_of(topic):
                 try:
                     # All of them must know that we are there, not only those that have our queues.

@@ -27,7 +27,7 @@ from mqmesh.failure_text import cut, error_to_log, one_line
 from mqmesh.sdk.aio.admin import AdminClient
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
-from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.message_maker import SendFields
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.faststream.config import MQMeshBrokerConfig
@@ -205,7 +205,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         correlation_id: str | None = None,
         reply_to: str = "",
         timeout_ms: int | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> SendResult:
         """Sends a value and waits until it is stored.
 
@@ -242,7 +242,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
         timeout_ms: int | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> SendResult:
         """Sends values as one batch, which is stored as a whole or not at all.
 
@@ -277,7 +277,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
         timeout_ms: int | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> MQMeshMessage:
         """Sends a value and awaits what its handler returns: ``await reply.decode()``.
 

@@ -14,7 +14,7 @@ from faststream._internal.configs import (
 )
 from faststream._internal.constants import EMPTY
 
-from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.message_maker import SendFields
 from mqmesh.sdk.app.subscriptions import Errors
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
@@ -92,7 +92,7 @@ class PublisherSettings(PublisherUsecaseConfig):
     topic: str
     batch: bool
     headers: dict[str, str]
-    fields: OwnFields
+    fields: SendFields
 
 
 @dataclass(kw_only=True)

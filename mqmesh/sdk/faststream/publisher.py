@@ -11,7 +11,7 @@ from faststream.specification.schema import Message as MessageSchema
 from faststream.specification.schema import Operation, PublisherSpec
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.message_maker import SendFields
 from mqmesh.sdk.faststream.config import (
     MQMeshBrokerConfig,
     PublisherSettings,
@@ -53,7 +53,7 @@ class MQMeshPublisher(PublisherUsecase):
         correlation_id: str | None = None,
         reply_to: str = "",
         timeout_ms: int | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> SendResult:
         """Publish to its topic as ``MQMeshBroker.publish``; ``publish_batch`` with ``batch=True``.
 
@@ -85,7 +85,7 @@ class MQMeshPublisher(PublisherUsecase):
         headers: dict[str, str] | None = None,
         correlation_id: str | None = None,
         timeout_ms: int | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> MQMeshMessage:
         """Send a request to its topic, as ``MQMeshBroker.request``."""
         command = MQMeshPublishCommand(

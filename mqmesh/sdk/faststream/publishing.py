@@ -14,7 +14,7 @@ from faststream._internal.types import CustomCallable
 from mqmesh.errors import ClientClosed, ClientNotOnline
 from mqmesh.message import Message
 from mqmesh.sdk.aio.producer import Producer
-from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.message_maker import SendFields, own_fields
 from mqmesh.sdk.faststream.message import (
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -46,13 +46,13 @@ class MQMeshPublishCommand(BatchPublishCommand):
         body: Any,
         /,
         *bodies: Any,
-        fields: OwnFields | None = None,
+        fields: SendFields | None = None,
         timeout_ms: int | None = None,
         request: Message | None = None,
         **options: Any,
     ) -> None:
         super().__init__(body, *bodies, **options)
-        self.fields: OwnFields = fields or {}
+        self.fields: SendFields = fields or {}
         self.timeout_ms = timeout_ms
         self.request = request
 
@@ -99,7 +99,7 @@ class MQMeshResponse(Response):
         *,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        **fields: Unpack[OwnFields],
+        **fields: Unpack[SendFields],
     ) -> None:
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.fields = fields
@@ -145,7 +145,8 @@ class MessageEncoder:
             REPLY_TO: command.reply_to,
         }
         properties |= {name: text for name, text in own.items() if text}
-        return Message(command.destination, body, properties=properties, **command.fields)
+        fields = own_fields(command.fields)
+        return Message(command.destination, body, properties=properties, **fields)
 
     async def _encode(self, value: Any) -> tuple[bytes, str | None]:
         return await self.codec.encode(value, self._serializer)
@@ -188,18 +189,23 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
         """
         (message,) = await self._encoder.messages(cmd)
         if cmd.request is None:
-            return await self._client.send(message, timeout_ms=cmd.timeout_ms)
+            return await self._client.send(
+                message, priority=cmd.fields.get("priority"), timeout_ms=cmd.timeout_ms
+            )
         return await self._reply(cmd.request, message)
 
     async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult:
         """Sends messages as one batch to one queue."""
         messages: Sequence[Message] = await self._encoder.messages(cmd)
-        return await self._client.send_batch(messages, timeout_ms=cmd.timeout_ms)
+        return await self._client.send_batch(
+            messages, priority=cmd.fields.get("priority"), timeout_ms=cmd.timeout_ms
+        )
 
     async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
         """Sends a message and awaits its reply."""
         (message,) = await self._encoder.messages(cmd)
-        return Delivery(await self._client.request(message, cmd.timeout_ms))
+        priority = cmd.fields.get("priority")
+        return Delivery(await self._client.request(message, cmd.timeout_ms, priority=priority))
 
     @property
     def _client(self) -> Producer:

@@ -13,7 +13,7 @@ from faststream._internal.types import CustomCallable
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_consumer_group, check_topic
-from mqmesh.sdk.app.message_maker import OwnFields
+from mqmesh.sdk.app.message_maker import SendFields
 from mqmesh.sdk.app.subscriptions import Errors, check_options
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
@@ -57,7 +57,7 @@ class SubscriberKeywords(PushConsumerKeywords, PullConsumerKeywords, Titles, tot
     persistent: bool
 
 
-class PublisherKeywords(OwnFields, Titles, total=False):
+class PublisherKeywords(SendFields, Titles, total=False):
     """Fields of a publisher's messages, and options of FastStream's publishers."""
 
     schema: Any
@@ -71,7 +71,7 @@ _OWN = (
     - PushConsumerKeywords.__optional_keys__
     - PullConsumerKeywords.__optional_keys__
 )
-_FIELDS = OwnFields.__optional_keys__
+_FIELDS = SendFields.__optional_keys__
 _ONLY_PULL = PullConsumerKeywords.__optional_keys__ - PushConsumerKeywords.__optional_keys__
 
 
@@ -171,7 +171,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             topic=topic,
             batch=batch,
             headers=headers or {},
-            fields=cast(OwnFields, fields),
+            fields=cast(SendFields, fields),
             _outer_config=outer,
         )
         titles = PublisherTitles(

@@ -254,9 +254,12 @@ class TopicLanes:
         brokers: Names of the queues' brokers.
         lane_of: The lane of each queue.
         sticky: The lane that keyless messages go to now.
+        levels: Lanes of each priority, the lowest first; () for a topic without priorities. Of
+            one with them ``lanes`` are those of the lowest, since messages without a priority go
+            there.
     """
 
-    __slots__ = ("avoid", "brokers", "index", "lane_of", "lanes", "queues", "sticky")
+    __slots__ = ("avoid", "brokers", "index", "lane_of", "lanes", "levels", "queues", "sticky")
 
     def __init__(
         self,
@@ -272,6 +275,18 @@ class TopicLanes:
         self.index = index
         self.sticky = lanes[index % len(lanes)]
         self.avoid = avoid
+        self.levels: tuple[TopicLanes, ...] = ()
+
+    def divide(self) -> None:
+        """Divide the lanes by priority, the id of their queue."""
+        levels: dict[int, list[Lane]] = {}
+        for queue, lane in self.lane_of.items():
+            levels.setdefault(queue.queue_id, []).append(lane)
+        self.levels = tuple(
+            TopicLanes(tuple(one.queue for one in lanes), tuple(lanes), self.index, self.avoid)
+            for _, lanes in sorted(levels.items())
+        )
+        self.lanes, self.sticky = self.levels[0].lanes, self.levels[0].sticky
 
 
 def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:

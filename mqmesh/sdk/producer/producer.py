@@ -260,6 +260,7 @@ class Producer:
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
         wait_store: bool = True,
     ) -> SendResult:
@@ -270,6 +271,8 @@ class Producer:
             queue: The queue to send to.
             selector: Chooses the queue; called with the queues, the message and ``arg``.
             arg: For the selector.
+            priority: Of a topic with priorities, from 0, the lowest, which is that of messages
+                without one: chooses among the queues of that priority.
             timeout_ms: In place of ``send_msg_timeout_ms``.
             wait_store: Wait for disk and replicas as the broker's mode says. If not, SEND_OK says
                 that the master has it in memory.
@@ -289,7 +292,7 @@ class Producer:
         """
         if self._state != "running" or self._engine.loop.in_loop_thread:
             self._refuse_waiting()
-        is_free = queue is None and selector is None
+        is_free = queue is None and selector is None and priority is None
         if is_free and self._may_join and timeout_ms is None and wait_store:
             joined = self._join(message)
             if joined is not None:
@@ -303,6 +306,8 @@ class Producer:
         topic = self._routes.topics.get(message.topic) or self._topic(message.topic, deadline_ms)
         lane = None
         if not is_free or message.sharding_key is not None:
+            if priority is not None:
+                topic = self._routes.level(topic, priority)
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._retries
         if not self.options.linger_ms:
@@ -322,6 +327,7 @@ class Producer:
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """Sends a message without waiting for its outcome.
@@ -329,7 +335,7 @@ class Producer:
         Args:
             message: Message to send; must not be changed afterwards.
             on_done: Called with the future when it is done, in the producer's own thread.
-            queue, selector, arg, timeout_ms: As for ``send``.
+            queue, selector, arg, priority, timeout_ms: As for ``send``.
 
         Returns:
             The future outcome.
@@ -338,7 +344,8 @@ class Producer:
             InvalidArgument, NoRoute, ClientClosed: As for ``send``.
             QueueFull: No room in the buffer within the timeout; at once in a callback.
         """
-        if on_done is None and queue is None and selector is None and timeout_ms is None:
+        is_free = queue is None and selector is None and priority is None
+        if on_done is None and is_free and timeout_ms is None:
             # Nobody needs to look at the state: what is not running lets nothing join.
             joined = self._join(message)
             if joined is not None:
@@ -350,7 +357,9 @@ class Producer:
         deadline_ms = self._deadline(timeout_ms)
         topic = self._topic(message.topic, deadline_ms)
         lane = None
-        if message.sharding_key is not None or queue is not None or selector is not None:
+        if not is_free or message.sharding_key is not None:
+            if priority is not None:
+                topic = self._routes.level(topic, priority)
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._async_retries
         if self._posts and self._buffer.is_quiet and not self._engine.loop.in_loop_thread:
@@ -366,7 +375,7 @@ class Producer:
 
         Args:
             message: Message to send.
-            choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
+            choice: ``queue``, ``selector``, ``arg`` and ``priority``, as for ``send``.
 
         Raises:
             InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
@@ -376,7 +385,12 @@ class Producer:
         (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
         deadline_ms = self._deadline(None)
         topic = self._topic(message.topic, deadline_ms)
-        lane = self._routes.bound_lane(topic, message, **choice)
+        priority = choice.get("priority")
+        if priority is not None:
+            topic = self._routes.level(topic, priority)
+        lane = self._routes.bound_lane(
+            topic, message, choice.get("queue"), choice.get("selector"), choice.get("arg")
+        )
         # It shares batches with the others, which costs less than a request of its own.
         self._append(lane, topic, message, deadline_ms, None, 0, lane is not None)
 
@@ -385,6 +399,7 @@ class Producer:
         messages: Sequence[Message],
         *,
         queue: MessageQueue | None = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends messages of one topic as one batch, to one queue, and waits for it.
@@ -394,7 +409,7 @@ class Producer:
         Args:
             messages: At least one; of one topic, and of one sharding key if they have any;
                 delayed all by one level, all to points in time, or not.
-            queue, timeout_ms: As for ``send``.
+            queue, priority, timeout_ms: As for ``send``.
 
         Returns:
             Where the batch is; ``queue_offset`` and ``message_id`` are the first message's.
@@ -407,7 +422,7 @@ class Producer:
         self._check_blocking()
         deadline_ms = self._deadline(timeout_ms)
         retries = self.options.retry_times_when_send_failed
-        return self._add_batch(messages, None, queue, deadline_ms, retries).result()
+        return self._add_batch(messages, None, queue, priority, deadline_ms, retries).result()
 
     def send_batch_async(
         self,
@@ -415,12 +430,13 @@ class Producer:
         on_done: OnDone | None = None,
         *,
         queue: MessageQueue | None = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """Sends a batch as ``send_batch`` does, without waiting for its outcome.
 
         Args:
-            messages, queue, timeout_ms: As for ``send_batch``.
+            messages, queue, priority, timeout_ms: As for ``send_batch``.
             on_done: As for ``send_async``.
 
         Raises:
@@ -430,7 +446,8 @@ class Producer:
         if self._state != "running":
             self._refuse()
         retries = self.options.retry_times_when_send_async_failed
-        return self._add_batch(messages, on_done, queue, self._deadline(timeout_ms), retries)
+        deadline_ms = self._deadline(timeout_ms)
+        return self._add_batch(messages, on_done, queue, priority, deadline_ms, retries)
 
     def cancel_delayed(self, sent: SendResult, *, timeout_ms: int | None = None) -> None:
         """Cancels a delayed message that was sent on its own and waits still.
@@ -478,7 +495,7 @@ class Producer:
         Args:
             message: Request.
             timeout_ms: For request and reply together, ``send_msg_timeout_ms`` by default.
-            choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
+            choice: ``queue``, ``selector``, ``arg`` and ``priority``, as for ``send``.
 
         Raises:
             RequestTimeout: No reply in time; whether the request was handled is unknown.
@@ -692,13 +709,14 @@ class Producer:
         messages: Sequence[Message],
         on_done: OnDone | None,
         queue: MessageQueue | None,
+        priority: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
         hooks = self._hooks
         if hooks is not None and hooks.sees_sends and _are_messages(messages):
-            return self._add_hooked(hooks, messages, on_done, queue, deadline_ms, retries)
-        return self._add_plain(messages, on_done, queue, deadline_ms, retries)
+            return self._add_hooked(hooks, messages, on_done, queue, priority, deadline_ms, retries)
+        return self._add_plain(messages, on_done, queue, priority, deadline_ms, retries)
 
     def _add_hooked(
         self,
@@ -706,6 +724,7 @@ class Producer:
         messages: Sequence[Message],
         on_done: OnDone | None,
         queue: MessageQueue | None,
+        priority: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
@@ -719,7 +738,9 @@ class Producer:
                 on_done(sent)
 
         try:
-            return self._add_plain(context.messages.copy(), done, queue, deadline_ms, retries)
+            return self._add_plain(
+                context.messages.copy(), done, queue, priority, deadline_ms, retries
+            )
         except MQMeshError as error:
             if hooks.sees_before_send:  # else no hook has seen it
                 context.error = error
@@ -731,12 +752,15 @@ class Producer:
         messages: Sequence[Message],
         on_done: OnDone | None,
         queue: MessageQueue | None,
+        priority: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
         # Encoded here, not in the client loop, which serves all senders.
         made = explicit_batch(messages, self._codec, self._max_message_size)
         topic = self._topic(made.first.topic, deadline_ms)
+        if priority is not None:
+            topic = self._routes.level(topic, priority)
         lane = self._routes.bound_lane(topic, made.first, queue)
         future, lane = self._buffer.append_batch(
             lane, topic, made.payload, deadline_ms, on_done, retries, made.delay, made.due_times

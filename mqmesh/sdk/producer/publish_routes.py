@@ -13,7 +13,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from mqmesh.message import AUTO_CREATE_TOPIC, TRACE_TOPIC, Message, MessageQueue
+from mqmesh.message import AUTO_CREATE_TOPIC, TRACE_TOPIC, Message, MessageQueue, describe
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.route_cache import why_not_writable
@@ -108,11 +108,28 @@ class PublishRoutes:
             if lanes is None:
                 # The routes may have changed since; then nobody has notified us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
-                lanes = self._buffer.topic_lanes(
-                    queues, self._engine.transport.random.getrandbits(16), self._avoided
-                )
-                self.topics[topic] = lanes
+                index = self._engine.transport.random.getrandbits(16)
+                lanes = self.topics[topic] = self._make_lanes(queues, index)
         return lanes
+
+    def level(self, topic: TopicLanes, priority: int) -> TopicLanes:
+        """Return the lanes of a priority.
+
+        Raises:
+            InvalidArgument: The topic has no such priority.
+        """
+        if type(priority) is int and 0 <= priority < len(topic.levels):
+            return topic.levels[priority]
+        name = topic.queues[0].topic
+        if not topic.levels:
+            raise InvalidArgument(
+                f"priority = {describe(priority)}: topic {name!r} has no priorities; "
+                "`mqmesh topic create --priorities` makes topics that have some"
+            )
+        raise InvalidArgument(
+            f"priority must be an int of 0 to {len(topic.levels) - 1}, the priorities of topic "
+            f"{name!r}, not {describe(priority)}"
+        )
 
     def bound_lane(
         self,
@@ -155,6 +172,8 @@ class PublishRoutes:
         topic = self.topics.get(queue.topic)
         if topic is None:
             return None
+        if queue.queue_id < len(topic.levels):
+            topic = topic.levels[queue.queue_id]
         others = never | {queue.broker_name}
         for avoid in (self._avoided(topic) | others, self._away(topic) | others):
             if not topic.brokers <= avoid:
@@ -182,8 +201,7 @@ class PublishRoutes:
                 old = self.topics[topic]
                 # A topic without any queue left keeps the old ones: its broker may be restarting.
                 if queues and queues != old.queues:
-                    lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
-                    self.topics[topic] = lanes
+                    self.topics[topic] = self._make_lanes(queues, old.index)
 
     def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
         """Takes note of how a broker did."""
@@ -194,6 +212,12 @@ class PublishRoutes:
             self._faults.on_sent(broker_name, latency_ms, now_ms)
         else:
             self._faults.on_failed(broker_name, now_ms)
+
+    def _make_lanes(self, queues: tuple[MessageQueue, ...], index: int) -> TopicLanes:
+        lanes = self._buffer.topic_lanes(queues, index, self._avoided)
+        if self._engine.routes.priorities(queues[0].topic):
+            lanes.divide()
+        return lanes
 
     def _next(self, topic: TopicLanes, avoid: frozenset[str]) -> Lane:
         with self._buffer.lock:

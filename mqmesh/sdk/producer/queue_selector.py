@@ -29,3 +29,4 @@ class QueueChoice(TypedDict, total=False):
     queue: MessageQueue | None
     selector: QueueSelector | None
     arg: Any
+    priority: int | None

@@ -79,9 +79,12 @@ class HalfSender:
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         arg: object = None,
+        priority: int | None = None,
     ) -> SendFuture:
         """Adds a checked message; arguments and errors as of ``Producer.send_async``."""
         topic = self.routes.lanes(message.topic, deadline_ms)
+        if priority is not None:
+            topic = self.routes.level(topic, priority)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self.routes.bound_lane(topic, message, queue, selector, arg)

@@ -184,6 +184,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         selector_arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionSendResult:
         """Stores a half message, runs the local transaction in this thread, and ends both.
@@ -191,7 +192,8 @@ class TransactionProducer(Producer):
         Args:
             message: Message to send; it cannot be delayed.
             arg: For ``execute_local_transaction``.
-            queue, selector, selector_arg: As ``queue``, ``selector`` and ``arg`` of ``send``.
+            queue, selector, selector_arg, priority: As ``queue``, ``selector``, ``arg`` and
+                ``priority`` of ``send``.
             timeout_ms: For the half message, and again for the decision; in place of
                 ``send_msg_timeout_ms``.
 
@@ -209,6 +211,7 @@ class TransactionProducer(Producer):
             queue=queue,
             selector=selector,
             selector_arg=selector_arg,
+            priority=priority,
             timeout_ms=timeout_ms,
         )
         state = LocalTransactionState.ROLLBACK
@@ -227,6 +230,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         selector_arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> "Transaction":
         """Stores a half message; ``with`` it the local transaction is run.
@@ -248,7 +252,13 @@ class TransactionProducer(Producer):
         wait_ms = self.options.send_msg_timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = self._deadline(timeout_ms)
         future = self._halves.append(
-            checked, deadline_ms, None, queue=queue, selector=selector, arg=selector_arg
+            checked,
+            deadline_ms,
+            None,
+            queue=queue,
+            selector=selector,
+            arg=selector_arg,
+            priority=priority,
         )
         left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
         result = future.result(left_ms / 1_000)
@@ -265,6 +275,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         selector: QueueSelector | None = None,
         selector_arg: Any = None,
+        priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionFuture:
         """Does the same without waiting; the local transaction runs in a thread of the producer's.
@@ -273,7 +284,7 @@ class TransactionProducer(Producer):
 
         Args:
             message: Message to send; must not be changed afterwards.
-            arg, queue, selector, selector_arg, timeout_ms: As for
+            arg, queue, selector, selector_arg, priority, timeout_ms: As for
                 ``send_message_in_transaction``.
             on_done: Called with the future when it is done; must not block.
 
@@ -297,6 +308,7 @@ class TransactionProducer(Producer):
                 queue=queue,
                 selector=selector,
                 arg=selector_arg,
+                priority=priority,
             )
         except BaseException:
             self._leave(future)

@@ -24,7 +24,13 @@ from mqmesh.message import (
     is_system_topic,
 )
 from mqmesh.metrics import SIZE_BOUNDS_BYTES, Histogram
-from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
+from mqmesh.protocol.route import (
+    MAX_PRIORITIES,
+    MAX_TOPICS_PER_BROKER,
+    DataVersion,
+    Perm,
+    TopicConfig,
+)
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.roles.broker.stats import Before
 from mqmesh.units import TimestampMs
@@ -242,6 +248,7 @@ class TopicTable:
         """
         old = self._topics.get(config.topic)
         _check_config(config)
+        _check_priorities(config, old)
         if must_exist and old is None:
             raise TopicNotFound(f"no topic {config.topic!r}")
         if must_be_new and old is not None:
@@ -374,6 +381,7 @@ class TopicTable:
                     config.retention_ms,
                     config.retention_messages,
                     topic.schema,
+                    config.priorities,
                 ),
             ),
         )
@@ -392,6 +400,7 @@ class TopicTable:
                 one.order,
                 one.retention_ms,
                 one.retention_messages,
+                one.priorities,
             )
             topic = self._topics[name] = Topic(config, one.is_auto, schema=one.schema)
             self._auto_count += one.is_auto
@@ -442,6 +451,7 @@ def create_all(table: TopicTable, configs: Sequence[TopicConfig], now_ms: Timest
     names = set()
     for config in configs:
         _check_config(config)
+        _check_priorities(config, None)
         if table.get(config.topic) is not None:
             raise InvalidArgument(f"topic {config.topic!r} exists already")
         if config.topic in names:
@@ -468,6 +478,25 @@ def _check_config(config: TopicConfig) -> None:
             f"topic {name!r}: write_queue_nums {config.write_queue_nums} is over "
             f"read_queue_nums {config.read_queue_nums}; nobody would get the messages of the "
             "queues between"
+        )
+
+
+def _check_priorities(config: TopicConfig, old: Topic | None) -> None:
+    name, count = config.topic, config.priorities
+    had = count if old is None else old.config.priorities
+    if count != had:
+        raise InvalidArgument(
+            f"topic {name!r} has {had or 'no'} priorities, not {count}, and that never changes: "
+            "the messages there are would have others; make another topic"
+        )
+    if count == 1:
+        raise InvalidArgument(
+            f"topic {name!r}: priorities = 1, which needs none; 2 to {MAX_PRIORITIES}, or 0"
+        )
+    if count and not config.read_queue_nums == config.write_queue_nums == count:
+        raise InvalidArgument(
+            f"topic {name!r} has {count} priorities, and so {count} queues, not "
+            f"{config.read_queue_nums} to read and {config.write_queue_nums} to write"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from mqmesh.batch.record_batch import read_header, read_meta
 from mqmesh.errors import MQMeshError, StorageError, StoreClosed, SystemBusy
+from mqmesh.message import RETRY_PREFIX
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
@@ -148,13 +149,14 @@ class Writes:
 
         Args:
             name: System topics are allowed.
-            queues: To write and to read, when it is new.
+            queues: To write and to read, when it is new; a retry topic gets more, too.
 
         Raises:
             SystemBusy: There are more topics than a broker may have at all.
         """
         topic = self._topics.get(name)
-        if topic is None:
+        may_grow = name.startswith(RETRY_PREFIX)
+        if topic is None or (may_grow and topic.config.read_queue_nums < queues):
             topic = self._topics.set(TopicConfig(name, queues, queues), self._clock.wall_ms())
         return topic
 

@@ -42,6 +42,7 @@ class GroupBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     invisible_ms: int
     max_unsettled: int
     lost_grace_ms: int
+    priority_fairness: int
 
 
 class GroupSettingsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ class TopicBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     order: bool
     retention_ms: int
     retention_messages: int
+    priorities: int
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):

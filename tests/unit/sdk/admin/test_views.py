@@ -236,6 +236,7 @@ SETTINGS = {
     "invisible_ms": 60_000,
     "max_unsettled": 10_000,
     "lost_grace_ms": 10_000,
+    "priority_fairness": 0,
 }
 TWO_FAIL = GroupFailures(3, 2, 0.5)
 
@@ -324,6 +325,7 @@ def test_topics_are_sorted_and_have_readers_if_these_were_asked_for():
         "order": False,
         "retention_ms": 0,
         "retention_messages": 0,
+        "priorities": 0,
     }
     topics = shown(topic_views(by_broker))
     assert [one["topic"] for one in topics] == ["s", "t"]

@@ -26,11 +26,11 @@ class Setup:
         self.buffer = SendBuffer(ProducerOptions(), ThreadlessLoop(), len)
         self.routes = PublishRoutes(self.engine, self.buffer, avoid_slow=avoid_slow)
 
-    def update(self, queues: int = 2, brokers: str = "ab") -> None:
+    def update(self, queues: int = 2, brokers: str = "ab", priorities: int = 0) -> None:
         changed = self.engine.routes.update(
             TopicRoute(
                 "t",
-                [QueueData(name, queues, queues, 6) for name in brokers],
+                [QueueData(name, queues, queues, 6, priorities) for name in brokers],
                 [BrokerData("c", name, {0: BrokerAddress("h:1")}) for name in brokers],
             )
         )
@@ -175,3 +175,48 @@ def test_without_the_option_slow_brokers_are_not_avoided(setup):
     one.routes.on_sent("a", 20_000, False)
     lanes = one.lanes()
     assert names_of_next(lanes) == {"a", "b"}
+
+
+def test_a_priority_is_a_queue_of_that_id_on_any_broker(setup):
+    one = setup()
+    one.update(queues=4, priorities=4)
+    lanes = one.lanes()
+    assert {lane.queue for lane in one.routes.level(lanes, 3).lanes} == {
+        MessageQueue("t", "a", 3),
+        MessageQueue("t", "b", 3),
+    }
+    keyed = one.routes.bound_lane(one.routes.level(lanes, 2), Message("t", b"x", sharding_key="k"))
+    assert keyed.queue.queue_id == 2
+    assert one.routes.bound_lane(lanes, Message("t", b"x"), MessageQueue("t", "b", 1)) is not None
+
+
+def test_a_message_without_a_priority_has_the_lowest(setup):
+    one = setup()
+    one.update(queues=4, priorities=4)
+    lanes = one.lanes()
+    assert {next_lane(lanes, frozenset()).queue.queue_id for _ in range(8)} == {0}
+    assert names_of_next(lanes) == {"a", "b"}
+
+
+def test_another_broker_gets_a_message_with_the_same_priority(setup):
+    one = setup()
+    one.update(queues=4, priorities=4)
+    one.lanes()
+    for level in range(4):
+        another = one.routes.another_lane(MessageQueue("t", "a", level), frozenset())
+        assert another.queue == MessageQueue("t", "b", level)
+
+
+@pytest.mark.parametrize("priority", [4, -1, True, "3"])
+def test_a_priority_that_the_topic_has_not_is_refused(setup, priority):
+    one = setup()
+    one.update(queues=4, priorities=4)
+    with pytest.raises(InvalidArgument, match="0 to 3, the priorities of topic 't'"):
+        one.routes.level(one.lanes(), priority)
+
+
+def test_a_topic_without_priorities_takes_none(setup):
+    one = setup()
+    one.update(queues=4)
+    with pytest.raises(InvalidArgument, match="topic 't' has no priorities"):
+        one.routes.level(one.lanes(), 0)

@@ -67,8 +67,9 @@ from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import MAX_VERIFIED_BYTES, pull_filter
+from mqmesh.roles.broker.reading.store_times import store_time
 from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
-from mqmesh.roles.broker.topic_state.topic_table import TopicTable
+from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.writes import StoredListener
 from mqmesh.roles.dispatch import Handler
 from mqmesh.units import KIB, MIB
@@ -195,6 +196,8 @@ class DeliveryFeature(Feature):
         self._hold = ReceiveHold(config.max_held_pulls, config.busy_retry_after_ms, listeners)
         self._bytes_left = TURN_BYTES
         self._turns: dict[tuple[str, str], int] = {}
+        # Receives that were answered with messages, of groups with priority_fairness.
+        self._served: dict[tuple[str, str], int] = {}
         self._peers: dict[tuple[str, str], Peer] = {}
         self._members: dict[Peer, dict[tuple[str, str], None]] = {}
         self._lost: dict[tuple[str, str], int] = {}
@@ -257,6 +260,7 @@ class DeliveryFeature(Feature):
         self._windows.drop_group(group)
         for name in [key for key in self._turns if key[0] == group]:
             del self._turns[name]
+            self._served.pop(name, None)
 
     def stopping(self) -> None:
         """Fail all receives that wait: the broker stops."""
@@ -452,35 +456,79 @@ class DeliveryFeature(Feature):
             MQMeshError: Nothing could be leased, because of this.
         """
         wanted = held.wanted
-        turn = self._turns.get(held.key, 0)
-        self._turns[held.key] = turn + 1
+        fairness = self._config(wanted.group).priority_fairness
         error: MQMeshError | None = None
-        for is_retry in (False, True) if turn % 2 else (True, False):
+        for known, queue_id, is_retry in self._places(held, fairness):
+            if taking.is_full:
+                break
             topic = held.topics[is_retry]
-            known = self._topics.get(topic)
-            count = 0 if known is None else known.readable_queues
-            for step in range(count):
-                queue_id = (turn // 2 + step) % count
-                if taking.is_full:
-                    break
-                key = (wanted.group, topic, queue_id)
-                try:
-                    window = self._windows.find(key) or self._begin(key, wanted, is_retry)
-                    if known is not None and known.retains:
-                        window.pass_over(self._bounds(topic, queue_id)[0])
-                    taking.take(key, window, is_retry)
-                except MQMeshError as caught:
-                    error = error or caught  # other queues have their turn all the same
-            if known is not None:
-                known.get_messages += taking.counted
-                known.get_bytes += taking.counted_bytes
-                taking.counted = taking.counted_bytes = 0
+            key = (wanted.group, topic, queue_id)
+            try:
+                window = self._windows.find(key) or self._begin(key, wanted, is_retry)
+                if known.retains:
+                    window.pass_over(self._bounds(topic, queue_id)[0])
+                taking.take(key, window, is_retry)
+            except MQMeshError as caught:
+                error = error or caught  # other queues have their turn all the same
+            known.get_messages += taking.counted
+            known.get_bytes += taking.counted_bytes
+            taking.counted = taking.counted_bytes = 0
         self._counts.redelivered += taking.redelivered
         if not taking.leases:
             if error is not None:
                 raise error
             if taking.passed:
                 self._passed[held.key] = None
+        elif fairness:
+            self._served[held.key] = self._served.get(held.key, 0) + 1
+
+    def _places(self, held: HeldReceive, fairness: int) -> Iterator[tuple[Topic, int, bool]]:
+        """Yield the queues in which a receive looks, in order, and whether they have retries.
+
+        Topic and retries come in turn; of a topic with priorities the higher ones first.
+        """
+        turn = self._turns.get(held.key, 0)
+        self._turns[held.key] = turn + 1
+        sides = [
+            (known, is_retry)
+            for is_retry in ((False, True) if turn % 2 else (True, False))
+            if (known := self._topics.get(held.topics[is_retry])) is not None
+        ]
+        priorities = max((known.config.priorities for known, _ in sides), default=0)
+        if not priorities:
+            for known, is_retry in sides:
+                count = known.readable_queues
+                for step in range(count):
+                    yield known, (turn // 2 + step) % count, is_retry
+            return
+        found = [
+            (known, queue_id, is_retry)
+            for known, is_retry in sides
+            for queue_id in range(known.readable_queues)
+        ]
+        found.sort(key=_priority_of, reverse=True)
+        if fairness and self._served.get(held.key, 0) % fairness == fairness - 1:
+            yield from self._oldest(held.wanted, found)
+        yield from found
+
+    def _oldest(
+        self, wanted: ReceiveRequest, places: list[tuple[Topic, int, bool]]
+    ) -> list[tuple[Topic, int, bool]]:
+        """Return the queue whose first message was stored first; none if none has a message."""
+        oldest: list[tuple[Topic, int, bool]] = []
+        oldest_ms = 0
+        for place in places:
+            topic, queue_id = place[0].config.topic, place[1]
+            key = (wanted.group, topic, queue_id)
+            window = self._windows.find(key) or self._begin(key, wanted, place[2])
+            run = window.due()
+            if run is None and window.unsettled >= self._config(wanted.group).max_unsettled:
+                continue
+            first = window.next_offset if run is None else run.low
+            stored_ms = store_time(self._store, topic, queue_id, first)
+            if stored_ms and (not oldest or stored_ms < oldest_ms):
+                oldest, oldest_ms = [place], stored_ms
+        return oldest
 
     def _begin(self, key: WindowKey, wanted: ReceiveRequest, is_retry: bool) -> DeliveryWindow:
         """Make the window of a group that receives from a queue for the first time."""
@@ -1029,6 +1077,10 @@ def _info_of(key: WindowKey, run: Run, now_ms: int) -> LeaseInfo:
         max(now_ms - run.since_ms, 0) if run.since_ms else 0,
         max(run.until_ms - now_ms, 0) if run.state is not RunState.LEAVING else 0,
     )
+
+
+def _priority_of(place: tuple[Topic, int, bool]) -> int:
+    return place[1]
 
 
 def _low_of(run: Run) -> int:

@@ -48,7 +48,8 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
 
 RETRY_QUEUE: Final = 0
-"""Retry and dead-letter topics have one queue on each broker."""
+"""Dead-letter topics have one queue on each broker; so have retry topics, but for a queue for each
+priority of the topics that messages with priorities are sent back from."""
 MARKS_A_BATCH: Final = 10_000
 
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -280,7 +281,7 @@ class SendBackFeature(Feature):
             now_ms=self._core.clock.wall_ms(),
         )
         for step in steps:
-            self._take_step(back.group, index, step, gathering)
+            self._take_step(back.group, index, entry, step, gathering)
 
     def _bury_whole(
         self, group: str, found: BatchInStore, index: int, gathering: _Gathering
@@ -304,27 +305,35 @@ class SendBackFeature(Feature):
             self._core.stats.total.dropped_dead_letters += count
         return drops
 
-    def _take_step(self, group: str, index: int, step: RetryStep, gathering: _Gathering) -> None:
+    def _take_step(
+        self, group: str, index: int, entry: SendBackEntry, step: RetryStep, gathering: _Gathering
+    ) -> None:
         if step.is_dead and self._drops(group, len(step.messages)):
             return
         topic = self._topic_of(group, is_dead=step.is_dead)
         try:
-            batch = step.batch(topic, RETRY_QUEUE, self._place)
+            queue_id = RETRY_QUEUE if step.is_dead else self._retry_queue(topic, entry)
+            batch = step.batch(topic, queue_id, self._place)
         except LocalProtocolError:
             # With the reason in each message, a full batch is too large.
             if len(step.messages) == 1:
                 raise
             for half in step.halves():
-                self._take_step(group, index, half, gathering)
+                self._take_step(group, index, entry, half, gathering)
             return
         if not step.is_dead:
             # Now, so that the members have found it when the messages are due.
-            self._writes.ensure_topic(topic)
+            self._writes.ensure_topic(topic, queue_id + 1)
         source = step.messages[0]
         mark = SentBackMark(
             group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead
         )
         gathering.add(index, batch, mark)
+
+    def _retry_queue(self, retries: str, entry: SendBackEntry) -> int:
+        """Return the queue of a retry: that of its priority, which it keeps on all its way."""
+        has_priority = entry.topic == retries or self._topics.require(entry.topic).config.priorities
+        return entry.queue_id if has_priority else RETRY_QUEUE
 
     def _topic_of(self, group: str, *, is_dead: bool) -> str:
         name = retry_topic(group)

@@ -87,6 +87,9 @@ def test_the_topic_of_the_message_trace_belongs_to_clients(table):
         (TopicConfig("u", 4, 5), "over read_queue_nums 4"),
         (TopicConfig("u", 4, 4, 1), "perm 1"),
         (TopicConfig("u", 4, 4, 7), "perm 7"),
+        (TopicConfig("u", 1, 1, priorities=1), "2 to 32, or 0"),
+        (TopicConfig("u", 8, 4, priorities=8), "8 priorities, and so 8 queues"),
+        (TopicConfig("t", 8, 8, priorities=8), "has no priorities, not 8"),
     ],
 )
 def test_a_topic_that_makes_no_sense_is_refused(table, config, why):
@@ -144,11 +147,23 @@ def copied(table, **options):
 def test_records_bring_everything_back(table):
     table.update(TopicConfig("ordered", 3, 2, Perm.READ.value, True), 5)
     table.set(TopicConfig("%RETRY%g", 1, 1), 6)
+    table.update(TopicConfig("jobs", 4, 4, priorities=4), 7)
     copy = copied(table)
     assert copy.configs() == table.configs()
     assert copy.require("ordered").readable_queues == 3
     assert copy.require("ordered").writable_queues == 0
     assert not copy.changed
+
+
+def test_priorities_never_change(table):
+    jobs = TopicConfig("jobs", 4, 4, priorities=4)
+    table.update(jobs, 2)
+    table.update(TopicConfig("jobs", 4, 4, Perm.READ.value, priorities=4), 3)
+    for change in (TopicConfig("jobs", 4, 4), TopicConfig("jobs", 8, 8, priorities=8)):
+        with pytest.raises(InvalidArgument, match="never changes"):
+            table.update(change, 4)
+    with pytest.raises(InvalidArgument, match="4 queues, not 8 to read and 4 to write"):
+        table.update(TopicConfig("jobs", 8, 4, priorities=4), 4)
 
 
 def test_every_change_is_noted_and_a_deletion_is_one(table):
