@@ -158,8 +158,7 @@ class ConsumerEngine(Generic[S]):
         self._subscriptions: dict[str, Subscription] = {}
         self._manual = False
         self._unsettled: set[str] = set()
-        self._met_brokers: set[str] = set()
-        self._without_promise: set[str] = set()
+        self._met_brokers, self._without_promise = set[str](), set[str]()
         self._absent: set[str] = set()
         self._returned: set[str] = set()
         self._epochs_met: dict[str, int] = {}
