@@ -19,7 +19,7 @@ from mqmesh.batch.record_batch import Attributes, encode_batch, read_header
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.batch.schedule_record import Run, ScheduleAction, encode_record
 from mqmesh.errors import CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange
-from mqmesh.message import SCHEDULE_TOPIC, Message
+from mqmesh.message import RETRY_PREFIX, SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatch, OpenedBatches
@@ -128,9 +128,10 @@ class DueMessages:
             return None
         config = self._settings.now
         # It was there when the message was acknowledged, and may have been deleted.
-        topic = self._writes.ensure_topic(
-            meta.real_topic, max(config.default_topic_queue_nums, meta.real_queue_id + 1)
-        )
+        queues = meta.real_queue_id + 1
+        if not meta.real_topic.startswith(RETRY_PREFIX):
+            queues = max(config.default_topic_queue_nums, queues)
+        topic = self._writes.ensure_topic(meta.real_topic, queues)
         # A queue may be gone by now; nobody would read there.
         queue_id = meta.real_queue_id % max(topic.config.read_queue_nums, 1)
         return redeliver(

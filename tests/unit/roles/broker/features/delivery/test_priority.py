@@ -7,7 +7,14 @@ import itertools
 import pytest
 from harness.batches import PRODUCER_ID
 
-from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.batch.record_batch import (
+    check_stored,
+    decode_messages,
+    encode_batch,
+    read_header,
+    read_meta,
+)
+from mqmesh.batch.schedule_record import ScheduleAction
 from mqmesh.message import Message, retry_topic
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.commands import RequestCode
@@ -22,6 +29,8 @@ from mqmesh.protocol.delivery import (
 from mqmesh.protocol.groups import GroupConfig, UpdateGroupRequest
 from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.features.delays.due_messages import DueMessages
+from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
 from mqmesh.roles.broker.writing.writes import batch_to_put
 
 LEVELS = 4
@@ -125,7 +134,12 @@ def test_a_retry_keeps_its_priority(jobs):
     (lease,), _ = jobs.receive()
     jobs.nack(lease, 3_600_000)  # not in the window
     found = stage.store.get("SCHEDULE_TOPIC_XXXX", 16, 0, max_bytes=1)
-    assert found.message_count == 1
+    waiting = read_header(found.data[0]).commitlog_offset
+    stage.clock.advance(3_600_000)
+    due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
+    retry, _ = due.prepare(ScheduleAction.DELIVER, [(waiting, 0, 1)]).batches
+    header = read_header(retry)
+    assert (read_meta(retry, header).topic, header.queue_id) == (retry_topic("g"), 3)
     assert stage.features.state.topics.require(retry_topic("g")).config.read_queue_nums == LEVELS
 
 
