@@ -9,7 +9,13 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
-from mqmesh.protocol.route import MAX_PRIORITIES, MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
+from mqmesh.protocol.route import (
+    MAX_PRIORITIES,
+    MAX_QUEUES_PER_TOPIC,
+    OnExpired,
+    Perm,
+    TopicConfig,
+)
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.cluster_admin import ClusterAdmin
@@ -19,6 +25,7 @@ from mqmesh.sdk.admin.searches import MAX_LOOKED, MessageFilter, SearchClient
 from mqmesh.sdk.admin.views.topics import (
     PERMS,
     DeletedTopicView,
+    TopicBrokerView,
     TopicSchemaView,
     TopicView,
     allocation_views,
@@ -121,8 +128,19 @@ def topic() -> None:
 
 
 def _retention(function: _F) -> _F:
-    """Adds the options of a topic's retention."""
+    """Adds the options of a topic's retention and of the life times of its messages."""
     for option in (
+        click.option(
+            "--on-expired",
+            type=click.Choice(list(OnExpired)),
+            help="Drop messages whose time to live is over, or make them dead letters of groups "
+            "that acknowledge each message. [default: drop]",
+        ),
+        click.option(
+            "--message-ttl",
+            type=click.Choice(["allow", "deny"]),
+            help="Messages may have a time to live of their own. [default: deny]",
+        ),
         click.option(
             "--retention-messages",
             type=click.IntRange(0, 2**53),
@@ -146,6 +164,13 @@ def _retention_ms(text: str | None) -> int | None:
 
 def _last(messages: int) -> str:
     return f", shows the last {counted(messages, 'message')} of a queue" if messages else ""
+
+
+def _life(one: TopicBrokerView) -> str:
+    if not one.message_ttl:
+        return ""
+    buried = one.on_expired == OnExpired.DEAD_LETTER
+    return f", messages may expire{' and become dead letters' if buried else ''}"
 
 
 @topic.command("list")
@@ -216,6 +241,8 @@ def create(
     priorities: int | None,
     retention: str | None,
     retention_messages: int | None,
+    message_ttl: str | None,
+    on_expired: str | None,
     if_missing: bool,
     broker: str,
     namesrv: str,
@@ -243,6 +270,8 @@ def create(
             retention_ms=_retention_ms(retention) or 0,
             retention_messages=retention_messages or 0,
             priorities=priorities or 0,
+            message_ttl=message_ttl == "allow",
+            on_expired=on_expired or OnExpired.DROP,
         )
         for name in names
     ]
@@ -251,7 +280,7 @@ def create(
             done = {names[0]: admin.create_topic(configs[0], exist_ok=if_missing)}
         else:
             done = admin.create_topics(configs, exist_ok=if_missing)
-    has_retention = bool(retention or retention_messages)
+    has_retention = bool(retention or retention_messages or message_ttl or on_expired)
     is_named = (
         order
         or has_retention
@@ -296,6 +325,8 @@ def update(
     order: bool | None,
     retention: str | None,
     retention_messages: int | None,
+    message_ttl: str | None,
+    on_expired: str | None,
     schema: Path | None,
     yes: bool,
     broker: str,
@@ -315,6 +346,7 @@ def update(
       mqmesh topic update orders --perm r
       mqmesh topic update orders --retention 1h --retention-messages 1000000
       mqmesh topic update orders --retention none
+      mqmesh topic update orders --message-ttl allow --on-expired dead-letter
     """
     changes: dict[str, Any] = {
         "read_queue_nums": queues if read_queues is None else read_queues,
@@ -323,6 +355,8 @@ def update(
         "order": order,
         "retention_ms": _retention_ms(retention),
         "retention_messages": retention_messages,
+        "message_ttl": None if message_ttl is None else message_ttl == "allow",
+        "on_expired": on_expired,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
     if not changes and schema is None:
@@ -554,6 +588,7 @@ def _print_topic(view: TopicView) -> None:
             f"{f', {one.priorities} priorities' if one.priorities else ''}"
             f"{f', shows the last {duration(one.retention_ms)}' if one.retention_ms else ''}"
             f"{_last(one.retention_messages)}"
+            f"{_life(one)}"
             for one in view.brokers
         ),
     )

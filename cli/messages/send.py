@@ -23,6 +23,7 @@ from mqmesh.sdk.admin.views.sends import sent_view
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
+from mqmesh.sdk.producer.queue_selector import QueueChoice
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 from mqmesh.user_times import is_duration, parse_duration, parse_time
 
@@ -74,6 +75,7 @@ GIVE_UP_S: Final = 30.0
 @click.option(
     "--priority", type=click.IntRange(0, MAX_PRIORITIES - 1), help="Of a topic with priorities."
 )
+@click.option("--ttl", metavar="DURATION", help="Nobody gets it after so long: 30s, 10m, 2h, 1d.")
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
 @click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
@@ -95,6 +97,7 @@ def send(
     delay: str | None,
     deliver_at: str | None,
     priority: int | None,
+    ttl: str | None,
     queue_id: int | None,
     broker: str,
     count: int,
@@ -125,6 +128,10 @@ def send(
         raise click.UsageError("--priority chooses the queue; leave out --queue and --broker")
     clock = SystemClock()
     _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
+    own: QueueChoice = {
+        "priority": priority,
+        "ttl_ms": None if ttl is None else parse_duration(ttl, "--ttl"),
+    }
     total = None if lines else count
     sending = _Sending(total)
     options: ProducerKeywords = {
@@ -149,13 +156,13 @@ def send(
         if total == 1:
             with Producer(group, namesrv_addr=namesrv, **options) as producer:
                 queues = _queues(producer, topic, queue_id, broker)
-                sent = producer.send(next(messages), queue=next(queues), priority=priority)
+                sent = producer.send(next(messages), **{**own, "queue": next(queues)})
                 sending.settle(sent)
             return ExitCode.OK
         with Interrupt() as interrupt:
             with Producer(group, namesrv_addr=namesrv, **options) as producer, sending.progress():
                 queues = _queues(producer, topic, queue_id, broker)
-                _send_all(producer, messages, queues, priority, rate, sending, interrupt)
+                _send_all(producer, messages, queues, own, rate, sending, interrupt)
             sending.summary()
     if sending.failed:
         return ExitCode.FAILED
@@ -166,7 +173,7 @@ def _send_all(
     producer: Producer,
     messages: Iterator[Message],
     queues: Iterator[MessageQueue | None],
-    priority: int | None,
+    own: QueueChoice,
     rate: float | None,
     sending: "_Sending",
     interrupt: Interrupt,
@@ -174,7 +181,7 @@ def _send_all(
     waiting: deque[SendFuture] = deque()
     for message in _paced(messages, rate, interrupt):
         try:
-            waiting.append(producer.send_async(message, queue=next(queues), priority=priority))
+            waiting.append(producer.send_async(message, **{**own, "queue": next(queues)}))
         except MQMeshError as error:
             sending.fail(error)
             if isinstance(error, ConfigError):

@@ -5,6 +5,9 @@ know of it pass over the rest of the array). A producer says how long the messag
 wait: a delay level, or points in time. The broker adds where they really go and stores
 the batch in ``SCHEDULE_TOPIC_XXXX``; the payload is not touched.
 
+A batch with ``Attributes.HAS_EXPIRY`` has one element more, ``expires_ms`` of ``ExpiringMeta``, and
+the elements before it empty where nothing is delayed. All its messages expire at once.
+
 A queue of that topic for each level, one for arbitrary times, and one for the records of
 what was done (``schedule_record.py``).
 """
@@ -54,7 +57,20 @@ class DelayedMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     delay_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
 
 
+class ExpiringMeta(DelayedMeta, array_like=True, frozen=True, gc=False):
+    """The meta of a batch of messages that expire, delayed or not. Array positions are on disk.
+
+    Attributes:
+        expires_ms: From then on nobody gets the messages, wall clock, ms. Of delayed messages, as
+            a producer sends them: minus how long they live from their delivery on.
+    """
+
+    expires_ms: Annotated[int, msgspec.Meta(ge=-MAX_DELAY_MS, le=MAX_TIMESTAMP_MS)] = 0
+
+
 _decoder = msgspec.msgpack.Decoder(DelayedMeta)
+_expiring_decoder = msgspec.msgpack.Decoder(ExpiringMeta)
+_HAS_EXPIRY: Final = int(Attributes.HAS_EXPIRY)
 
 
 @lru_cache(maxsize=16)
@@ -83,13 +99,17 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
-    """Decodes the meta of a batch with ``HAS_DELAY`` whose header was read.
+    """Decodes the meta of a batch with ``HAS_DELAY`` or ``HAS_EXPIRY`` whose header was read.
+
+    Returns:
+        The meta; an ``ExpiringMeta`` where the messages expire.
 
     Raises:
         CorruptBatch: It is not what the format says.
     """
+    decoder = _expiring_decoder if header.attributes & _HAS_EXPIRY else _decoder
     try:
-        meta = _decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
+        meta = decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"meta of delayed messages cannot be decoded: {error}") from error
     count = header.message_count
@@ -100,6 +120,25 @@ def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
         if size not in (0, 8, 8 * count):
             raise CorruptBatch(f"{size} bytes of {name} for {count} messages")
     return meta
+
+
+def expires_ms(buffer: Buffer, header: BatchHeader) -> int:
+    """Return when the messages of a batch expire, as ``ExpiringMeta`` has it; 0 for never.
+
+    A batch whose meta cannot be read never expires: who reads it says what is wrong.
+    """
+    if not header.attributes & _HAS_EXPIRY:
+        return 0
+    try:
+        meta = read_delayed_meta(buffer, header)
+    except CorruptBatch:
+        return 0
+    return meta.expires_ms if isinstance(meta, ExpiringMeta) else 0
+
+
+def has_expired(buffer: Buffer, header: BatchHeader, now_ms: int) -> bool:
+    """Return whether nobody may get the messages of a batch any more; wall clock, ms."""
+    return bool(header.attributes & _HAS_EXPIRY) and 0 < expires_ms(buffer, header) <= now_ms
 
 
 def due_times(meta: DelayedMeta, header: BatchHeader) -> tuple[int, ...]:
@@ -127,6 +166,10 @@ def check_wish(meta: DelayedMeta) -> None:
     times = struct.unpack(f"<{len(meta.due_times) // 8}q", meta.due_times)
     if times and not (min(times) > 0 and max(times) <= MAX_TIMESTAMP_MS):
         raise MessageIllegal(f"a delivery time is not between 1 and {MAX_TIMESTAMP_MS}")
+
+
+def _expiry_of(meta: DelayedMeta) -> int:
+    return _HAS_EXPIRY if isinstance(meta, ExpiringMeta) else 0
 
 
 def scheduled_batch(
@@ -164,7 +207,7 @@ def scheduled_batch(
         first_sequence=header.first_sequence,
         born_timestamp=header.born_timestamp,
         born_host=meta.born_host,
-        attributes=header.attributes | Attributes.HAS_DELAY,
+        attributes=header.attributes | Attributes.HAS_DELAY | _expiry_of(meta),
         meta=meta,
     )
     return b"".join(parts)

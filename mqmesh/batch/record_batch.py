@@ -114,6 +114,8 @@ class Attributes(enum.IntFlag):
     HAS_DELAY = 64
     NO_WAIT_STORE = 128
     """The producer does not wait for disk or slave, whatever the broker's mode."""
+    HAS_EXPIRY = 256
+    """The messages live for a while: meta then says until when, see ``delayed_batch``."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):

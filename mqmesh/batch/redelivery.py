@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import ExpiringMeta
 from mqmesh.batch.payload import (
     CODEC_NONE,
     Buffer,
@@ -23,6 +24,7 @@ from mqmesh.batch.record_batch import (
     HEADER_SIZE,
     Attributes,
     BatchHeader,
+    BatchMeta,
     CommitMeta,
     batch_parts,
     read_meta,
@@ -45,6 +47,7 @@ def redeliver(
     queue_id: int,
     attributes: int = 0,
     prepared_offset: int | None = None,
+    expires_ms: int = 0,
     raws: Sequence[msgspec.Raw] | None = None,
 ) -> bytes:
     """Makes a batch for another topic or queue out of messages of a stored one.
@@ -61,6 +64,7 @@ def redeliver(
         queue_id: Queue it is for.
         attributes: Bits beside REDELIVERED and those for keys and tags.
         prepared_offset: Of committed messages: where their half messages begin in the log.
+        expires_ms: Wall clock from which on nobody gets the messages, 0 for never.
         raws: What ``payload.split_payload`` made of the batch, where that is known already.
 
     Returns:
@@ -83,9 +87,12 @@ def redeliver(
         if raws is None:
             raws = split_payload(read_payload(buffer, header, position))
         payload = _part_payload(header, raws[first : first + count])
-    new_meta = None
+    new_meta: BatchMeta | None = None
     if prepared_offset is not None:
         new_meta = CommitMeta(topic, payload.tag_hashes, meta.born_host, prepared_offset)
+    elif expires_ms:
+        new_meta = ExpiringMeta(topic, payload.tag_hashes, meta.born_host, expires_ms=expires_ms)
+        attributes |= Attributes.HAS_EXPIRY
     parts = batch_parts(
         payload,
         topic=topic,

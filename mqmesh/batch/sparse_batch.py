@@ -23,7 +23,8 @@ from mqmesh.batch.record_batch import (
 )
 
 _SPARSE: Final = int(Attributes.SPARSE)
-_DROPPED: Final = ~int(Attributes.HAS_DELAY)  # whose meta has something else in its place
+_DROPPED: Final = ~int(Attributes.HAS_DELAY | Attributes.HAS_EXPIRY)
+# whose meta has something else in its place
 
 
 def cut_batch(

@@ -49,6 +49,9 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         retention_messages: Readers see so many of a queue, the newest; 0 for no limit.
         priorities: A queue a priority, the id of the queue, 0 the lowest; 2 to 32, and as many
             queues. They never change. 0 for a topic without priorities.
+        message_ttl: Messages may have a time to live of their own.
+        on_expired: ``drop``, or ``dead-letter``: where each message is acknowledged, one whose time
+            is over becomes a dead letter of the group that meets it.
     """
 
     topic: Name
@@ -59,6 +62,17 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     retention_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
     retention_messages: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     priorities: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITIES)] = 0
+    message_ttl: bool = False
+    on_expired: Annotated[str, msgspec.Meta(max_length=16)] = "drop"
+
+
+class OnExpired(enum.StrEnum):
+    """Outcomes of messages whose time to live is over."""
+
+    DROP = "drop"
+    """They are passed over."""
+    DEAD_LETTER = "dead-letter"
+    """They are dead letters of each group that acknowledges each message; others pass them over."""
 
 
 TopicConfigList = Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]

@@ -48,7 +48,8 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
-    message made it, its retention, schema and priorities; see ``TopicConfig``."""
+    message made it, its retention, schema, priorities
+    and life times; see ``TopicConfig``."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
@@ -59,6 +60,8 @@ class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     retention_messages: _Offset = 0
     schema: str = ""
     priorities: _Count = 0
+    message_ttl: bool = False
+    on_expired: str = "drop"
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):

@@ -46,6 +46,7 @@ class Counters(msgspec.Struct):
         sent_back_messages: Messages that consumers sent back.
         dead_letters: Those of them that became dead letters.
         dropped_dead_letters: Messages that failed too often and were dropped.
+        expired_messages: Messages that groups did not get because they had expired.
         resent_dead_letters: Dead letters that were sent once more.
         forced_lost_messages: Messages that were removed before their time although a group had not
             consumed them; those of several groups count for each.
@@ -68,6 +69,7 @@ class Counters(msgspec.Struct):
     sent_back_messages: int = 0
     dead_letters: int = 0
     dropped_dead_letters: int = 0
+    expired_messages: int = 0
     resent_dead_letters: int = 0
     forced_lost_messages: int = 0
 

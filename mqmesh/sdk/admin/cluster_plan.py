@@ -25,6 +25,8 @@ class TopicSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention_ms: int = 0
     retention_messages: int = 0
     priorities: int = 0
+    message_ttl: bool = False
+    on_expired: str = "drop"
 
 
 class GroupSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

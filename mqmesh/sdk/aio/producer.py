@@ -91,6 +91,7 @@ class Producer:
         selector: QueueSelector | None = None,
         arg: Any = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> Coroutine[Any, Any, SendResult]:
         """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``.
@@ -112,9 +113,11 @@ class Producer:
                     selector=selector,
                     arg=arg,
                     priority=priority,
+                    ttl_ms=ttl_ms,
                     timeout_ms=timeout_ms,
                 )
-            if queue is None and selector is None and priority is None and timeout_ms is None:
+            is_free = queue is None and selector is None and priority is None and ttl_ms is None
+            if is_free and timeout_ms is None:
                 sent = self._inner.send_async(message)  # which has a fast path without choices
             else:
                 sent = self._inner.send_async(
@@ -123,6 +126,7 @@ class Producer:
                     selector=selector,
                     arg=arg,
                     priority=priority,
+                    ttl_ms=ttl_ms,
                     timeout_ms=timeout_ms,
                 )
         except MQMeshError as error:
@@ -139,13 +143,14 @@ class Producer:
         *,
         queue: MessageQueue | None = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
         first = messages[0] if isinstance(messages, Sequence) and messages else None
         await self._ready(first)
         future = self._inner.send_batch_async(
-            messages, queue=queue, priority=priority, timeout_ms=timeout_ms
+            messages, queue=queue, priority=priority, ttl_ms=ttl_ms, timeout_ms=timeout_ms
         )
         return await self._here().wait_for(future)
 

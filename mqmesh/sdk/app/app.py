@@ -40,26 +40,38 @@ class TopicPublisher(MessageMaker[T]):
         self._producer = producer
 
     def send(
-        self, value: T, *, priority: int | None = None, **fields: Unpack[MessageFields]
+        self,
+        value: T,
+        *,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+        **fields: Unpack[MessageFields],
     ) -> SendResult:
         """Sends a value and waits until it is stored.
 
         Args:
             value: Becomes the body.
-            priority: As for ``Producer.send``.
+            priority, ttl_ms: As for ``Producer.send``.
             fields: As for ``message``.
 
         Raises:
             InvalidArgument: The value is none of the type.
             MQMeshError: As for ``Producer.send``.
         """
-        return self._producer.send(self.message(value, **fields), priority=priority)
+        message = self.message(value, **fields)
+        return self._producer.send(message, priority=priority, ttl_ms=ttl_ms)
 
     def send_async(
-        self, value: T, *, priority: int | None = None, **fields: Unpack[MessageFields]
+        self,
+        value: T,
+        *,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+        **fields: Unpack[MessageFields],
     ) -> SendFuture:
         """Send the same way without waiting for the outcome."""
-        return self._producer.send_async(self.message(value, **fields), priority=priority)
+        message = self.message(value, **fields)
+        return self._producer.send_async(message, priority=priority, ttl_ms=ttl_ms)
 
 
 class App:

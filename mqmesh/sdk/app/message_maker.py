@@ -21,15 +21,17 @@ class OwnFields(TypedDict, total=False):
 
 
 class SendFields(OwnFields, total=False):
-    """Fields of a message beside its topic, body and properties, and its priority."""
+    """Fields of a message beside its topic, body and properties, its priority and life time."""
 
     priority: int | None
+    ttl_ms: int | None
 
 
 def own_fields(fields: SendFields) -> OwnFields:
     """Return the fields of the message itself."""
     found = fields.copy()
     found.pop("priority", None)
+    found.pop("ttl_ms", None)
     return cast(OwnFields, found)
 
 

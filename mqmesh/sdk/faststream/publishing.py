@@ -190,7 +190,10 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
         (message,) = await self._encoder.messages(cmd)
         if cmd.request is None:
             return await self._client.send(
-                message, priority=cmd.fields.get("priority"), timeout_ms=cmd.timeout_ms
+                message,
+                priority=cmd.fields.get("priority"),
+                ttl_ms=cmd.fields.get("ttl_ms"),
+                timeout_ms=cmd.timeout_ms,
             )
         return await self._reply(cmd.request, message)
 
@@ -198,14 +201,20 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
         """Sends messages as one batch to one queue."""
         messages: Sequence[Message] = await self._encoder.messages(cmd)
         return await self._client.send_batch(
-            messages, priority=cmd.fields.get("priority"), timeout_ms=cmd.timeout_ms
+            messages,
+            priority=cmd.fields.get("priority"),
+            ttl_ms=cmd.fields.get("ttl_ms"),
+            timeout_ms=cmd.timeout_ms,
         )
 
     async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
         """Sends a message and awaits its reply."""
         (message,) = await self._encoder.messages(cmd)
-        priority = cmd.fields.get("priority")
-        return Delivery(await self._client.request(message, cmd.timeout_ms, priority=priority))
+        own = cmd.fields
+        reply = await self._client.request(
+            message, cmd.timeout_ms, priority=own.get("priority"), ttl_ms=own.get("ttl_ms")
+        )
+        return Delivery(reply)
 
     @property
     def _client(self) -> Producer:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
+from mqmesh.batch.delayed_batch import DelayedMeta, ExpiringMeta, pack_due_times
 from mqmesh.batch.native_encode import encode_at_once
 from mqmesh.batch.payload import MAX_RAW_BYTES, Payload, encode_payload, pick_messages
 from mqmesh.batch.record_batch import Attributes, batch_parts
@@ -22,6 +22,7 @@ from mqmesh.sdk.producer.send_buffer import AT_TIMES
 from mqmesh.sdk.producer.send_result import tell_hooks, tell_trace
 from mqmesh.sdk.tracing.message_trace import MessageTrace, facts_of
 from mqmesh.sdk.tracing.trace_records import TraceMessageType
+from mqmesh.units import MAX_TIMESTAMP_MS
 
 _log = logging.getLogger(__name__)
 
@@ -150,15 +151,21 @@ class BatchCodec:
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
         meta = None
+        facts = (
+            batch.queue.topic,
+            payload.tag_hashes,
+            self._born_host,
+            0 if batch.delay == AT_TIMES else batch.delay,
+            batch.due_times,
+        )
         if batch.delay:
             attributes |= Attributes.HAS_DELAY
-            meta = DelayedMeta(
-                batch.queue.topic,
-                payload.tag_hashes,
-                self._born_host,
-                0 if batch.delay == AT_TIMES else batch.delay,
-                batch.due_times,
-            )
+            meta = DelayedMeta(*facts)
+        if batch.ttl_ms:
+            # What is delayed lives from its delivery on, which the broker knows.
+            expires_ms = -batch.ttl_ms if batch.delay else batch.born_timestamp + batch.ttl_ms
+            attributes |= Attributes.HAS_EXPIRY
+            meta = ExpiringMeta(*facts, expires_ms=min(expires_ms, MAX_TIMESTAMP_MS))
         return batch_parts(
             payload,
             topic=batch.queue.topic,

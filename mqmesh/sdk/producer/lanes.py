@@ -40,6 +40,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         payload: Its messages encoded, as soon as none is added any more.
         delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
         due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
+        ttl_ms: Time that its messages live, 0 for no limit.
         lane: Lane where it is in flight, None while it is in no request and waits for no retry.
         attempts: Number of sends that count.
         producer_id, first_sequence: Of its first message; -1 for none yet.
@@ -69,6 +70,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     payload: Payload | None = None
     delay: int = 0
     due_times: bytes = b""
+    ttl_ms: int = 0
     lane: "Lane | None" = None
     attempts: int = 0
     producer_id: int = 0

@@ -7,9 +7,11 @@ from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, RequestTimeout
 from mqmesh.message import (
+    MAX_DELAY_MS,
     Message,
     MessageQueue,
     check_group,
+    check_number,
     check_topic,
     is_closed_topic,
 )
@@ -261,6 +263,7 @@ class Producer:
         selector: QueueSelector | None = None,
         arg: Any = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
         wait_store: bool = True,
     ) -> SendResult:
@@ -273,6 +276,9 @@ class Producer:
             arg: For the selector.
             priority: Of a topic with priorities, from 0, the lowest, which is that of messages
                 without one: chooses among the queues of that priority.
+            ttl_ms: Time that the message lives, from 1 to 40 years; nobody gets it afterwards. One
+                that is delayed lives so long from its delivery on. None for no limit. The topic
+                has to allow it (``message_ttl``).
             timeout_ms: In place of ``send_msg_timeout_ms``.
             wait_store: Wait for disk and replicas as the broker's mode says. If not, SEND_OK says
                 that the master has it in memory.
@@ -293,7 +299,7 @@ class Producer:
         if self._state != "running" or self._engine.loop.in_loop_thread:
             self._refuse_waiting()
         is_free = queue is None and selector is None and priority is None
-        if is_free and self._may_join and timeout_ms is None and wait_store:
+        if is_free and self._may_join and timeout_ms is None and wait_store and ttl_ms is None:
             joined = self._join(message)
             if joined is not None:
                 return joined.result()
@@ -310,13 +316,13 @@ class Producer:
                 topic = self._routes.level(topic, priority)
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._retries
-        if not self.options.linger_ms:
+        if not self.options.linger_ms and ttl_ms is None:
             sent = self._sender.send_lone(lane, topic, message, deadline_ms, retries, wait_store)
             if sent is not None:
                 return sent.result()
         bound = lane is not None
         return self._append(
-            lane, topic, message, deadline_ms, None, retries, bound, wait_store
+            lane, topic, message, deadline_ms, None, retries, bound, wait_store, ttl_ms
         ).result()
 
     def send_async(
@@ -328,6 +334,7 @@ class Producer:
         selector: QueueSelector | None = None,
         arg: Any = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """Sends a message without waiting for its outcome.
@@ -335,7 +342,7 @@ class Producer:
         Args:
             message: Message to send; must not be changed afterwards.
             on_done: Called with the future when it is done, in the producer's own thread.
-            queue, selector, arg, priority, timeout_ms: As for ``send``.
+            queue, selector, arg, priority, ttl_ms, timeout_ms: As for ``send``.
 
         Returns:
             The future outcome.
@@ -345,7 +352,7 @@ class Producer:
             QueueFull: No room in the buffer within the timeout; at once in a callback.
         """
         is_free = queue is None and selector is None and priority is None
-        if on_done is None and is_free and timeout_ms is None:
+        if on_done is None and is_free and timeout_ms is None and ttl_ms is None:
             # Nobody needs to look at the state: what is not running lets nothing join.
             joined = self._join(message)
             if joined is not None:
@@ -362,20 +369,24 @@ class Producer:
                 topic = self._routes.level(topic, priority)
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         retries = self._async_retries
-        if self._posts and self._buffer.is_quiet and not self._engine.loop.in_loop_thread:
+        may_leave = self._posts and ttl_ms is None and self._buffer.is_quiet
+        if may_leave and not self._engine.loop.in_loop_thread:
             sent = self._sender.send_lone(
                 lane, topic, message, deadline_ms, retries, True, on_done, waits=False
             )
             if sent is not None:
                 return sent
-        return self._append(lane, topic, message, deadline_ms, on_done, retries, lane is not None)
+        bound = lane is not None
+        return self._append(
+            lane, topic, message, deadline_ms, on_done, retries, bound, ttl_ms=ttl_ms
+        )
 
     def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never reports its outcome; it is not retried.
 
         Args:
             message: Message to send.
-            choice: ``queue``, ``selector``, ``arg`` and ``priority``, as for ``send``.
+            choice: ``queue``, ``selector``, ``arg``, ``priority`` and ``ttl_ms``, as for ``send``.
 
         Raises:
             InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
@@ -392,7 +403,8 @@ class Producer:
             topic, message, choice.get("queue"), choice.get("selector"), choice.get("arg")
         )
         # It shares batches with the others, which costs less than a request of its own.
-        self._append(lane, topic, message, deadline_ms, None, 0, lane is not None)
+        bound, ttl_ms = lane is not None, choice.get("ttl_ms")
+        self._append(lane, topic, message, deadline_ms, None, 0, bound, ttl_ms=ttl_ms)
 
     def send_batch(
         self,
@@ -400,6 +412,7 @@ class Producer:
         *,
         queue: MessageQueue | None = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends messages of one topic as one batch, to one queue, and waits for it.
@@ -409,7 +422,7 @@ class Producer:
         Args:
             messages: At least one; of one topic, and of one sharding key if they have any;
                 delayed all by one level, all to points in time, or not.
-            queue, priority, timeout_ms: As for ``send``.
+            queue, priority, ttl_ms, timeout_ms: As for ``send``.
 
         Returns:
             Where the batch is; ``queue_offset`` and ``message_id`` are the first message's.
@@ -422,7 +435,9 @@ class Producer:
         self._check_blocking()
         deadline_ms = self._deadline(timeout_ms)
         retries = self.options.retry_times_when_send_failed
-        return self._add_batch(messages, None, queue, priority, deadline_ms, retries).result()
+        return self._add_batch(
+            messages, None, queue, priority, ttl_ms, deadline_ms, retries
+        ).result()
 
     def send_batch_async(
         self,
@@ -431,12 +446,13 @@ class Producer:
         *,
         queue: MessageQueue | None = None,
         priority: int | None = None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> SendFuture:
         """Sends a batch as ``send_batch`` does, without waiting for its outcome.
 
         Args:
-            messages, queue, priority, timeout_ms: As for ``send_batch``.
+            messages, queue, priority, ttl_ms, timeout_ms: As for ``send_batch``.
             on_done: As for ``send_async``.
 
         Raises:
@@ -447,7 +463,7 @@ class Producer:
             self._refuse()
         retries = self.options.retry_times_when_send_async_failed
         deadline_ms = self._deadline(timeout_ms)
-        return self._add_batch(messages, on_done, queue, priority, deadline_ms, retries)
+        return self._add_batch(messages, on_done, queue, priority, ttl_ms, deadline_ms, retries)
 
     def cancel_delayed(self, sent: SendResult, *, timeout_ms: int | None = None) -> None:
         """Cancels a delayed message that was sent on its own and waits still.
@@ -495,7 +511,7 @@ class Producer:
         Args:
             message: Request.
             timeout_ms: For request and reply together, ``send_msg_timeout_ms`` by default.
-            choice: ``queue``, ``selector``, ``arg`` and ``priority``, as for ``send``.
+            choice: ``queue``, ``selector``, ``arg``, ``priority`` and ``ttl_ms``, as for ``send``.
 
         Raises:
             RequestTimeout: No reply in time; whether the request was handled is unknown.
@@ -690,12 +706,14 @@ class Producer:
         retries: int,
         bound: bool,
         wait_store: bool = True,
+        ttl_ms: int | None = None,
     ) -> SendFuture:
         """Adds a message to the buffer, arguments as of ``SendBuffer.append``, and has it sent."""
+        ttl_ms = _checked_ttl(ttl_ms)
         size = message_size(message)
         try:
             future, lane = self._buffer.append(
-                lane, topic, message, size, deadline_ms, on_done, retries, bound, wait_store
+                lane, topic, message, size, deadline_ms, on_done, retries, bound, wait_store, ttl_ms
             )
             self._sender.added(lane)
         except BaseException:
@@ -710,13 +728,16 @@ class Producer:
         on_done: OnDone | None,
         queue: MessageQueue | None,
         priority: int | None,
+        ttl_ms: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
         hooks = self._hooks
         if hooks is not None and hooks.sees_sends and _are_messages(messages):
-            return self._add_hooked(hooks, messages, on_done, queue, priority, deadline_ms, retries)
-        return self._add_plain(messages, on_done, queue, priority, deadline_ms, retries)
+            return self._add_hooked(
+                hooks, messages, on_done, queue, priority, ttl_ms, deadline_ms, retries
+            )
+        return self._add_plain(messages, on_done, queue, priority, ttl_ms, deadline_ms, retries)
 
     def _add_hooked(
         self,
@@ -725,6 +746,7 @@ class Producer:
         on_done: OnDone | None,
         queue: MessageQueue | None,
         priority: int | None,
+        ttl_ms: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
@@ -739,7 +761,7 @@ class Producer:
 
         try:
             return self._add_plain(
-                context.messages.copy(), done, queue, priority, deadline_ms, retries
+                context.messages.copy(), done, queue, priority, ttl_ms, deadline_ms, retries
             )
         except MQMeshError as error:
             if hooks.sees_before_send:  # else no hook has seen it
@@ -753,6 +775,7 @@ class Producer:
         on_done: OnDone | None,
         queue: MessageQueue | None,
         priority: int | None,
+        ttl_ms: int | None,
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
@@ -763,7 +786,15 @@ class Producer:
             topic = self._routes.level(topic, priority)
         lane = self._routes.bound_lane(topic, made.first, queue)
         future, lane = self._buffer.append_batch(
-            lane, topic, made.payload, deadline_ms, on_done, retries, made.delay, made.due_times
+            lane,
+            topic,
+            made.payload,
+            deadline_ms,
+            on_done,
+            retries,
+            made.delay,
+            made.due_times,
+            _checked_ttl(ttl_ms),
         )
         self._sender.added(lane)
         self._pace.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
@@ -838,6 +869,15 @@ def trace_producer(group: str, client: ClientOptions) -> Producer:
         buffer_memory_bytes=8 * MIB,
         close_timeout_ms=round(STORE_S * 1_000),
     )
+
+
+def _checked_ttl(ttl_ms: int | None) -> int:
+    if ttl_ms is None:
+        return 0
+    check_number("ttl_ms", ttl_ms, MAX_DELAY_MS)
+    if not ttl_ms:
+        raise InvalidArgument("ttl_ms = 0: nobody would get the message; leave it out for no limit")
+    return ttl_ms
 
 
 def _are_messages(messages: Sequence[Message]) -> bool:

@@ -24,9 +24,10 @@ def queue_index(sharding_key: str, queue_count: int) -> int:
 
 
 class QueueChoice(TypedDict, total=False):
-    """Choice of a message's queue, as keyword arguments of ``Producer.send``."""
+    """Choice of a message's queue and life time, as keyword arguments of ``Producer.send``."""
 
     queue: MessageQueue | None
     selector: QueueSelector | None
     arg: Any
     priority: int | None
+    ttl_ms: int | None

@@ -112,6 +112,7 @@ class SendBuffer:
         retries: int,
         bound: bool,
         wait_store: bool = True,
+        ttl_ms: int = 0,
     ) -> tuple[SendFuture, Lane]:
         """Adds a message to its lane's open batch, or to that of the topic's sticky lane.
 
@@ -125,6 +126,7 @@ class SendBuffer:
             retries: Times its batch may be sent again.
             bound: It may go to this lane's queue only.
             wait_store: It wants to be on disk and at the slave, as the broker's mode says.
+            ttl_ms: Time that it lives, 0 for no limit; that of its whole batch.
 
         Returns:
             The message's future, and the lane it went to.
@@ -151,8 +153,9 @@ class SendBuffer:
                 or batch.pending.wait_store is not wait_store
                 or batch.pending.retries != retries
                 or batch.pending.delay != delay
+                or batch.pending.ttl_ms != ttl_ms
             ):
-                batch = self._open(lane, deadline_ms, retries, wait_store, delay)
+                batch = self._open(lane, deadline_ms, retries, wait_store, delay, ttl_ms)
             elif deadline_ms > batch.deadline_ms:
                 batch.deadline_ms = deadline_ms
             messages = batch.messages
@@ -179,6 +182,7 @@ class SendBuffer:
         retries: int,
         delay: int = 0,
         due_times: bytes = b"",
+        ttl_ms: int = 0,
     ) -> tuple[SendFuture, Lane]:
         """Adds an explicit batch, which stays one batch; errors as of ``append``.
 
@@ -187,7 +191,7 @@ class SendBuffer:
             topic: The topic's lanes.
             payload: The messages.
             deadline_ms, on_done, retries: As for ``append``.
-            delay, due_times: See ``PendingBatch``.
+            delay, due_times, ttl_ms: See ``PendingBatch``.
 
         Returns:
             The batch's future, and the lane it went to.
@@ -212,6 +216,7 @@ class SendBuffer:
             batch.payload, batch.size = payload, size
             if delay:
                 batch.delay, batch.due_times = delay, due_times
+            batch.ttl_ms = ttl_ms
             future = SendFuture(batch, 0)
             if on_done is not None:
                 batch.callbacks.append(partial(on_done, future))
@@ -477,13 +482,19 @@ class SendBuffer:
             raise closed_error()
 
     def _open(
-        self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
+        self,
+        lane: Lane,
+        deadline_ms: int,
+        retries: int,
+        wait_store: bool,
+        delay: int,
+        ttl_ms: int,
     ) -> PlainOpenBatch:
         latest_ms = deadline_ms + DEADLINE_SPREAD_MS
         batch = PendingBatch(
             self.lock, self._transport, lane.queue, latest_ms, False, 0, retries, wait_store
         )
-        batch.delay = delay
+        batch.delay, batch.ttl_ms = delay, ttl_ms
         due_ms = self._due_ms(deadline_ms) if self._linger_ms else 0
         # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
         if not due_ms or lane.open is not None:
@@ -493,7 +504,7 @@ class SendBuffer:
         if due_ms:
             lane.lingers = True
             self._lingering.append((due_ms, lane, batch))
-        is_usual = wait_store and retries == self._usual_retries and not delay
+        is_usual = wait_store and retries == self._usual_retries and not (delay or ttl_ms)
         lane.open = self._admission.batch_type(
             batch, batch.messages, deadline_ms, latest_ms, is_usual
         )

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import has_expired
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, check_batch, read_payload
 from mqmesh.batch.sparse_batch import cut_batch
@@ -93,6 +94,40 @@ def _sql_filter(expression: str) -> PullFilter:
     return PullFilter(None if tags is None else frozenset(map(tag_hash, tags)), predicate)
 
 
+def without_expired(found: GetResult, queue_offset: int, now_ms: int) -> GetResult:
+    """Return a result of a read without the batches whose messages have expired.
+
+    Args:
+        found: What the store found, whole batches.
+        queue_offset: Of the first message wanted.
+        now_ms: Wall clock.
+    """
+    if found.status is not GetStatus.FOUND:
+        return found
+    pieces: list[bytes | memoryview] = []
+    expired = 0
+    for data in found.data:
+        batches = list(iter_batches(data))
+        live = [batch for header, batch in batches if not has_expired(batch, header, now_ms)]
+        if len(live) == len(batches):
+            pieces.append(data)
+            continue
+        pieces += live
+        for header, batch in batches:
+            if has_expired(batch, header, now_ms):
+                expired += header.next_queue_offset - max(header.base_queue_offset, queue_offset)
+    if not expired:
+        return found
+    return GetResult(
+        GetStatus.FOUND if pieces else GetStatus.NO_MATCHED_MESSAGE,
+        found.next_queue_offset,
+        found.min_queue_offset,
+        found.max_queue_offset,
+        pieces,
+        found.message_count - expired,
+    )
+
+
 def get_filtered(
     store: MessageStore,
     metas: MetaCache,
@@ -102,6 +137,7 @@ def get_filtered(
     max_bytes: int,
     verify: bool = False,
     most_messages: int | None = None,
+    now_ms: int | None = None,
 ) -> GetResult:
     """Reads of a queue what fits; as ``MessageStore.get``, but that messages are left out.
 
@@ -113,6 +149,7 @@ def get_filtered(
         max_bytes: Of the answer; at least one message comes, whatever its size.
         verify: As for ``MessageStore.get``.
         most_messages: The answer ends behind so many, from 1; None for any number.
+        now_ms: Wall clock: messages that have expired are left out; None for none.
 
     Raises:
         CorruptRecord: As ``MessageStore.get``.
@@ -121,6 +158,8 @@ def get_filtered(
     found = store.get(
         *place, max_bytes=min(max_bytes, most), tag_hashes=wanted.tag_hashes, verify=verify
     )
+    if now_ms is not None:
+        found = without_expired(found, place[2], now_ms)
     return sift(found, metas, place[2], wanted, most_messages)
 
 

@@ -18,6 +18,7 @@ from mqmesh.errors import (
 from mqmesh.message import (
     DLQ_PREFIX,
     HIDDEN_TOPICS,
+    RETRY_PREFIX,
     STATE_TOPIC,
     check_topic,
     is_closed_topic,
@@ -28,6 +29,7 @@ from mqmesh.protocol.route import (
     MAX_PRIORITIES,
     MAX_TOPICS_PER_BROKER,
     DataVersion,
+    OnExpired,
     Perm,
     TopicConfig,
 )
@@ -54,6 +56,7 @@ class Topic(msgspec.Struct):
         first: Offset and store time of the first one, likewise.
         schema: Document about its bodies; "" for none.
         retains: It has a retention of its own; see ``topic_retention``.
+        expires: Messages in it may have a time to live.
         shown: First offset of a queue that is young enough, and when that was looked at.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
@@ -71,6 +74,7 @@ class Topic(msgspec.Struct):
     first: dict[int, tuple[int, TimestampMs]] = {}
     schema: str = ""
     retains: bool = False
+    expires: bool = False
     shown: dict[int, tuple[int, int]] = {}
     put_messages: int = 0
     put_bytes: int = 0
@@ -382,6 +386,8 @@ class TopicTable:
                     config.retention_messages,
                     topic.schema,
                     config.priorities,
+                    config.message_ttl,
+                    config.on_expired,
                 ),
             ),
         )
@@ -401,6 +407,8 @@ class TopicTable:
                 one.retention_ms,
                 one.retention_messages,
                 one.priorities,
+                one.message_ttl,
+                one.on_expired,
             )
             topic = self._topics[name] = Topic(config, one.is_auto, schema=one.schema)
             self._auto_count += one.is_auto
@@ -473,6 +481,10 @@ def _check_config(config: TopicConfig) -> None:
         )
     if config.read_queue_nums < 1:
         raise InvalidArgument(f"topic {name!r} needs at least 1 read queue")
+    if config.on_expired not in list(OnExpired):
+        raise InvalidArgument(
+            f"on_expired {config.on_expired!r} of topic {name!r} is none of {', '.join(OnExpired)}"
+        )
     if config.write_queue_nums > config.read_queue_nums:
         raise InvalidArgument(
             f"topic {name!r}: write_queue_nums {config.write_queue_nums} is over "
@@ -546,4 +558,6 @@ def _prepare(topic: Topic, config: TopicConfig) -> None:
     may_read = config.perm & _READ and config.topic not in HIDDEN_TOPICS
     topic.readable_queues = config.read_queue_nums if may_read else 0
     topic.retains = bool(config.retention_ms or config.retention_messages)
+    # A retry keeps the time to live of its message.
+    topic.expires = config.message_ttl or config.topic.startswith(RETRY_PREFIX)
     topic.shown = {}

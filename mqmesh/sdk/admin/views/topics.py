@@ -35,6 +35,8 @@ class TopicBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int
     retention_messages: int
     priorities: int
+    message_ttl: bool
+    on_expired: str
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ import msgspec
 
 from mqmesh.batch.delayed_batch import (
     RECORD_QUEUE,
+    DelayedMeta,
+    ExpiringMeta,
     pack_due_times,
     read_delayed_meta,
     scheduled_batch,
@@ -141,6 +143,7 @@ class DueMessages:
             count=count,
             topic=meta.real_topic,
             queue_id=queue_id,
+            expires_ms=_expires_ms(meta, times),
             raws=batch.raws,
         )
 
@@ -154,6 +157,13 @@ class DueMessages:
             born_timestamp=self._clock.wall_ms(),
             attributes=Attributes.REDELIVERED,
         )
+
+
+def _expires_ms(meta: DelayedMeta, times: tuple[int, ...]) -> int:
+    """Return when delivered messages expire: so long after their delivery, or when a retry does."""
+    if not isinstance(meta, ExpiringMeta):
+        return 0
+    return meta.expires_ms if meta.expires_ms > 0 else max(times) - meta.expires_ms
 
 
 def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:

@@ -53,12 +53,13 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResult,
 )
+from mqmesh.protocol.route import OnExpired
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Settled
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.delivery.lease_reader import LeaseReader, Piece, Read
+from mqmesh.roles.broker.features.delivery.lease_reader import Expiry, LeaseReader, Piece, Read
 from mqmesh.roles.broker.features.delivery.receive_hold import HeldReceive, ReceiveHold
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
@@ -458,6 +459,9 @@ class DeliveryFeature(Feature):
         wanted = held.wanted
         fairness = self._config(wanted.group).priority_fairness
         error: MQMeshError | None = None
+        main = self._topics.get(wanted.topic)
+        buries = main is not None and main.config.on_expired == OnExpired.DEAD_LETTER
+        expiry = Expiry(self._clock.wall_ms(), buries)
         for known, queue_id, is_retry in self._places(held, fairness):
             if taking.is_full:
                 break
@@ -467,13 +471,16 @@ class DeliveryFeature(Feature):
                 window = self._windows.find(key) or self._begin(key, wanted, is_retry)
                 if known.retains:
                     window.pass_over(self._bounds(topic, queue_id)[0])
-                taking.take(key, window, is_retry)
+                taking.take(key, window, is_retry, expiry if known.expires else None)
             except MQMeshError as caught:
                 error = error or caught  # other queues have their turn all the same
             known.get_messages += taking.counted
             known.get_bytes += taking.counted_bytes
             taking.counted = taking.counted_bytes = 0
         self._counts.redelivered += taking.redelivered
+        self._core.stats.total.expired_messages += taking.expired
+        if taking.buried:
+            self._bury(taking.buried)
         if not taking.leases:
             if error is not None:
                 raise error
@@ -481,6 +488,16 @@ class DeliveryFeature(Feature):
                 self._passed[held.key] = None
         elif fairness:
             self._served[held.key] = self._served.get(held.key, 0) + 1
+
+    def _bury(self, expired: list[tuple[WindowKey, DeliveryWindow, Run]]) -> None:
+        """Make dead letters of messages that have expired."""
+        leaving = []
+        for key, window, run in expired:
+            waiting = window.nack(run.lease, run.first, run.bits)
+            if isinstance(waiting, Run):
+                reason = "its time to live was over"
+                leaving.append(self._leaving(key, window, waiting, TO_DEAD_LETTERS, reason))
+        self._send_back(leaving, _nobody)
 
     def _places(self, held: HeldReceive, fairness: int) -> Iterator[tuple[Topic, int, bool]]:
         """Yield the queues in which a receive looks, in order, and whether they have retries.
@@ -935,6 +952,8 @@ class _Taking:
         redelivered: Messages that were handed out before.
         counted, counted_bytes: Messages and bytes since they were counted for a topic.
         passed: Messages were passed over, and there may be more behind them.
+        expired: Messages that no member gets, since they have expired.
+        buried: Those of them that become dead letters.
     """
 
     def __init__(
@@ -955,6 +974,9 @@ class _Taking:
         self.pieces: list[Piece] = []
         self.size = self.messages = self.redelivered = self.counted = self.counted_bytes = 0
         self.passed = False
+        self.expired = 0
+        self.buried: list[tuple[WindowKey, DeliveryWindow, Run]] = []
+        self._core = core
         self._reader = reader
         self._numbers = windows.numbers
         self._by_group = by_group
@@ -976,13 +998,20 @@ class _Taking:
             or self._numbers.is_full
         )
 
-    def take(self, key: WindowKey, window: DeliveryWindow, is_retry: bool) -> None:
+    def take(
+        self, key: WindowKey, window: DeliveryWindow, is_retry: bool, expiry: Expiry | None
+    ) -> None:
         """Take what waits in a window, then what is new."""
         member = self._held.wanted.member
         while not self.is_full and (run := window.due()) is not None:
             try:
                 found = self._reader.read_again(
-                    key[1:], run.first, run.bits, *self._left(), verify=self._verify
+                    key[1:],
+                    run.first,
+                    run.bits,
+                    *self._left(),
+                    verify=self._verify,
+                    expiry=expiry,
                 )
             except CorruptRecord as error:
                 _log.error("messages of group %s cannot be handed out again: %s", key[0], error)
@@ -991,7 +1020,11 @@ class _Taking:
                 continue
             if found.gone:
                 window.lose(run, found.gone)
-            if found.bits:
+            self.expired += found.expired
+            if found.is_expired:
+                again = window.hand_out_again(run, found.bits, member, self._now_ms, self._lease_ms)
+                self._bury(key, window, again)
+            elif found.bits:
                 self.redelivered += found.bits.bit_count()
                 again = window.hand_out_again(run, found.bits, member, self._now_ms, self._lease_ms)
                 self._note(key, again, found, is_retry)
@@ -1003,14 +1036,17 @@ class _Taking:
             wanted = None if is_retry else self._held.filter
             start = window.next_offset
             found = self._reader.read_new(
-                key[1:], start, most, max_bytes, wanted, verify=self._verify
+                key[1:], start, most, max_bytes, wanted, verify=self._verify, expiry=expiry
             )
+            self.expired += found.expired
             if found.end < start:
                 break  # the store knows less than the log said; nothing is moved back
             if found.first > start:
                 window.hand_out(found.first, 0, member, self._now_ms, self._lease_ms)
             run = window.hand_out(found.end, found.bits, member, self._now_ms, self._lease_ms)
-            if run is not None:
+            if run is not None and found.is_expired:
+                self._bury(key, window, run)
+            elif run is not None:
                 self._note(key, run, found, is_retry)
             if found.end == start:
                 break
@@ -1023,9 +1059,17 @@ class _Taking:
         """Take what is left of a lease whose answer was lost."""
         run = None if window is None else window.held(lease)
         if run is not None and run.member == self._held.wanted.member:
-            found = self._reader.read_again(key[1:], run.first, run.bits, MAX_RUN, MAX_PULL_BYTES)
+            expiry = Expiry(self._core.clock.wall_ms(), False)
+            found = self._reader.read_again(
+                key[1:], run.first, run.bits, MAX_RUN, MAX_PULL_BYTES, expiry=expiry
+            )
             if found.bits:
                 self._note(key, run, found, key[1] == self._held.topics[1])
+
+    def _bury(self, key: WindowKey, window: DeliveryWindow, run: Run) -> None:
+        self.buried.append((key, window, run))
+        self.expired += run.count
+        self.passed = True
 
     def _left(self) -> tuple[int, int]:
         return self._most - self.messages, self._max_bytes - self.size

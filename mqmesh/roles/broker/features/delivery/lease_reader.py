@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import has_expired
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import split_payload
 from mqmesh.batch.record_batch import (
@@ -18,7 +19,7 @@ from mqmesh.batch.sparse_batch import cut_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.roles.broker.delivery_state.runs import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
-from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered
+from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered, sift
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import KIB, MIB
 
@@ -42,6 +43,8 @@ class Read(msgspec.Struct):
         pieces: Their batches, in pieces.
         size: Bytes of the pieces.
         gone: Of those that were asked for by their bits: messages that are not in the log any more.
+        expired: Messages that were left out because they have expired.
+        is_expired: Those of the bits have expired: they go to no member.
     """
 
     first: int
@@ -50,12 +53,26 @@ class Read(msgspec.Struct):
     pieces: list[Piece] = []
     size: int = 0
     gone: int = 0
+    expired: int = 0
+    is_expired: bool = False
 
     def add(self, offset: int, mask: int, *pieces: Piece) -> None:
         """Add messages, a bit each from an offset on, with their batch."""
         self.bits |= mask << (offset - self.first)
         self.pieces += pieces
         self.size += sum(map(len, pieces))
+
+
+class Expiry(msgspec.Struct, frozen=True):
+    """Treatment of messages that have expired.
+
+    Attributes:
+        now_ms: Wall clock.
+        buries: They become dead letters; else they are passed over.
+    """
+
+    now_ms: int
+    buries: bool
 
 
 class LeaseReader:
@@ -81,6 +98,7 @@ class LeaseReader:
         wanted: PullFilter | None,
         *,
         verify: bool = False,
+        expiry: Expiry | None = None,
     ) -> Read:
         """Read the next messages of a queue.
 
@@ -91,6 +109,7 @@ class LeaseReader:
             max_bytes: Most bytes; at least one batch is read.
             wanted: Messages that fit; None for all.
             verify: As for ``MessageStore.get``.
+            expiry: What becomes of messages that have expired; None where none does.
 
         Returns:
             Some, or none: then those before ``end`` are to be passed over.
@@ -99,7 +118,7 @@ class LeaseReader:
             CorruptRecord: As ``MessageStore.get``.
         """
         if wanted is not None:
-            return self._read_filtered(queue, start, most, max_bytes, wanted, verify)
+            return self._read_filtered(queue, start, most, max_bytes, wanted, verify, expiry)
         place, read = start, Read(start, start)
         while most > 0 and read.size < max_bytes:
             size = min(max_bytes - read.size, most * KIB)
@@ -124,11 +143,19 @@ class LeaseReader:
                     if count <= 0:
                         return read
                     mask = (1 << count) - 1
+                    if expiry is not None and has_expired(batch, header, expiry.now_ms):
+                        if not expiry.buries:
+                            place = read.end = header.next_queue_offset
+                            read.expired += place - first
+                            continue
+                        if not read.bits:
+                            return Read(first, first + count, mask, is_expired=True)
+                        return read
                     read.add(first, mask, *self._pieces(header, batch, first, mask))
                     place = read.end = first + count
                     most -= count
             place = read.end = max(read.end, place)
-            if place < found.next_queue_offset:
+            if place < found.next_queue_offset or (read.expired and not read.bits):
                 break
         return read
 
@@ -141,6 +168,7 @@ class LeaseReader:
         max_bytes: int,
         *,
         verify: bool = False,
+        expiry: Expiry | None = None,
     ) -> Read:
         """Read messages that are known.
 
@@ -151,6 +179,7 @@ class LeaseReader:
             most: Most messages.
             max_bytes: Most bytes; at least one batch is read.
             verify: As for ``MessageStore.get``.
+            expiry: As for ``read_new``.
 
         Returns:
             Some of them, from the lowest on; ``gone`` has those of them that are not there.
@@ -184,6 +213,16 @@ class LeaseReader:
             if not mask:
                 continue
             mask = _lowest(mask, most)
+            if expiry is not None and has_expired(batch, header, expiry.now_ms):
+                if expiry.buries and read.bits:
+                    break
+                if expiry.buries:
+                    read.bits, read.is_expired = mask << (base - first), True
+                    break
+                read.gone |= mask << (base - first)
+                read.expired += mask.bit_count()
+                bits &= ~(mask << (base - first))
+                continue
             read.add(base, mask, *self._pieces(header, batch, base, mask))
             most -= mask.bit_count()
             bits &= ~(mask << (base - first))
@@ -233,14 +272,29 @@ class LeaseReader:
         max_bytes: int,
         wanted: PullFilter,
         verify: bool,
+        expiry: Expiry | None,
     ) -> Read:
-        place = (*queue, start)
-        found = get_filtered(
-            self._store, self._metas, place, wanted, max_bytes=max_bytes, verify=verify
-        )
+        place, read = (*queue, start), Read(start, start)
+        if expiry is not None and expiry.buries:
+            # A batch at a time: it has expired, or not.
+            hashes = wanted.tag_hashes
+            found = self._store.get(*place, max_bytes=1, tag_hashes=hashes, verify=verify)
+            if found.status is GetStatus.FOUND:
+                header, batch = next(iter_batches(found.data[0]))
+                read.is_expired = has_expired(batch, header, expiry.now_ms)
+            found = sift(found, self._metas, start, wanted)
+        else:
+            found = get_filtered(
+                self._store,
+                self._metas,
+                place,
+                wanted,
+                max_bytes=max_bytes,
+                verify=verify,
+                now_ms=None if expiry is None else expiry.now_ms,
+            )
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return Read(found.next_queue_offset, found.next_queue_offset)
-        read = Read(start, start)
         if found.status is GetStatus.NO_MATCHED_MESSAGE:
             read.first = read.end = found.next_queue_offset
         if found.status is not GetStatus.FOUND:

@@ -29,6 +29,7 @@ from mqmesh.roles.broker.reading.pull_filter import (
     get_filtered,
     pull_filter,
     sift,
+    without_expired,
 )
 from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
@@ -297,6 +298,10 @@ class PullingFeature(Feature):
             if pull.verify:
                 most = min(most, MAX_VERIFIED_BYTES)
             found = self._store.get(*place, max_bytes=most, verify=pull.verify)
+            if topic.expires:
+                all_found = found.message_count
+                found = without_expired(found, queue_offset, self._clock.wall_ms())
+                self._stats.total.expired_messages += all_found - found.message_count
             result = _up_to_hole(found, pull.queue_offset)
             if most_messages is not None and result.message_count > most_messages:
                 result = sift(result, self._metas, queue_offset, EVERYTHING, most_messages)
@@ -309,6 +314,7 @@ class PullingFeature(Feature):
                 max_bytes=most,
                 verify=pull.verify,
                 most_messages=most_messages,
+                now_ms=self._clock.wall_ms() if topic.expires else None,
             )
             self.turns.left -= JUDGED_AS_BYTES * max(result.next_queue_offset - queue_offset, 0)
         if result.status is GetStatus.OFFSET_OVERFLOW and self._is_follower:
@@ -433,6 +439,12 @@ class PullingFeature(Feature):
             "pulls_held_back_total",
             "pulls that waited because their group is paused, or at its messages a second",
             lambda feature: feature._limits.held_back,
+        ),
+        counter(
+            "expired_messages_total",
+            "messages that groups did not get because their time to live was over",
+            lambda feature: feature._stats.total.expired_messages,
+            unit="messages",
         ),
         counter(
             "get_messages_total",

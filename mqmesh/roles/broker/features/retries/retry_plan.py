@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
+from mqmesh.batch.delayed_batch import DelayedMeta, ExpiringMeta, pack_due_times
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, read_header
 from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
@@ -34,12 +34,14 @@ class RetryStep(msgspec.Struct, frozen=True):
         level: Delay level of their retry; ``TO_DEAD_LETTERS`` when there is none.
         properties: What is added to each.
         due_times: With level 0, when each of them comes again, wall clock, ms.
+        expires_ms: From then on nobody gets them, wall clock; 0 for never.
     """
 
     messages: Sequence[StoredMessage]
     level: int
     properties: dict[str, str]
     due_times: tuple[int, ...] = ()
+    expires_ms: int = 0
 
     @property
     def is_dead(self) -> bool:
@@ -78,7 +80,14 @@ class RetryStep(msgspec.Struct, frozen=True):
             return moved(first, changed, topic, queue_id)
         due_times = pack_due_times(self.due_times) if self.due_times else b""
         return moved(
-            first, changed, topic, queue_id, level=self.level, due_times=due_times, place=place
+            first,
+            changed,
+            topic,
+            queue_id,
+            level=self.level,
+            due_times=due_times,
+            expires_ms=self.expires_ms,
+            place=place,
         )
 
 
@@ -140,6 +149,7 @@ def moved(
     *,
     level: int = 0,
     due_times: bytes = b"",
+    expires_ms: int = 0,
     place: Place | None = None,
 ) -> BatchToPut:
     """A batch for another topic or queue, under the ids that its messages have.
@@ -151,6 +161,7 @@ def moved(
         queue_id: Queue it is for.
         level: Delay level after which it goes there; 0 for at once, or at ``due_times``.
         due_times: Of its messages, as in ``DelayedMeta``.
+        expires_ms: Wall clock from which on nobody gets them, 0 for never.
         place: Where it waits meanwhile.
 
     Raises:
@@ -158,10 +169,16 @@ def moved(
     """
     info = first.info
     payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
-    attributes, meta = Attributes.REDELIVERED, None
+    attributes = Attributes.REDELIVERED
+    meta: DelayedMeta | None = None
+    wish = DelayedMeta(topic, payload.tag_hashes, info.born_host, level, due_times)
+    if expires_ms:
+        attributes |= Attributes.HAS_EXPIRY
+        wish = meta = ExpiringMeta(
+            topic, payload.tag_hashes, info.born_host, level, due_times, expires_ms=expires_ms
+        )
     if level or due_times:
         assert place is not None
-        wish = DelayedMeta(topic, payload.tag_hashes, info.born_host, level, due_times)
         queue_id, meta = place(wish, queue_id)
         topic, attributes = meta.topic, attributes | Attributes.HAS_DELAY
     parts = batch_parts(

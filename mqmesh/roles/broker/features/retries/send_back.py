@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import expires_ms
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
@@ -280,7 +281,10 @@ class SendBackFeature(Feature):
             delays=parse_retry_delays(self._policies(back.group).retry_delays),
             now_ms=self._core.clock.wall_ms(),
         )
+        expires = expires_ms(found.data, found.header)
         for step in steps:
+            if expires:
+                step = msgspec.structs.replace(step, expires_ms=expires)
             self._take_step(back.group, index, entry, step, gathering)
 
     def _bury_whole(

@@ -7,7 +7,7 @@ request go on, but for later ones of the same queue: order comes first.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from mqmesh.batch.delayed_batch import DelayedMeta, read_delayed_meta
+from mqmesh.batch.delayed_batch import DelayedMeta, ExpiringMeta, read_delayed_meta
 from mqmesh.batch.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
 from mqmesh.batch.payload import CODEC_NONE
 from mqmesh.batch.payload_check import MESSAGE_OVERHEAD_BYTES, check_payload
@@ -53,11 +53,18 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
 
 _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
-    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.HAS_DELAY | Attributes.NO_WAIT_STORE
+    Attributes.HAS_KEYS
+    | Attributes.HAS_TAGS
+    | Attributes.HAS_DELAY
+    | Attributes.NO_WAIT_STORE
+    | Attributes.HAS_EXPIRY
 )
 _HAS_DELAY: Final = int(Attributes.HAS_DELAY)
-_SPECIAL: Final = _HAS_DELAY | TRANSACTION_TYPE
-_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY) & ~int(Attributes.TRANSACTION_HALF)
+_HAS_EXPIRY: Final = int(Attributes.HAS_EXPIRY)
+_SPECIAL: Final = _HAS_DELAY | _HAS_EXPIRY | TRANSACTION_TYPE
+_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY | _HAS_EXPIRY) & ~int(
+    Attributes.TRANSACTION_HALF
+)
 
 _ANY_TOPIC: Final = ""
 """Stands for the topic of a batch that could not be read."""
@@ -229,7 +236,10 @@ class SendingFeature(Feature):
                 twin = self._admit_half(header)
                 if twin is not None:
                     return twin
-            if isinstance(meta, DelayedMeta):
+            if isinstance(meta, ExpiringMeta):
+                _check_expiry(topic, header, meta)
+            if header.attributes & _HAS_DELAY:
+                assert isinstance(meta, DelayedMeta)
                 batch = self._to_schedule(header, data, meta)
             else:
                 batch = BatchToPut(name, header.queue_id, header, data, meta.tag_hashes)
@@ -400,9 +410,20 @@ def _split(
 
 
 def _read_special_meta(header: BatchHeader, data: memoryview) -> BatchMeta:
-    if header.attributes & _HAS_DELAY:
-        return read_delayed_meta(data, header)
-    return read_half_meta(data, header)
+    if header.attributes & TRANSACTION_TYPE:
+        return read_half_meta(data, header)
+    return read_delayed_meta(data, header)
+
+
+def _check_expiry(topic: Topic, header: BatchHeader, meta: ExpiringMeta) -> None:
+    name = topic.config.topic
+    if not topic.config.message_ttl:
+        raise MessageIllegal(
+            f"messages of topic {name!r} may have no time to live of their own (message_ttl); "
+            f"`mqmesh topic update {name} --message-ttl allow`"
+        )
+    if not meta.expires_ms or (meta.expires_ms < 0) != bool(header.attributes & _HAS_DELAY):
+        raise MessageIllegal(f"expires_ms = {meta.expires_ms} of a batch that expires")
 
 
 def _topic_labels(topic: str) -> LabelValues:
