@@ -156,7 +156,7 @@ def send(
         if total == 1:
             with Producer(group, namesrv_addr=namesrv, **options) as producer:
                 queues = _queues(producer, topic, queue_id, broker)
-                sent = producer.send(next(messages), **{**own, "queue": next(queues)})
+                sent = producer.send(next(messages), **_choice(own, queues))
                 sending.settle(sent)
             return ExitCode.OK
         with Interrupt() as interrupt:
@@ -181,7 +181,7 @@ def _send_all(
     waiting: deque[SendFuture] = deque()
     for message in _paced(messages, rate, interrupt):
         try:
-            waiting.append(producer.send_async(message, **{**own, "queue": next(queues)}))
+            waiting.append(producer.send_async(message, **_choice(own, queues)))
         except MQMeshError as error:
             sending.fail(error)
             if isinstance(error, ConfigError):
@@ -200,6 +200,10 @@ def _send_all(
             give_up = time.monotonic() + GRACE_S
         if time.monotonic() >= give_up or _wait_for(waiting[0]):
             sending.take(waiting.popleft())
+
+
+def _choice(own: QueueChoice, queues: Iterator[MessageQueue | None]) -> QueueChoice:
+    return {**own, "queue": next(queues)}
 
 
 def _queues(

@@ -15,7 +15,11 @@ from typing import Any
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import ExpiringMeta, pack_due_times
+from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import (
+    Attributes,
+    batch_parts,
     check_batch,
     check_stored,
     encode_batch,
@@ -77,7 +81,9 @@ POLICIES = GroupSettings(
     priority_fairness=10,
 )
 STATE = [
-    TopicRecord("t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}", 8)),
+    TopicRecord(
+        "t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}", 8, True, "dead-letter")
+    ),
     TopicRecord("gone"),
     GroupRecord("g", POLICIES),
     GroupRecord("gone"),
@@ -222,6 +228,15 @@ def encode_case(case: str) -> bytes:
         header = check_stored(batch)
         meta, payload = read_meta(batch, header), read_payload(batch, header)
         return b"".join(cut_batch(header, meta, payload, b"\x00\x01"))
+    if case == "expiring":
+        # Delayed until then, and alive for an hour from then on.
+        keys = CASES["keys"]
+        payload = encode_payload(keys["messages"])
+        due = pack_due_times([1_700_000_000_005])
+        meta = ExpiringMeta("flights", payload.tag_hashes, "h:1", 0, due, expires_ms=-3_600_000)
+        rest = {name: value for name, value in keys.items() if name != "messages"}
+        attributes = Attributes.HAS_DELAY | Attributes.HAS_EXPIRY
+        return b"".join(batch_parts(payload, **rest, attributes=attributes, meta=meta))
     if case == "stored":
         batch = encode_case("everything")
         part = stamp(check_batch(batch), **STAMP)
@@ -261,7 +276,7 @@ def main() -> None:
     if not COORDINATOR_FILE.exists():
         COORDINATOR_FILE.write_bytes(encode_coordinator())
         print(f"wrote {COORDINATOR_FILE}")
-    for case in (*CASES, "stored", "sparse"):
+    for case in (*CASES, "stored", "sparse", "expiring"):
         if not path_of(case).exists():
             path_of(case).write_bytes(encode_case(case))
             print(f"wrote {path_of(case)}")

@@ -14,7 +14,13 @@ from harness.commands import run_command
 from harness.patience import until
 
 from mqmesh import aio
-from mqmesh.errors import ClientClosed, InvalidArgument, NoPermission, StaleReceipt
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    NoPermission,
+    StaleReceipt,
+)
 from mqmesh.message import Message
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
@@ -335,3 +341,39 @@ def test_priorities_from_the_command_line_to_the_consumer(cluster, caplog):
     with PullConsumer(f"{topic}-queued", namesrv_addr=cluster.namesrv_addr) as reader:
         reader.subscribe(topic)
         until(lambda: "promise" in caplog.text, PATIENCE_S)
+
+
+def test_messages_expire_for_all_kinds_of_consumers(cluster):
+    topic = f"simple-{next(_numbers)}"
+
+    def run(*words):
+        done = run_command(*words, "--json", "--namesrv", cluster.namesrv_addr)
+        assert not done.code, done.err
+        return [json.loads(line) for line in done.out]
+
+    run("topic", "create", topic, "--queues", "1")
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        with pytest.raises(MQMeshError, match="message_ttl"):
+            producer.send(Message(topic, b"x"), ttl_ms=1_000)
+        (changed,) = run("topic", "update", topic, "--message-ttl", "allow")
+        assert {(one["message_ttl"], one["on_expired"]) for one in changed["brokers"]} == {
+            (True, "drop")
+        }
+        for number in range(30):
+            producer.send_async(Message(topic, b"short"), ttl_ms=1)
+            producer.send_async(Message(topic, b"%d" % number), ttl_ms=3_600_000)
+        producer.send(Message(topic, b"30"))
+        producer.send_batch([Message(topic, b"short")] * 2, ttl_ms=1)
+        producer.send(Message(topic, b"31"))
+    run("send", topic, "short", "--ttl", "1ms")
+    with consumer_of(cluster, topic, topic) as consumer:
+        found = receive_until(consumer, 32)
+        assert numbers_of(found) == list(range(32))
+        consumer.ack_many(found)
+    with PullConsumer(
+        f"{topic}-queued", namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    ) as reader:
+        reader.subscribe(topic)
+        bodies = []
+        until(lambda: len(bodies.__iadd__(reader.poll(200))) >= 32, PATIENCE_S)
+        assert numbers_of(bodies) == list(range(32))

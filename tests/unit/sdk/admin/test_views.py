@@ -326,6 +326,8 @@ def test_topics_are_sorted_and_have_readers_if_these_were_asked_for():
         "retention_ms": 0,
         "retention_messages": 0,
         "priorities": 0,
+        "message_ttl": False,
+        "on_expired": "drop",
     }
     topics = shown(topic_views(by_broker))
     assert [one["topic"] for one in topics] == ["s", "t"]

@@ -88,6 +88,7 @@ def test_the_topic_of_the_message_trace_belongs_to_clients(table):
         (TopicConfig("u", 4, 4, 1), "perm 1"),
         (TopicConfig("u", 4, 4, 7), "perm 7"),
         (TopicConfig("u", 1, 1, priorities=1), "2 to 32, or 0"),
+        (TopicConfig("u", on_expired="burn"), "none of drop, dead-letter"),
         (TopicConfig("u", 8, 4, priorities=8), "8 priorities, and so 8 queues"),
         (TopicConfig("t", 8, 8, priorities=8), "has no priorities, not 8"),
     ],
