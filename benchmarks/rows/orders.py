@@ -16,6 +16,8 @@ from typing import Final
 from mqmesh import aio
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.send_result import SendFuture
@@ -65,8 +67,16 @@ def make_orders(count: int) -> list[_Order]:
     ]
 
 
-def produce_orders(task: Task) -> Report:
-    """Explicit batches, a window of them without an outcome."""
+def produce_orders(task: Task, ttl_ms: int | None = None) -> Report:
+    """Explicit batches, a window of them without an outcome.
+
+    Args:
+        task: Says how many messages.
+        ttl_ms: They live so long, in a topic that allows it; None for ever.
+    """
+    if ttl_ms is not None:
+        with AdminClient(task.address) as admin:
+            admin.create_topic(TopicConfig(TOPIC, message_ttl=True), exist_ok=True)
     pool = make_orders(POOL_ORDERS)
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
@@ -77,9 +87,8 @@ def produce_orders(task: Task) -> Report:
             if len(waiting) >= task.window:
                 acknowledged += stored(waiting.popleft())
             begin = first % (POOL_ORDERS - task.batch_messages + 1)
-            waiting.append(
-                producer.send_batch_async(_messages(pool[begin : begin + task.batch_messages]))
-            )
+            messages = _messages(pool[begin : begin + task.batch_messages])
+            waiting.append(producer.send_batch_async(messages, ttl_ms=ttl_ms))
         acknowledged += sum(map(stored, waiting))
         return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
@@ -256,6 +265,7 @@ def _read_orders(messages: Sequence[StoredMessage]) -> None:
 
 PROGRAMS: Final[dict[str, Callable[[Task], Report]]] = {
     "produce_orders": produce_orders,
+    "produce_expiring_orders": partial(produce_orders, ttl_ms=3_600_000),
     "async_orders": async_orders,
     "aio_orders": aio_orders,
     "drain_orders": drain_orders,

@@ -197,6 +197,8 @@ class Crew:
             module = "labelled"
         if task.kind.endswith("_orders"):
             module = "orders"
+        if task.kind.endswith("_priority"):
+            module = "priorities"
         return self._start(task.kind, f"rows.{module}", task)
 
     def role(

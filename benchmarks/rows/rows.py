@@ -27,6 +27,7 @@ from rows.sides import (
     limit_both,
     limit_drain,
     measured,
+    product_alone,
     product_both,
     product_drain,
     product_endurance,
@@ -225,6 +226,42 @@ def _receive_rows() -> list[Row]:
             what="p99 from the end of a lease until another member has its messages",
             product=partial(latency, received("redeliver_orders", 500), 99.0),
             most=200_000,
+        ),
+    ]
+
+
+def _life_rows() -> list[Row]:
+    """Messages that expire, and those that have priorities."""
+    load = Load(messages=1_000_000, window=32)
+    return [
+        Row(
+            name="ttl",
+            unit="msg/s",
+            what="a listener of a topic whose messages expire, against one of an ordinary topic",
+            product=partial(
+                product_drain,
+                load,
+                producer_kind="produce_expiring_orders",
+                consumer_kind="drain_orders",
+            ),
+            limit=partial(
+                product_drain, load, producer_kind="produce_orders", consumer_kind="drain_orders"
+            ),
+            least_ratio=0.85,
+        ),
+        Row(
+            name="priority",
+            unit="us",
+            what="p99 from send to receive of a high message behind a million low ones",
+            product=partial(latency, partial(product_alone, "high_priority", load), 99.0),
+            most=50_000,
+        ),
+        Row(
+            name="priority_fair",
+            unit="%",
+            what="share of the lowest priority beside a backlog of the highest, fairness 10",
+            product=partial(latency, partial(product_alone, "fair_priority", load), 50.0),
+            least=9,
         ),
     ]
 
@@ -729,6 +766,7 @@ ROWS: Final = {
         *_throughput_rows(1024, 800_000),
         *_order_rows(),
         *_receive_rows(),
+        *_life_rows(),
         *_latency_rows(),
         *_other_rows(),
         *_topic_rows(),

@@ -322,6 +322,14 @@ def product_drain(
         return cluster.memory(measure_alone("consumer", client, cluster.child, conditions))
 
 
+def product_alone(kind: str, load: Load, conditions: Conditions) -> Sample:
+    """A program that stores, sends and receives by itself."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        client = crew.client(load.task(kind, cluster.namesrv, conditions))
+        return cluster.memory(measure_alone("consumer", client, cluster.child, conditions))
+
+
 def product_filter(
     expression: str, expression_type: str, load: Load, conditions: Conditions
 ) -> Sample:
