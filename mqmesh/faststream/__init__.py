@@ -21,6 +21,7 @@ from mqmesh.sdk.faststream.broker import (
     MQMeshRoutePublisher,
     MQMeshRouter,
 )
+from mqmesh.sdk.faststream.codec import MQMeshCodec
 from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage
 from mqmesh.sdk.faststream.publisher import MQMeshPublisher
 from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand, MQMeshResponse
@@ -30,6 +31,7 @@ from mqmesh.sdk.faststream.testing import TestMQMeshBroker
 __all__ = [
     "Delivery",
     "MQMeshBroker",
+    "MQMeshCodec",
     "MQMeshMessage",
     "MQMeshPublishCommand",
     "MQMeshPublisher",

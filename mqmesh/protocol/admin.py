@@ -6,7 +6,7 @@ import msgspec
 
 from mqmesh.metrics import MetricReading
 from mqmesh.protocol.pulling import QueueId
-from mqmesh.protocol.route import Name, TopicConfig
+from mqmesh.protocol.route import Name, Names, TopicConfig
 from mqmesh.units import MAX_OFFSET
 
 MAX_TOPICS_PER_CREATION: Final = 10_000
@@ -92,9 +92,11 @@ class TopicConfigs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         topics: Sorted by name.
+        with_schema: Of all topics, names of those that have a schema.
     """
 
     topics: list[TopicConfig]
+    with_schema: Names = []
 
 
 class TopicStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

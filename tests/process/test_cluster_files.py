@@ -34,6 +34,7 @@ def cluster(tmp_path_factory):
         with ClusterAdmin(cluster.namesrv_addr) as admin:
             admin.create_topic("orders", queues=8)
             admin.create_topic("audit", queues=2, perm=Perm.READ, order=True)
+            admin.put_topic_schema("orders", '{"type": "object"}')
             admin.create_group(GroupConfig("billing", retry_max_times=5))
             admin.put_kv("shop", "currency", "EUR")
             admin.drain("broker-b")
@@ -74,7 +75,8 @@ def test_an_export_makes_an_empty_cluster_the_same(cluster, empty, run, tmp_path
     exported = document(first)
     assert exported["format"] == 1
     assert exported["brokers"]["broker-b"]["drained"]
-    assert exported["brokers"]["broker-a"]["topics"]["orders"]["read_queue_nums"] == 8
+    orders = exported["brokers"]["broker-a"]["topics"]["orders"]
+    assert (orders["read_queue_nums"], orders["schema"]) == (8, '{"type": "object"}')
 
     code, planned, _ = run(empty, "cluster", "import", str(first), "--dry-run")
     assert (code, planned["done"], planned["counts"]["conflict"]) == (0, 0, 0)

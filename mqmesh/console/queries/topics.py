@@ -34,6 +34,8 @@ class TopicRow(msgspec.Struct, frozen=True):
         brokers: Broker groups that carry it.
         perm: Name of ``views.topics.PERMS``; of brokers that differ, what all permit.
         order: An ordered topic.
+        priorities: Its priorities, 0 for none.
+        expires: Its messages may expire.
         in_per_s: Messages stored a second; None where the console may not see it.
         out_per_s: Messages handed out a second, the same.
     """
@@ -44,6 +46,8 @@ class TopicRow(msgspec.Struct, frozen=True):
     brokers: int
     perm: str
     order: bool
+    priorities: int
+    expires: bool
     in_per_s: float | None
     out_per_s: float | None
 
@@ -95,6 +99,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
         settings: By broker group.
         queues: By broker group and number.
         groups: Consumer groups that read it.
+        schema: JSON Schema of its bodies; "" for none.
     """
 
     topic: str
@@ -107,6 +112,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
     settings: list[TopicBrokerView]
     queues: list[TopicQueue]
     groups: list[str]
+    schema: str
 
 
 def kind_of(topic: str) -> TopicKind:
@@ -163,6 +169,8 @@ def _row(visit: Visit, topic: str, configs: list[TopicConfig]) -> TopicRow:
         len(configs),
         topic_view(topic, {"": least}).brokers[0].perm,
         any(one.order for one in configs),
+        max(one.priorities for one in configs),
+        any(one.message_ttl for one in configs),
         *_rates(visit, topic),
     )
 
@@ -180,6 +188,7 @@ async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
         configs = await admin.topic_configs(asked.topic)
         stats = await admin.topic_stats(asked.topic)
         groups = await admin.topic_consumers(asked.topic)
+        schema = await admin.topic_schema(asked.topic)
     queues = [
         TopicQueue(
             name,
@@ -204,4 +213,5 @@ async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
         topic_view(asked.topic, {name: one for name, (one,) in configs.items()}).brokers,
         queues,
         groups,
+        schema,
     )

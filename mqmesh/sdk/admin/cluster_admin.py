@@ -20,6 +20,8 @@ from mqmesh.protocol.admin import (
     ConfigEntries,
     GetAccessListRequest,
     GetConfigRequest,
+    GetTopicConfigRequest,
+    TopicConfigs,
     TopicStats,
     TopicStatsRequest,
     UpdateTopicRequest,
@@ -29,6 +31,7 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, UpdateGroupRequest
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
+from mqmesh.protocol.topic_schema import PutTopicSchemaRequest, TopicSchema, TopicSchemaRequest
 from mqmesh.sdk.admin.cluster_plan import (
     BrokerSetup,
     ClusterSetup,
@@ -86,13 +89,16 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
             NoRoute: No master is known.
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
         """
-        topics = self.topic_configs()
+        request = GetTopicConfigRequest("")
+        found = self.ask_masters(RequestCode.GET_TOPIC_CONFIG, request, TopicConfigs)
+        topics = {name: one.topics for name, one in found.items()}
+        schemas = {name: self._schemas(name, one.with_schema) for name, one in found.items()}
         groups = self.groups()
         readings = self.runtime_info()
         brokers = {
             name: BrokerSetup(
                 {
-                    one.topic: _topic_setup(one)
+                    one.topic: _topic_setup(one, schemas[name].get(one.topic, ""))
                     for one in topics[name]
                     if not is_system_topic(one.topic)
                 },
@@ -227,13 +233,16 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
             (self.drain if here.drained else self.undrain)(step.broker_name)
             return
         request: msgspec.Struct
+        schema: PutTopicSchemaRequest | None = None
         if step.thing is ImportThing.TOPIC and gone:
             code, request = RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(step.name)
         elif step.thing is ImportThing.TOPIC:
             code = RequestCode.UPDATE_AND_CREATE_TOPIC
             # A plan with fewer read queues is carried out by force only.
-            config = _topic_config(step.name, here.topics[step.name])
-            request = UpdateTopicRequest(config, may_hide=True)
+            setup = here.topics[step.name]
+            request = UpdateTopicRequest(_topic_config(step.name, setup), may_hide=True)
+            if setup.schema or step.action is ImportAction.CHANGE:
+                schema = PutTopicSchemaRequest(step.name, setup.schema)
         elif gone:
             code, request = RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(step.name)
         else:
@@ -242,9 +251,18 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
             request = UpdateGroupRequest(group)
         try:
             self._request(endpoint, code, encode_header(request))
+            if schema is not None:
+                self._request(endpoint, RequestCode.PUT_TOPIC_SCHEMA, encode_header(schema))
         except (TopicNotFound, GroupNotFound):
             if not gone:
                 raise
+
+    def _schemas(self, broker_name: str, topics: Sequence[str]) -> dict[str, str]:
+        code, found = RequestCode.GET_TOPIC_SCHEMA, dict[str, str]()
+        for topic in topics:
+            asked = self.ask_masters(code, TopicSchemaRequest(topic), TopicSchema, [broker_name])
+            found[topic] = next((one.schema for one in asked.values()), "")
+        return found
 
     def _is_drained(self, name: str, topics: Sequence[TopicConfig], readings: Readings) -> bool:
         """Return whether routes have it drained; a broker learns it with its next heartbeat."""
@@ -309,14 +327,16 @@ def _sums_by_labels(brokers: Iterable[Readings]) -> defaultdict[tuple[str, ...],
     return sums
 
 
-def _topic_setup(config: TopicConfig) -> TopicSetup:
+def _topic_setup(config: TopicConfig, schema: str) -> TopicSetup:
     settings = msgspec.structs.asdict(config)
     del settings["topic"]
-    return TopicSetup(**settings)
+    return TopicSetup(**settings, schema=schema)
 
 
 def _topic_config(name: str, setup: TopicSetup) -> TopicConfig:
-    return TopicConfig(name, **msgspec.structs.asdict(setup))
+    settings = msgspec.structs.asdict(setup)
+    del settings["schema"]
+    return TopicConfig(name, **settings)
 
 
 def _group_setup(config: GroupConfig) -> GroupSetup:

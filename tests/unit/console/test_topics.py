@@ -16,8 +16,11 @@ from mqmesh.sdk.admin.admin import TopicDeletion
 def world():
     def configs(topic=""):
         found = {
-            "broker-a": [TopicConfig("orders", 8, 8), TopicConfig("%RETRY%billing", 1, 1)],
-            "broker-b": [TopicConfig("orders", 8, 8, 4)],
+            "broker-a": [
+                TopicConfig("orders", 8, 8),
+                TopicConfig("%RETRY%billing", 1, 1),
+            ],
+            "broker-b": [TopicConfig("orders", 8, 8, 4, message_ttl=True)],
         }
         if not topic:
             return found
@@ -32,6 +35,7 @@ def world():
             "topic_stats": {"broker-a": TopicStats("orders", queues)},
             "topic_consumers": ["billing", "ledger"],
             "topics": ["orders"],
+            "topic_schema": '{"type": "object"}',
             "cluster": ClusterInfo([BrokerData("c", "broker-a", {0: BrokerAddress("h:1")})]),
             "create_topic": {"broker-a": TopicConfig("t2")},
             "put_topic": {},
@@ -52,6 +56,8 @@ def test_topics_of_all_brokers_are_one_row(world):
             "brokers": 2,
             "perm": "r",
             "order": False,
+            "priorities": 0,
+            "expires": True,
             "in_per_s": 12.5,
             "out_per_s": 0.0,
         }
@@ -73,6 +79,8 @@ def test_a_topic_has_its_queues_and_readers(world):
     page = open_console(world).get("/topics/orders").text
     assert 'href="/groups/ledger"' in page
     assert 'href="/messages?topic=orders"' in page
+    assert "&#34;type&#34;: &#34;object&#34;" in page
+    assert "may expire, dropped then" in page
 
 
 def test_a_topic_that_is_not_there_is_a_page_of_its_own(world):
@@ -125,7 +133,9 @@ def test_settings_begin_as_they_are_and_say_what_changes(world):
     assert client.act(path, csrf, "plan", queues="12", retention="soon").status_code == 400
     client.act(path, csrf, queues="12", perm="rw", **limits)
     (call,) = (call for call in world.calls if call[1] == "put_topic")
-    assert call[2][0]["broker-b"] == TopicConfig("orders", 12, 12, 6, False, 7_200_000, 1_000)
+    assert call[2][0]["broker-b"] == TopicConfig(
+        "orders", 12, 12, 6, False, 7_200_000, 1_000, message_ttl=True
+    )
 
 
 def test_a_topic_is_deleted_when_its_name_was_typed(world):

@@ -19,11 +19,19 @@ from faststream.exceptions import (
 )
 from faststream.message import AckStatus
 
-from mqmesh import ConsumeResult, Message, MessageSelector, Reject, StoredMessage
+from mqmesh import (
+    MSGPACK_CODEC,
+    ConsumeResult,
+    Message,
+    MessageSelector,
+    Reject,
+    StoredMessage,
+)
 from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.faststream import (
     Delivery,
     MQMeshBroker,
+    MQMeshCodec,
     MQMeshMessage,
     MQMeshResponse,
     MQMeshRoute,
@@ -651,3 +659,29 @@ def test_names_are_checked_with_the_prefixes_of_their_router():
 
 def test_who_is_not_connected_has_no_answer(broker):
     assert asyncio.run(broker.ping()) is False
+
+
+def test_a_codec_of_an_app_gives_bodies_its_form():
+    codec = MQMeshCodec(MSGPACK_CODEC)
+    broker = MQMeshBroker("127.0.0.1:1", codec=codec)
+
+    @broker.subscriber("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    @broker.subscriber("lists", group="lists", batch=True)
+    async def take(orders: list[dict[str, int]]) -> None: ...
+
+    async def run(one):
+        await one.publish({"n": 1}, "orders")
+        bill.mock.assert_called_once_with({"n": 1})
+        await one.publish_batch({"n": 2}, {"n": 3}, topic="lists")
+        take.mock.assert_called_once_with([{"n": 2}, {"n": 3}])
+        with pytest.raises(InvalidArgument, match="application/msgpack"):
+            await one.publish(object(), "orders")
+        for body, kind in ((b"{}", "application/json"), (b"\xc1", None)):
+            properties = None if kind is None else {"CONTENT_TYPE": kind}
+            message = await parse(Delivery(Message("orders", body, properties=properties)))
+            with pytest.raises(Reject, match="application/msgpack"):
+                await codec.decode(message)
+
+    with_broker(broker, run)

@@ -134,7 +134,8 @@ class TopicsFeature(Feature):
         """One topic, or all."""
         if query.topic:
             return TopicConfigs([self._topics.require(query.topic).config])
-        return TopicConfigs(self._topics.configs())
+        with_schema = [one.config.topic for one in self._topics if one.schema]
+        return TopicConfigs(self._topics.configs(), with_schema)
 
     def put_schema(self, request: Request, wanted: PutTopicSchemaRequest) -> Reply | None:
         """Keeps the schema of a topic; answered once that is on disk."""
