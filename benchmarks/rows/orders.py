@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from mqmesh import aio
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
@@ -76,7 +77,10 @@ def produce_orders(task: Task, ttl_ms: int | None = None) -> Report:
     """
     if ttl_ms is not None:
         with AdminClient(task.address) as admin:
-            admin.create_topic(TopicConfig(TOPIC, message_ttl=True), exist_ok=True)
+            found = admin.topic_configs(TOPIC).items()
+            admin.put_topic(
+                {name: msgspec.structs.replace(one, message_ttl=True) for name, (one,) in found}
+            )
     pool = make_orders(POOL_ORDERS)
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
