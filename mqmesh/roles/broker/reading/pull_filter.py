@@ -107,7 +107,10 @@ def without_expired(found: GetResult, queue_offset: int, now_ms: int) -> GetResu
     pieces: list[bytes | memoryview] = []
     expired = 0
     for data in found.data:
-        batches = list(iter_batches(data))
+        try:
+            batches = list(iter_batches(data))
+        except CorruptBatch:
+            return found  # the consumer finds that out, too, and asks again
         live = [batch for header, batch in batches if not has_expired(batch, header, now_ms)]
         if len(live) == len(batches):
             pieces.append(data)

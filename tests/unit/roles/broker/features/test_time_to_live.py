@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from harness.batches import PRODUCER_ID
 
@@ -166,6 +167,16 @@ def test_expired_batches_between_others_are_left_out(prices):
         _, place, found = prices.pulled(place)
         bodies += found
     assert bodies == [b"0", b"2", b"4"]
+
+
+def test_what_cannot_be_read_is_left_to_the_consumer(prices):
+    prices.send(b"a", ttl_ms=10)
+    prices.stage.clock.advance(20)
+    found = prices.stage.store.get("t", 0, 0, max_bytes=1)
+    broken = bytearray(found.data[0])
+    broken[0] ^= 1
+    damaged = msgspec.structs.replace(found, data=[bytes(broken)])
+    assert without_expired(damaged, 0, prices.now_ms) is damaged
 
 
 def test_a_receive_passes_expired_messages_over_and_settles_them(prices):
