@@ -1,11 +1,16 @@
 """Options of readers and writers as users give them, and the errors when one is wrong."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from mqmesh.errors import ConfigError
+
+DAY_MS: Final = 86_400_000
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_SPAN: Final = re.compile(r"([0-9]{1,9}) ?(ms|s|m|h)")
 
 Options = Mapping[str, str]
 """Values by name; Spark's own mapping does not mind capitals, a dict does."""
@@ -61,6 +66,22 @@ def number(options: Options, name: str, default: int, low: int, high: int) -> in
         found = low - 1
     if not low <= found <= high:
         raise ConfigError(f"option {name} is {text!r}; it may be {low} to {high}")
+    return found
+
+
+def span_ms(options: Options, name: str, default: int) -> int:
+    """Reads an option that is a span of time, as ``500ms``, ``10s``, ``15m``, ``1h``; in ms.
+
+    Raises:
+        ConfigError: The value is none, or over a day.
+    """
+    text = (options.get(name) or "").strip()
+    if not text:
+        return default
+    match = _SPAN.fullmatch(text)
+    found = int(match[1]) * _UNITS_MS[match[2]] if match else 0
+    if not 0 < found <= DAY_MS:
+        raise ConfigError(f"option {name} is {text!r}; write 500ms, 10s, 15m or 1h, at most 24h")
     return found
 
 

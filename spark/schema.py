@@ -8,6 +8,8 @@ import pyarrow as pa
 from mqmesh.batch.record_batch import BatchHeader
 from mqmesh.message import StoredMessage, format_message_id
 
+from .options import DAY_MS
+
 COLUMNS: Final = {
     "topic": "string",
     "dt": "date",
@@ -47,7 +49,6 @@ ARROW_TYPES: Final = {
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 
-DAY_MS: Final = 86_400_000
 _TRANSACTION: Final = 12
 _COMMITTED: Final = 8
 

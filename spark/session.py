@@ -35,6 +35,9 @@ _SETTINGS: Final = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # The default of 50 tasks a commit costs seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Trigger.AvailableNow also takes what came after a batch that was not finished; with an option
+    # that it would ignore, the source refuses it.
+    "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     # INT96, the default, has no statistics: a query by time would read everything.

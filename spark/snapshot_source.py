@@ -24,8 +24,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.storage.tools.snapshot_reading import Damage, Snapshot
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from .options import flag, number, time_ms, words
-from .schema import ARROW_TYPES, COLUMNS, DAY_MS, Rows, arrow_schema, batched
+from .options import DAY_MS, flag, number, time_ms, words
+from .schema import ARROW_TYPES, COLUMNS, Rows, arrow_schema, batched
 from .selection import RANGE_BYTES, SKIP, ReadTask, Selection, plan, read_task
 
 MAX_ROWS: Final = 8_000

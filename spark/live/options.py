@@ -12,7 +12,16 @@ from mqmesh.sdk.connector.queue_reader import GROUP, QueueReader
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
-from ..options import Options, check_names, flag, json_object, number, time_ms, words
+from ..options import (
+    Options,
+    check_names,
+    flag,
+    json_object,
+    number,
+    span_ms,
+    time_ms,
+    words,
+)
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -24,6 +33,8 @@ MOST_PARTITIONS: Final = 10_000
 MOST_ROWS: Final = 1_000_000
 MOST_FETCH: Final = 16 * MIB
 MOST_PATIENCE_MS: Final = 3_600_000
+MAX_DELAY_MS: Final = 15 * 60_000
+"""Longest wait for ``minOffsetsPerTrigger``, unless ``maxTriggerDelay`` says otherwise."""
 
 COMMON: Final = (
     "namesrv",
@@ -32,6 +43,10 @@ COMMON: Final = (
     "assign",
     "startingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "minPartitions",
     "failOnDataLoss",
     "filter",
@@ -42,8 +57,16 @@ COMMON: Final = (
     "maxFetchBytes",
     "fetchTimeoutMs",
 )
-OF_BATCHES: Final = (*COMMON, "endingOffsets", "endingTimestamp")
-OF_STREAMS: Final = (*COMMON, "maxOffsetsPerTrigger")
+OF_STREAMS: Final = (
+    *COMMON,
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
+
+
+_BOUNDS: Final = ("Offsets", "Timestamp", "OffsetsByTimestamp")
+"""Ways to say where a read begins or ends, behind ``starting`` or ``ending``."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +94,17 @@ class Bound:
         everywhere: ``FIRST`` or ``END``.
         time_ms: First message stored at or after a time, in place of ``everywhere``; -1 for none.
         places: Places by queue, in place of both; None if there is no such option.
+        times_ms: Times by queue, in place of all; None if there is no such option.
     """
 
     name: str
     everywhere: int
     time_ms: int = -1
     places: Places | None = None
+    times_ms: dict[MessageQueue, int] | None = None
 
     def place(self, queue: MessageQueue) -> Place:
-        """Returns where to begin or end in a queue.
+        """Returns where to begin or end in a queue, if not by time.
 
         Raises:
             ConfigError: The option names places, and none for this queue.
@@ -88,11 +113,27 @@ class Bound:
             return Place(self.everywhere)
         found = self.places.get(queue)
         if found is None:
-            raise ConfigError(
-                f"option {self.name} says nothing of queue {queue_name(queue)} of topic "
-                f"{queue.topic!r}; give its offset, {FIRST} for earliest or {END} for latest"
-            )
+            raise self._no_queue(queue, f"its offset, {FIRST} for earliest or {END} for latest")
         return found
+
+    def time_of(self, queue: MessageQueue) -> int:
+        """Returns the time of the first message in a queue, in ms; -1 if there is none.
+
+        Raises:
+            ConfigError: The option names times, and none for this queue.
+        """
+        if self.times_ms is None:
+            return self.time_ms
+        found = self.times_ms.get(queue, -1)
+        if found < 0:
+            raise self._no_queue(queue, "a time in ISO 8601, UTC, or ms since 1970")
+        return found
+
+    def _no_queue(self, queue: MessageQueue, wanted: str) -> ConfigError:
+        return ConfigError(
+            f"option {self.name} says nothing of queue {queue_name(queue)} of topic "
+            f"{queue.topic!r}; give {wanted}"
+        )
 
 
 @dataclass(frozen=True)
@@ -105,9 +146,11 @@ class LiveOptions:
         pattern: Expression that names of topics fit as a whole; empty for none.
         assigned: Queues, in place of topics.
         starting: Beginning of the read.
-        ending: End of the read; of batches.
+        ending: End of the read; None for a stream without one.
         min_partitions: Tasks, if there are as many messages; 0 for one a queue.
         max_offsets: Messages of a batch of a stream; 0 for no limit.
+        min_offsets: Messages that a stream waits for before a batch; 0 for none.
+        max_delay_ms: Longest wait for ``min_offsets``, in ms.
         fail_on_loss: Messages that are gone make the query fail.
         selector: Selector of the wanted messages.
         group: Consumer group for requests to brokers.
@@ -121,10 +164,12 @@ class LiveOptions:
     pattern: str
     assigned: tuple[MessageQueue, ...]
     starting: Bound
-    ending: Bound
+    ending: Bound | None
     min_partitions: int
     max_offsets: int
     fail_on_loss: bool
+    min_offsets: int = 0
+    max_delay_ms: int = MAX_DELAY_MS
     selector: MessageSelector = field(default_factory=MessageSelector)
     group: str = GROUP
     most_rows: int = 8_000
@@ -148,17 +193,23 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
     Raises:
         ConfigError: An option is wrong; names it, its value, and what it may be.
     """
-    check_names(options, OF_STREAMS if stream else OF_BATCHES, "a live source of mqmesh")
+    kind = "a stream" if stream else "a batch"
+    check_names(options, OF_STREAMS if stream else COMMON, f"{kind} of mqmesh")
     topics, pattern, assigned = _which(options)
+    max_offsets = number(options, "maxOffsetsPerTrigger", 0, 1, MAX_OFFSET)
+    min_offsets = number(options, "minOffsetsPerTrigger", 0, 1, max_offsets or MAX_OFFSET)
+    ending = _bound(options, "ending", END)
     return LiveOptions(
         namesrv=check_namesrv(options),
         topics=topics,
         pattern=pattern,
         assigned=assigned,
         starting=_bound(options, "starting", END if stream else FIRST),
-        ending=_bound(options, "ending", END),
+        ending=None if stream and not _has_bound(options, "ending") else ending,
         min_partitions=number(options, "minPartitions", 0, 1, MOST_PARTITIONS),
-        max_offsets=number(options, "maxOffsetsPerTrigger", 0, 1, MAX_OFFSET),
+        max_offsets=max_offsets,
+        min_offsets=min_offsets,
+        max_delay_ms=span_ms(options, "maxTriggerDelay", MAX_DELAY_MS),
         fail_on_loss=flag(options, "failOnDataLoss", True),
         selector=_selector(options),
         group=_group(options),
@@ -186,15 +237,21 @@ def queue_name(queue: MessageQueue) -> str:
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
-def to_json(places: Places) -> dict[str, dict[str, dict[str, int]]]:
-    """Encodes places for a checkpoint, always in the same order: Spark compares the text."""
+def to_json(places: Places, latest: Places | None = None) -> dict[str, dict[str, dict[str, int]]]:
+    """Encodes places for a checkpoint, always in the same order: Spark compares the text.
+
+    Args:
+        places: Places by queue.
+        latest: Ends of the queues; an end behind its place is noted, for metrics.
+    """
     found: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(places):
         place = places[queue]
-        found.setdefault(queue.topic, {})[queue_name(queue)] = {
-            "offset": place.offset,
-            "epoch": place.epoch,
-        }
+        entry = {"offset": place.offset, "epoch": place.epoch}
+        end = (latest or {}).get(queue, place).offset
+        if end > place.offset:
+            entry[LATEST] = end
+        found.setdefault(queue.topic, {})[queue_name(queue)] = entry
     return found
 
 
@@ -273,16 +330,20 @@ def _which(options: Options) -> tuple[tuple[str, ...], str, tuple[MessageQueue, 
     return topics, pattern, tuple(sorted(set(assigned)))
 
 
+def _has_bound(options: Options, side: str) -> bool:
+    return any(options.get(f"{side}{kind}") for kind in _BOUNDS)
+
+
 def _bound(options: Options, side: str, default: int) -> Bound:
-    name = f"{side}Offsets"
-    text, time_text = options.get(name), options.get(f"{side}Timestamp")
-    if text and time_text:
-        raise ConfigError(f"options {name} and {side}Timestamp exclude each other; leave one out")
-    if time_text:
-        moment = time_ms(time_text, -1)
-        if moment > MAX_TIMESTAMP_MS:
-            raise ConfigError(f"option {side}Timestamp is {time_text!r}; at most 9999-12-31")
-        return Bound(f"{side}Timestamp", default, moment)
+    given = [f"{side}{kind}" for kind in _BOUNDS if options.get(f"{side}{kind}")]
+    if len(given) > 1:
+        raise ConfigError(f"options {' and '.join(given)} exclude each other; leave one out")
+    name = given[0] if given else f"{side}Offsets"
+    text = options.get(name) or ""
+    if name.endswith("OffsetsByTimestamp"):
+        return Bound(name, default, times_ms=_times(options, name))
+    if name.endswith("Timestamp"):
+        return Bound(name, default, _time_ms(text, name))
     if not text:
         return Bound(name, default)
     if text.lower() in (EARLIEST, LATEST):
@@ -295,6 +356,26 @@ def _bound(options: Options, side: str, default: int) -> Bound:
     if side == "ending" and any(place.offset == FIRST for place in places.values()):
         raise ConfigError(f"option endingOffsets has {FIRST} (earliest); use {END} or an offset")
     return Bound(name, default, places=places)
+
+
+def _times(options: Options, name: str) -> dict[MessageQueue, int]:
+    found = {}
+    for topic, queues in json_object(options, name).items():
+        if not isinstance(queues, dict):
+            raise ConfigError(
+                f"option {name}: {topic!r} has {queues!r:.100}; write "
+                '{"orders": {"broker-a:0": "2026-03-01T12:00Z"}}'
+            )
+        for queue, moment in queues.items():
+            found[_queue(topic, queue, f"option {name}")] = _time_ms(str(moment), name)
+    return found
+
+
+def _time_ms(text: str, name: str) -> int:
+    moment = time_ms(text, -1)
+    if moment > MAX_TIMESTAMP_MS:
+        raise ConfigError(f"option {name} is {text!r}; at most 9999-12-31")
+    return moment
 
 
 def _selector(options: Options) -> MessageSelector:

@@ -95,8 +95,9 @@ def resolve(client: QueueReader, bound: Bound, queue: MessageQueue, edges: Queue
         ConfigError: An end that the queue has not reached, or the options do not name this queue.
         MQMeshError: The broker does not answer.
     """
-    if bound.time_ms >= 0:
-        return Place(client.offset_of_time(queue, bound.time_ms), edges.epoch)
+    moment = bound.time_of(queue)
+    if moment >= 0:
+        return Place(client.offset_of_time(queue, moment), edges.epoch)
     place = bound.place(queue)
     if place.offset == FIRST:
         return Place(edges.first, edges.epoch)
@@ -183,6 +184,37 @@ def split(stretches: Iterable[Stretch], least: int) -> list[Stretch]:
     ]
 
 
+def messages_between(start: Places, end: Places) -> dict[MessageQueue, int]:
+    """Returns how many messages each queue has from a position to another; 0 if it is behind it.
+
+    Args:
+        start: Position; a queue that is not there begins at 0.
+        end: Position of the queues that are counted.
+    """
+    return {
+        queue: max(place.offset - start.get(queue, Place(0)).offset, 0)
+        for queue, place in end.items()
+    }
+
+
+def bounded(start: Places, latest: Places, target: Places) -> Places:
+    """Returns ends that are not behind a target, and not before the start.
+
+    Args:
+        start: Position of the stream.
+        latest: Ends of the queues.
+        target: End of all that is to be read; a queue that is not there is read no further.
+    """
+    found = dict(start)
+    for queue, place in latest.items():
+        end = target.get(queue)
+        if end is not None:
+            place = place if place.offset <= end.offset else end
+            if queue not in start or place.offset > start[queue].offset:
+                found[queue] = place
+    return found
+
+
 def capped(start: Places, latest: Places, most: int) -> Places:
     """Returns ends that are so many messages behind the start at most, each queue by its share.
 
@@ -191,10 +223,7 @@ def capped(start: Places, latest: Places, most: int) -> Places:
         latest: Ends of the queues.
         most: Messages; 0 for no limit.
     """
-    waiting = {
-        queue: max(place.offset - start.get(queue, Place(0)).offset, 0)
-        for queue, place in latest.items()
-    }
+    waiting = messages_between(start, latest)
     total = sum(waiting.values())
     if not most or total <= most:
         return latest

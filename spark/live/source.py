@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
@@ -15,16 +16,9 @@ from mqmesh.units import MIB
 
 from ..options import Options
 from ..schema import COLUMNS, Rows, arrow_schema
-from .options import LiveOptions, Place, Places, from_json, read_options, to_json
-from .planning import (
-    capped,
-    latest_places,
-    on_loss,
-    queues_of,
-    resolve,
-    split,
-    stretch_of,
-)
+from .options import LiveOptions, Place, read_options, to_json
+from .planning import on_loss, queues_of, resolve, split, stretch_of
+from .position import StreamPosition
 
 MOST_ROW_BYTES: Final = 16 * MIB
 """Encoded messages with which a record batch is full, whatever their number."""
@@ -113,6 +107,7 @@ class LiveReader(DataSourceReader):
             for queue in queues_of(client, options):
                 edges = client.edges(queue)
                 start = resolve(client, options.starting, queue, edges)
+                assert options.ending is not None, "only streams have no end"
                 end = resolve(client, options.ending, queue, edges)
                 found = stretch_of(client, queue, start, end, lost)
                 if found is not None:
@@ -144,32 +139,19 @@ class LiveStreamReader(DataSourceStreamReader):
         """
         self._parts = _Parts(schema, options, stream=True)
         self._client: QueueReader | None = None
-        self._initial: Places | None = None
-        # Where the stream has come to, as far as this instance knows.
-        self._position: Places | None = None
+        self._position = StreamPosition(self._parts.options)
 
     def initialOffset(self) -> dict[str, Any]:
         """Returns the position where a new query begins."""
-        return to_json(self._begin())
+        return to_json(self._position.initial(self._planner()))
 
     def latestOffset(self) -> dict[str, Any]:
-        """Returns the end of the next batch: the end of all queues, or ``maxOffsetsPerTrigger``."""
-        known = self._begin() if self._position is None else self._position
-        options = self._parts.options
-        client = self._planner()
-        latest, edges = latest_places(client, queues_of(client, options, known), known)
-        # New queues are read from their first message on.
-        start = known | {
-            queue: Place(found.first) for queue, found in edges.items() if queue not in known
-        }
-        self._position = capped(start, latest, options.max_offsets)
-        return to_json(self._position)
+        """Returns the end of the next batch, and of queues that go on behind it their ends."""
+        return self._position.advance(self._planner(), SystemClock().monotonic_ms())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plans a batch; Spark also calls it with start and end alike to give the position."""
-        begins, ends = from_json(start, "the checkpoint"), from_json(end, "the checkpoint")
-        if self._position is None:
-            self._position = ends
+        begins, ends = self._position.plan(start, end)
         lost = on_loss(self._parts.options.fail_on_loss)
         stretches = []
         for queue, place in sorted(ends.items()):
@@ -199,12 +181,3 @@ class LiveStreamReader(DataSourceStreamReader):
         if self._client is None:
             self._client = self._parts.options.client()
         return self._client
-
-    def _begin(self) -> Places:
-        if self._initial is None:
-            client, options = self._planner(), self._parts.options
-            self._initial = {
-                queue: resolve(client, options.starting, queue, client.edges(queue))
-                for queue in queues_of(client, options)
-            }
-        return self._initial

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from mqmesh.errors import ConfigError, InvalidArgument, OffsetIllegal, TopicNotFound
+from mqmesh.errors import ConfigError, InvalidArgument, MQMeshError, OffsetIllegal, TopicNotFound
 from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.connector.numbered_sender import NumberedSender
@@ -33,6 +33,7 @@ from mqmesh.spark.data_source import MqmeshDataSource
 from mqmesh.spark.live.sink import _Sink
 from mqmesh.spark.live.source import LiveReader, LiveStreamReader
 from mqmesh.spark.schema import COLUMNS
+from mqmesh.spark.streams import drain, offsets_behind
 from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [
@@ -247,6 +248,34 @@ def test_a_stream_goes_on_where_its_checkpoint_says(cluster, topic):
     rows = rows_of(stream, stream.partitions(begin, stream.latestOffset()))
     assert sorted(int(row["body"]) for row in rows) == list(range(600, 607))
     stream.stop()
+
+
+def test_a_stream_with_a_limit_is_drained_batch_by_batch(spark, cluster, topic, tmp_path):
+    fill(cluster, topic, 500)
+    path = str(tmp_path / "table")
+    options = {"namesrv": cluster.namesrv_addr, "subscribe": topic, "startingOffsets": "earliest"}
+
+    def stream(**more):
+        frame = spark.readStream.format("mqmesh").options(**options, **more).load()
+        writer = frame.select("body").writeStream.format("parquet")
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    limited = stream(maxOffsetsPerTrigger="200").trigger(availableNow=True).start(path)
+    with pytest.raises(StreamingQueryException, match=r"streams\.drain"):
+        limited.awaitTermination(60)
+    query = drain(stream(maxOffsetsPerTrigger="200", endingOffsets="latest"), path)
+    batches = [one for one in query.recentProgress if one.numInputRows]
+    assert [one.numInputRows for one in batches] == [200, 200, 100]
+    behind = [offsets_behind(one)["avgOffsetsBehindLatest"] for one in batches]
+    assert behind == [75, 25, 0]  # of four queues
+    fill(cluster, topic, 10, start=500)
+    stream().trigger(availableNow=True).start(path).awaitTermination(60)
+    found = spark.read.schema("body binary").parquet(path).collect()
+    assert sorted(int(bytes(row.body)) for row in found) == list(range(510))
+    options["namesrv"] = "nowhere"
+    with pytest.raises(MQMeshError, match=r"^'?nowhere.*host:port") as caught:
+        drain(stream(), path)
+    assert "\n" not in str(caught.value)
 
 
 def test_messages_that_are_gone_fail_the_query_or_are_passed_over(cluster, topic):
