@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from mqmesh import errors
-from mqmesh.errors import ConfigError, CorruptRecord, MQMeshError, StorageError
+from mqmesh.errors import ConfigError, CorruptRecord, InvalidArgument, MQMeshError, StorageError
 
 _OURS: Final = re.compile(r"mqmesh\.errors\.([A-Za-z]+): (.+)")
-_KINDS: Final = (ConfigError, CorruptRecord, StorageError)
+_KINDS: Final = (ConfigError, InvalidArgument, CorruptRecord, StorageError)
+NOT_STARTED: Final = "Python worker failed to connect back"
+"""Part of Spark's error when a process of Python took over 10 s to start, as on a busy machine."""
 _LIBRARIES: Final = {
     "pyspark": "Spark",
     "py4j": "Spark",

@@ -17,7 +17,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.storage.tools.snapshot_reading import Snapshot
 
-from .failures import as_mqmesh_error
+from .failures import NOT_STARTED, as_mqmesh_error
 from .settings import load_settings
 from .steps import Ingest, Step, chain_to, next_step
 from .tables import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRIES: Final = 10
-"""Attempts of a commit, when others commit at once."""
+"""Attempts of a commit, when others commit at once or Spark cannot start a process in time."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,9 +101,9 @@ def ingest(
                 taken = step
             follow_with_keys(spark, archive, store_id, broker)
         except Exception as error:
-            if attempt == TRIES or not _is_conflict(error):
+            if attempt == TRIES or not _is_passing(error):
                 raise as_mqmesh_error(error) from error
-            _log.info("somebody else writes to %s, looking again: %s", archive, attempt)
+            _log.info("somebody else writes to %s, or Spark is slow, again: %s", archive, attempt)
             continue
         # Of several tries that one counts which took something in.
         done = taken or step
@@ -278,13 +278,14 @@ def _write(
     )
 
 
-def _is_conflict(error: Exception) -> bool:
-    """Returns True if Delta Lake refused a commit because of another commit meanwhile."""
+def _is_passing(error: Exception) -> bool:
+    """Returns True if another try may succeed: of another commit meanwhile, or a slow start."""
     text = f"{type(error).__name__}: {error}"
     words = (
         "Concurrent",
         "DELTA_CONCURRENT",
         "ProtocolChangedException",
         "MetadataChangedException",
+        NOT_STARTED,
     )
     return any(word in text for word in words)

@@ -1,4 +1,4 @@
-"""Columns of messages, and how batches of the log become rows of Arrow."""
+"""Rows of Arrow, made of batches of the log."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -8,34 +8,8 @@ import pyarrow as pa
 from mqmesh.batch.record_batch import BatchHeader
 from mqmesh.message import StoredMessage, format_message_id
 
+from .message_columns import COLUMNS
 from .options import DAY_MS
-
-COLUMNS: Final = {
-    "topic": "string",
-    "dt": "date",
-    "broker": "string",
-    "store_id": "bigint",
-    "epoch": "bigint",
-    "queue_id": "bigint",
-    "queue_offset": "bigint",
-    "commitlog_offset": "bigint",
-    "ordinal": "int",
-    "message_id": "string",
-    "tag": "string",
-    "keys": "array<string>",
-    "properties": "map<string,string>",
-    "body": "binary",
-    "flag": "int",
-    "sharding_key": "string",
-    "born_timestamp": "timestamp",
-    "store_timestamp": "timestamp",
-    "born_host": "string",
-    "reconsume_times": "int",
-    "transaction": "boolean",
-    "physical_topic": "string",
-}
-"""Column by column its type in Spark's words. A row is one for all time by (store_id,
-commitlog_offset, ordinal), not by its message id: a retry has the id of its message."""
 
 ARROW_TYPES: Final = {
     "string": pa.string(),
@@ -51,11 +25,6 @@ ARROW_TYPES: Final = {
 
 _TRANSACTION: Final = 12
 _COMMITTED: Final = 8
-
-
-def ddl(columns: Sequence[str]) -> str:
-    """Returns Spark's description of some columns."""
-    return ", ".join(f"`{name}` {COLUMNS[name]}" for name in columns)
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:

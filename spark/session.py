@@ -1,4 +1,4 @@
-"""A Spark session with what mqmesh needs: Java, Delta Lake, times in UTC, filters pushed down."""
+"""A Spark session with what mqmesh needs: Java, Delta Lake, and times in UTC."""
 
 import importlib.metadata
 import importlib.util
@@ -19,6 +19,7 @@ from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars, tur
 from .jvm.java import Java, cache_directory, find_java
 from .jvm.output import JavaOutput
 from .tables import MESSAGES, require_table, table_path
+from .versions import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +40,6 @@ _SETTINGS: Final = {
     # that it would ignore, the source refuses it.
     "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
     # INT96, the default, has no statistics: a query by time would read everything.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
@@ -80,8 +80,9 @@ def session(
             are fetched beside Delta Lake's.
 
     Raises:
-        ConfigError: Java, pyspark or Delta Lake is missing.
+        ConfigError: Java, pyspark or Delta Lake is missing, or has another version.
     """
+    check_pyspark()
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession

@@ -2,43 +2,42 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError
 from mqmesh.storage.tools.snapshot_reading import Damage, Snapshot
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from .options import DAY_MS, flag, number, time_ms, words
-from .schema import ARROW_TYPES, COLUMNS, Rows, arrow_schema, batched
+from .message_columns import SUMMARY, check_columns
+from .options import Options, check_names, flag, number, time_ms, words
+from .schema import ARROW_TYPES, Rows, arrow_schema, batched
 from .selection import RANGE_BYTES, SKIP, ReadTask, Selection, plan, read_task
 
 MAX_ROWS: Final = 8_000
 """Rows of a record batch; more gain nothing."""
 _MOST_ROWS: Final = 1_000_000
-SUMMARY: Final = {
-    "snapshot": "string",
-    "start_offset": "bigint",
-    "end_offset": "bigint",
-    "messages": "bigint",
-    "_damage": "bigint",
-}
-"""Columns of a summary."""
+OPTIONS: Final = (
+    "path",
+    "topics",
+    "includeSystem",
+    "columns",
+    "key",
+    "messageId",
+    "from",
+    "to",
+    "fromOffset",
+    "toOffset",
+    "leaveOut",
+    "onDamage",
+    "summary",
+    "maxRowsPerBatch",
+    "rangeBytes",
+)
 
 
 @dataclass
@@ -51,7 +50,7 @@ class SnapshotPart(InputPartition):
 class SnapshotReader(DataSourceReader):
     """Reads snapshots; everything that a task needs is in its partition or set at the start."""
 
-    def __init__(self, schema: StructType, options: dict[str, str]) -> None:
+    def __init__(self, schema: StructType, options: Options) -> None:
         """Reads the options.
 
         Args:
@@ -59,15 +58,17 @@ class SnapshotReader(DataSourceReader):
             options: Options that the user gave.
 
         Raises:
-            ConfigError: One is wrong.
+            ConfigError: One is wrong, or unknown.
         """
+        check_names(options, OPTIONS, "a snapshot")
         self.columns = list(schema.names)
-        unknown = [name for name in self.columns if name not in COLUMNS]
-        if unknown:
-            raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
+        check_columns(self.columns)
         self.paths = words(options.get("path"))
         if not self.paths:
-            raise ConfigError("a snapshot is read by .load(path), or by the option path")
+            raise ConfigError(
+                "say what to read: a snapshot by .load(path), or topics of a cluster by option "
+                "namesrv"
+            )
         self.wanted = selection_of(options)
         self.most_rows = number(options, "maxRowsPerBatch", MAX_ROWS, 1, _MOST_ROWS)
         self.range_bytes = number(options, "rangeBytes", RANGE_BYTES, 1, 1 << 40)
@@ -101,7 +102,7 @@ class SnapshotReader(DataSourceReader):
 class SummaryReader(SnapshotReader):
     """A row a range of the log: how many of the wanted messages are in it, and what is damaged."""
 
-    def __init__(self, schema: StructType, options: dict[str, str]) -> None:
+    def __init__(self, schema: StructType, options: Options) -> None:
         """Reads the options; those of ``SnapshotReader``, of which damage is never an error."""
         super().__init__(StructType(), options)
         self.wanted = replace(self.wanted, on_damage=SKIP)
@@ -125,66 +126,7 @@ class SummaryReader(SnapshotReader):
         )
 
 
-class PushdownReader(SnapshotReader):
-    """Reader of a snapshot that also uses the filters of the query."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Narrows what is read; Spark checks every filter again, since topics may be beginnings."""
-        for one in filters:
-            attribute: tuple[str, ...] = getattr(one, "attribute", ())
-            if len(attribute) == 1:
-                self.wanted = _narrowed(self.wanted, attribute[0], one)
-            yield one
-
-
-def _narrowed(wanted: Selection, column: str, one: Filter) -> Selection:
-    values = None
-    if isinstance(one, EqualTo):
-        values = (one.value,)
-    elif isinstance(one, In):
-        values = tuple(one.value)
-    if values is not None and column == "physical_topic" and not wanted.topics:
-        return replace(wanted, topics=tuple(str(value) for value in values))
-    if values is not None and column == "message_id" and wanted.message_ids is None:
-        return replace(wanted, message_ids=tuple(str(value) for value in values))
-    if column == "topic" and values is not None and not wanted.topics:
-        # Retries have the topic that the message was sent to, and stand in another.
-        return (
-            wanted
-            if wanted.include_system
-            else replace(wanted, topics=tuple(str(value) for value in values))
-        )
-    if column in ("store_timestamp", "dt"):
-        return _between(wanted, one)
-    return wanted
-
-
-def _between(wanted: Selection, one: Filter) -> Selection:
-    low, high = 0, MAX_TIMESTAMP_MS
-    value = getattr(one, "value", None)
-    if not isinstance(value, date):
-        return wanted
-    first, last = _span(value)
-    if isinstance(one, EqualTo):
-        low, high = first, last
-    elif isinstance(one, GreaterThan | GreaterThanOrEqual):
-        low = first
-    elif isinstance(one, LessThan | LessThanOrEqual):
-        high = last
-    return replace(wanted, from_ms=max(wanted.from_ms, low), to_ms=min(wanted.to_ms, high))
-
-
-def _span(value: date) -> tuple[int, int]:
-    """Returns first and last ms that a time of microseconds, or a day, may stand for."""
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        ms = int(moment.timestamp() * 1_000)
-        return ms - 1, ms + 1
-    start = int(datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp() * 1_000)
-    return start, start + DAY_MS - 1
-
-
-def selection_of(options: Any) -> Selection:
+def selection_of(options: Options) -> Selection:
     """Returns the selection that the options of a reader make.
 
     Raises:

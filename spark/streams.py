@@ -1,17 +1,20 @@
 """Streams of topics: run until all is read, and how far behind they are."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqmesh.errors import ConfigError
 
-from .failures import errors_of_libraries
+from .failures import NOT_STARTED, errors_of_libraries
 from .live.options import LATEST, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+TRIES: Final = 3
+"""Starts of a query, when Spark cannot start a process in time."""
 
 
 def drain(writer: "DataStreamWriter", path: str | None = None) -> "StreamingQuery":
@@ -32,12 +35,19 @@ def drain(writer: "DataStreamWriter", path: str | None = None) -> "StreamingQuer
     Raises:
         MQMeshError: The query failed; one line with the cause.
     """
+    writer = writer.trigger(processingTime="0 seconds")
     with errors_of_libraries():
-        query = writer.trigger(processingTime="0 seconds").start(path)
-        try:
-            query.processAllAvailable()
-        finally:
-            query.stop()
+        for attempt in range(1, TRIES + 1):
+            query = writer.start(path)
+            try:
+                query.processAllAvailable()
+                break
+            except Exception as error:
+                # What was done stands in the checkpoint.
+                if attempt == TRIES or NOT_STARTED not in str(error):
+                    raise
+            finally:
+                query.stop()
     return query
 
 

@@ -33,7 +33,7 @@ OPTIONS: Final = (
     "maxMessageSize",
     "sendTimeoutMs",
 )
-_OF_SPARK: Final = ("checkpointLocation", "path", "queryName")
+_OF_STREAMS: Final = ("checkpointLocation", "queryName")
 """Options of every stream, which Spark hands to its sink as well."""
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -58,8 +58,10 @@ class Sent(WriterCommitMessage):
 class _Sink:
     """Base of both sinks: options, and the sending of a task's rows."""
 
-    def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
-        check_names(options, (*OPTIONS, *_OF_SPARK), "the sink mqmesh")
+    def __init__(
+        self, schema: StructType, options: Options, overwrite: bool, *, of_spark: Sequence[str] = ()
+    ) -> None:
+        check_names(options, (*OPTIONS, *of_spark), "the sink mqmesh")
         if overwrite:
             raise ConfigError("messages cannot be overwritten: use mode 'append'")
         self.namesrv = check_namesrv(options)
@@ -183,7 +185,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
         """Reads the options; as ``BatchSink``."""
-        self._sink = _Sink(schema, options, overwrite)
+        self._sink = _Sink(schema, options, overwrite, of_spark=_OF_STREAMS)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Sends the rows of a task."""

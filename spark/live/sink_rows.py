@@ -10,7 +10,7 @@ from mqmesh.message import NO_KEYS, RESERVED_PROPERTIES, Message, MessageQueue
 from mqmesh.sdk.connector.numbered_sender import NumberedBatch
 from mqmesh.sdk.producer.queue_selector import queue_index
 
-from ..schema import COLUMNS
+from ..message_columns import COLUMNS
 
 BATCH_ROWS: Final = 500
 """Rows without a sharding key that go to a queue before it is the next one's turn."""

@@ -9,13 +9,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from mqmesh.clock import SystemClock
-from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
 from mqmesh.units import MIB
 
+from ..message_columns import check_columns
 from ..options import Options
-from ..schema import COLUMNS, Rows, arrow_schema
+from ..schema import Rows, arrow_schema
 from .options import LiveOptions, Place, read_options, to_json
 from .planning import on_loss, queues_of, resolve, split, stretch_of
 from .position import StreamPosition
@@ -41,9 +41,7 @@ class _Parts:
 
     def __init__(self, schema: StructType, options: Options, *, stream: bool) -> None:
         self.columns = list(schema.names)
-        unknown = [name for name in self.columns if name not in COLUMNS]
-        if unknown:
-            raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
+        check_columns(self.columns)
         self.options: LiveOptions = read_options(options, stream=stream)
 
     def parts(self, stretches: list[Stretch]) -> list[LivePart]:

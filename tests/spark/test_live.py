@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -32,7 +34,7 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark.data_source import MqmeshDataSource
 from mqmesh.spark.live.sink import _Sink
 from mqmesh.spark.live.source import LiveReader, LiveStreamReader
-from mqmesh.spark.schema import COLUMNS
+from mqmesh.spark.message_columns import COLUMNS
 from mqmesh.spark.streams import drain, offsets_behind
 from mqmesh.testing.processes import ProcessCluster
 
@@ -321,6 +323,8 @@ def test_messages_that_are_gone_fail_the_query_or_are_passed_over(cluster, topic
         ({"subscribePattern": "("}, "option subscribePattern is '\\('"),
         ({"subscribe": "a", "group": "a b"}, "option group"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "5"}, "no option 'maxOffsetsPerTrigger'"),
+        ({"subscribe": "a", "startingOffsetsByTimestamp": '{"a": 5}'}, "'a' has 5; write"),
+        ({"subscribe": "a", "startingOffsetsByTimestamp": '{"a": {"b:0": "soon"}}'}, "no time"),
         ({"subscribe": "a", "namesrv": "nowhere"}, "host:port"),
     ],
 )
@@ -340,6 +344,7 @@ def test_wrong_options_of_a_source_are_refused(options, text):
         ("body binary, keys string", {"topic": "a"}, "must be array<string>"),
         ("body binary, delay_level int, deliver_at bigint", {"topic": "a"}, "exclude each other"),
         ("body binary", {"topic": "a", "subscribe": "b"}, "no option 'subscribe'"),
+        ("body binary", {"topic": "a", "path": "/tmp/a"}, "no option 'path'"),
         ("body binary", {"topic": "%DLQ%a"}, "topic of mqmesh's own"),
         ("body binary", {"topic": "a", "maxMessageSize": "0"}, "may be 1 to"),
     ],
@@ -353,6 +358,15 @@ def test_wrong_options_of_a_sink_are_refused(schema, options, text):
         MqmeshDataSource({"namesrv": "127.0.0.1:1", "topic": "a"}).writer(
             struct("body binary"), True
         )
+
+
+def test_processes_that_only_look_for_data_sources_load_little():
+    code = (
+        "import sys, pyspark_mqmesh; source = pyspark_mqmesh.DefaultSource({}); source.schema(); "
+        "print(*sorted({'pyarrow', 'zmq', 'zstandard', 'mqmesh.sdk'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_what_a_query_says_of_wrong_names_reaches_its_user(spark, cluster):
