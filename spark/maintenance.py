@@ -1,6 +1,7 @@
 """Work on an archive that nobody waits for: compaction, expiry, vacuum, verification, jars."""
 
 import shutil
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,7 @@ import msgspec
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import check_topic
 
-from .columns import register_functions
+from .columns import register_functions, with_values
 from .failures import last_cause
 from .jvm.jars import jar_path
 from .settings import load_settings
@@ -215,13 +216,15 @@ def gaps_of(archive: str) -> list[str]:
     ]
 
 
-def query(spark: "SparkSession", archive: str, text: str) -> Any:
+def query(spark: "SparkSession", archive: str, text: str, *, values: Sequence[str] = ()) -> Any:
     """Runs a query over the views ``messages``, ``keys`` and ``ingests``.
 
     Args:
         spark: A session.
         archive: Directory of the archive.
         text: One SELECT.
+        values: Topics whose bodies become the column ``value`` of ``messages``, see
+            ``with_values``; empty for no such column.
 
     Returns:
         A data frame.
@@ -235,6 +238,8 @@ def query(spark: "SparkSession", archive: str, text: str) -> Any:
     for table in (MESSAGES, KEYS, INGESTS):
         if open_table(archive, table) is not None:
             frame = spark.read.format("delta").load(table_path(archive, table))
+            if table == MESSAGES and values:
+                frame = with_values(frame, values)
             frame.createOrReplaceTempView(table)
     register_functions(spark)
     try:

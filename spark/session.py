@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqmesh.errors import ConfigError
 from mqmesh.units import MIB
 
+from .columns import with_values
 from .jvm.class_archive import class_archive_options
 from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars, turn_to_fetch
 from .jvm.java import Java, cache_directory, find_java
@@ -197,15 +198,18 @@ def _path_with_source(python_path: str, folders: Sequence[str]) -> str:
     return os.pathsep.join([*known, folder])
 
 
-def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
+def read_archive(spark: "SparkSession", archive: str, *, values: Sequence[str] = ()) -> "DataFrame":
     """Reads the messages of an archive, for notebooks.
 
     Args:
         spark: A session of ``session``.
         archive: Directory of the archive.
+        values: Topics whose bodies become the column ``value``, see ``columns.with_values``; empty
+            for no such column.
 
     Raises:
         ConfigError: The directory is no archive.
     """
     require_table(archive, MESSAGES)
-    return spark.read.format("delta").load(table_path(archive, MESSAGES))
+    frame = spark.read.format("delta").load(table_path(archive, MESSAGES))
+    return with_values(frame, values) if values else frame

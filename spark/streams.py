@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-TRIES: Final = 3
+TRIES: Final = 10
 """Starts of a query, when Spark cannot start a process in time."""
 
 

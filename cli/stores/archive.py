@@ -269,12 +269,20 @@ def find(
 @_archive
 @click.argument("text", metavar="SELECT")
 @click.option("-n", "--max", "most", type=click.IntRange(1), default=1_000, show_default=True)
+@click.option(
+    "--values",
+    multiple=True,
+    metavar="TOPIC",
+    help="Parse bodies of TOPIC (or of all that begin so, with * behind) as JSON into the column "
+    "value, a VARIANT; null where one is no JSON. Repeatable.",
+)
 @_spark_options
 @json_option
 def sql(
     archive: str,
     text: str,
     most: int,
+    values: tuple[str, ...],
     start: _Start,
 ) -> int:
     """Ask the views messages, keys and ingests. It writes nothing.
@@ -282,10 +290,11 @@ def sql(
     \b
     Examples:
       mqmesh archive sql archive "select tag, count(*) from messages group by tag"
+      mqmesh archive sql archive --values orders "select value from messages where topic = 'orders'"
     """
     work = archive_module("maintenance")
     with start(is_short=True) as spark:
-        frame = work.query(spark, archive, text)
+        frame = work.query(spark, archive, text, values=values)
         found = frame.limit(most + 1).collect()
         rows = found[:most]
         if answers_json():
@@ -542,7 +551,10 @@ def _tell_rest(count: int, *, more: bool) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "replace")
-    return msgspec.to_builtins(value, builtin_types=(datetime,))
+    # A VARIANT of Spark's.
+    return msgspec.to_builtins(
+        value, builtin_types=(datetime,), enc_hook=lambda one: one.toPython()
+    )
 
 
 def _shown(value: Any) -> object:

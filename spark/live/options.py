@@ -38,6 +38,7 @@ MAX_DELAY_MS: Final = 15 * 60_000
 
 COMMON: Final = (
     "namesrv",
+    "credentials",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -157,6 +158,7 @@ class LiveOptions:
         most_rows: Rows of a record batch.
         fetch_bytes: Bytes of one answer of a broker.
         patience_ms: Wait for a broker that is away, in ms.
+        credentials: File with the client's keys, on each machine that reads; empty for none.
     """
 
     namesrv: str
@@ -175,10 +177,13 @@ class LiveOptions:
     most_rows: int = 8_000
     fetch_bytes: int = MIB
     patience_ms: int = 60_000
+    credentials: str = ""
 
     def client(self) -> QueueReader:
         """Opens a client that reads with these options; the caller closes it."""
-        client = QueueReader(self.namesrv, patience_ms=self.patience_ms)
+        client = QueueReader(
+            self.namesrv, patience_ms=self.patience_ms, credentials=self.credentials
+        )
         client.group = self.group
         return client
 
@@ -216,6 +221,7 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
         most_rows=number(options, "maxRowsPerBatch", 8_000, 1, MOST_ROWS),
         fetch_bytes=number(options, "maxFetchBytes", MIB, 1, MOST_FETCH),
         patience_ms=number(options, "fetchTimeoutMs", 60_000, 1, MOST_PATIENCE_MS),
+        credentials=options.get("credentials") or "",
     )
 
 

@@ -108,7 +108,7 @@ class StreamPosition:
         begins, ends = from_json(start, CHECKPOINT), from_json(end, CHECKPOINT)
         if self._places is None:
             self._places, self._shown = ends, end
-        elif begins == ends and begins != self._initial and self._options.max_offsets:
+        elif self._looks == 1 and begins == ends != self._initial and self._options.max_offsets:
             raise ConfigError(_ONE_BATCH)
         if begins != ends:
             self._is_planned = True

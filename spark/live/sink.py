@@ -27,6 +27,7 @@ from .sink_rows import Flights, check_columns, messages_of
 
 OPTIONS: Final = (
     "namesrv",
+    "credentials",
     "topic",
     "idempotent",
     "writeId",
@@ -65,6 +66,7 @@ class _Sink:
         if overwrite:
             raise ConfigError("messages cannot be overwritten: use mode 'append'")
         self.namesrv = check_namesrv(options)
+        self.credentials = options.get("credentials") or ""
         self.topic = options.get("topic") or ""
         if self.topic:
             check_topic(self.topic)
@@ -99,6 +101,7 @@ class _Sink:
             born_host=f"spark:{partition}",
             max_message_size=self.most_bytes,
             patience_ms=self.patience_ms,
+            credentials=self.credentials,
         ) as sender:
             return _send(sender, rows, self.topic, first, partition, self.idempotent)
 

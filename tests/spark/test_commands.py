@@ -167,6 +167,21 @@ def test_bodies_are_text_and_json_in_sql_and_in_data_frames(call, spark, archive
     frame = read_archive(spark, archive).select(text().alias("t"), json_of("$.number").alias("n"))
     found = {row.n for row in frame.collect() if row.t is not None}
     assert found == {str(number) for number in range(1, 2 * COUNT)}
+    select = "select value from messages where array_contains(keys, 'k-0') or keys[0] = 'k-1'"
+    for topic, wanted in (("ord*", {"number": 1, "ü": "ö"}), ("pay", None)):
+        said = call(
+            "archive",
+            "sql",
+            archive,
+            f"{select} order by topic, ordinal",
+            "--values",
+            topic,
+            "--json",
+        )
+        assert sorted(map(json.loads, said.splitlines()), key=str)[-1] == {"value": wanted}
+    frame = read_archive(spark, archive, values=["orders"])
+    number = frame.selectExpr("try_variant_get(value, '$.number', 'int') as n")
+    assert number.where("n is not null").count() == 2 * COUNT - 1
 
 
 @pytest.mark.parametrize(

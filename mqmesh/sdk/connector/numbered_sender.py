@@ -23,6 +23,7 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus, decode_outcomes, encode_send
 from mqmesh.sdk.client.options import NamesrvAddr
 from mqmesh.sdk.connector.patient_client import PATIENCE_MS, PatientClient
+from mqmesh.security.keys import Credentials
 
 COMPRESS_OVER_BYTES: Final = 4_096
 
@@ -58,6 +59,7 @@ class NumberedSender(PatientClient):
         max_message_size: Largest body in bytes.
         timeout_ms: For each try.
         patience_ms: For all tries together.
+        credentials: As of ``AdminClient``.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class NumberedSender(PatientClient):
         max_message_size: int = MAX_MESSAGE_BYTES_DEFAULT,
         timeout_ms: int = 3_000,
         patience_ms: int = PATIENCE_MS,
+        credentials: str | Credentials = "",
     ) -> None:
-        super().__init__(namesrv_addr, timeout_ms=timeout_ms, patience_ms=patience_ms)
+        super().__init__(
+            namesrv_addr, timeout_ms=timeout_ms, patience_ms=patience_ms, credentials=credentials
+        )
         self.producer_id = producer_id_of(key)
         self._key = key
         self._born_host = born_host
