@@ -139,7 +139,7 @@ def _sql(monkeypatch, query):
 def test_sql_says_when_rows_are_left_out(monkeypatch, capsys):
     rows = [(number,) for number in range(5)]
 
-    def query(spark, archive, text):
+    def query(spark, archive, text, values):
         limit = lambda count: SimpleNamespace(collect=lambda: rows[:count])  # noqa: E731
         return SimpleNamespace(columns=["n"], limit=limit)
 
@@ -163,7 +163,7 @@ def test_sql_says_when_rows_are_left_out(monkeypatch, capsys):
     ],
 )
 def test_what_java_writes_is_shown_only_when_asked_for(arguments, quiet, monkeypatch, capsys):
-    def query(spark, archive, text):
+    def query(spark, archive, text, values):
         raise ConfigError("no")
 
     options = _sql(monkeypatch, query)
