@@ -27,12 +27,16 @@ class Clock(Protocol):
     def wall_ms(self) -> TimestampMs:
         """Milliseconds since 1970-01-01 UTC; may jump."""
 
+    def wall_ns(self) -> int:
+        """Return the same in nanoseconds."""
+
 
 class SystemClock:
     """The machine's own clocks."""
 
-    # The interpreter's own function: where it is asked for each message, a call less.
+    # The interpreter's own functions: where they are asked for each message, a call less.
     monotonic_ns = staticmethod(time.monotonic_ns)
+    wall_ns = staticmethod(time.time_ns)
 
     def monotonic_ms(self) -> int:
         """Milliseconds of the system's monotonic clock."""

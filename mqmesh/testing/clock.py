@@ -31,6 +31,10 @@ class ManualClock:
         """Returns milliseconds of the wall clock."""
         return TimestampMs(self._wall_ms)
 
+    def wall_ns(self) -> int:
+        """Return nanoseconds of the wall clock."""
+        return self._wall_ms * 1_000_000
+
     def advance(self, duration_ms: int) -> None:
         """Lets time pass on both clocks.
 

@@ -51,6 +51,10 @@ class WrongMechanism(RemoteProtocolError):
     """The other side does not speak plainly: it wants keys, or a password."""
 
 
+SHORT_HEADS: Final = tuple(bytes((0, size)) for size in range(256))
+"""Heads of short frames without flags, by their sizes."""
+
+
 def head(size: int, flags: int = 0) -> bytes:
     """Encode the head of a frame of ``size`` bytes."""
     if size > 255:
@@ -164,9 +168,6 @@ class FrameReader:
         """
         if not self.is_open and not self._shake():
             return None
-        return self._next()
-
-    def _next(self) -> tuple[int, memoryview] | None:
         data, at = self._data, self._at
         left = self.rest = len(data) - at
         if left < 2:
@@ -217,7 +218,9 @@ class FrameReader:
                 return False
             self._at = GREETING_BYTES
             self.is_greeted = True
-        found = self._next()
+        self.is_open = True  # for the one frame that is part of the handshake
+        found = self.take()
+        self.is_open = False
         if found is None:
             return False
         flags, body = found

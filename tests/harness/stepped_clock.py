@@ -43,7 +43,11 @@ def main() -> None:
         (offset_ms,) = _OFFSET.unpack(os.pread(descriptor, _OFFSET.size, 0))
         return TimestampMs(time.time_ns() // 1_000_000 + offset_ms)
 
+    def wall_ns() -> int:
+        return wall_ms(SystemClock()) * 1_000_000
+
     SystemClock.wall_ms = wall_ms  # type: ignore[method-assign, assignment]
+    SystemClock.wall_ns = staticmethod(wall_ns)
     runpy.run_module("mqmesh.cli", run_name="__main__", alter_sys=True)
 
 

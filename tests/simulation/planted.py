@@ -73,6 +73,10 @@ class FastClock:
         """3 s ahead."""
         return self._clock.wall_ms() + 3_000
 
+    def wall_ns(self):
+        """The same."""
+        return self.wall_ms() * 1_000_000
+
 
 def _store(kind: type[LoggedStore]) -> Callable[[contextlib.ExitStack], Bug]:
     def bug(run: Run) -> None:

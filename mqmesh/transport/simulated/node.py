@@ -49,6 +49,10 @@ class SimulatedClock:
         """Milliseconds of the wall clock."""
         return TimestampMs(self._simulation.now_ms + self._ahead_ms)
 
+    def wall_ns(self) -> int:
+        """Return nanoseconds of the wall clock."""
+        return (self._simulation.now_ms + self._ahead_ms) * 1_000_000
+
     def step(self, difference_ms: int) -> None:
         """Sets the wall clock forward or back, as an administrator may."""
         self._ahead_ms += difference_ms

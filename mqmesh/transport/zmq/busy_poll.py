@@ -66,18 +66,22 @@ class BusyPoll:
         if not self._window_ns:
             return poller.poll(timeout_s)
         begin_ns = self._clock_ns()
-        awake = self._choose()
+        waits = self._waits = self._waits + 1
+        if waits <= 2 * TRIALS_FIRST:
+            awake = waits > TRIALS_FIRST
+        else:
+            awake = self._stay_awake != (waits % TRIAL_EVERY == 0)
         found = self._look(poller, begin_ns + self._window_ns) if awake else []
         if not found:
             found = poller.poll(timeout_s)
-        self._learn(awake, self._clock_ns() - begin_ns)
+        waited_ns = min(self._clock_ns() - begin_ns, LONG_WAITS * self._window_ns)
+        if awake:
+            self._awake_ns += (waited_ns - self._awake_ns) * _SHARE
+        else:
+            self._asleep_ns += (waited_ns - self._asleep_ns) * _SHARE
+        if waits >= 2 * TRIALS_FIRST:
+            self._stay_awake = self._awake_ns < WORTH * self._asleep_ns
         return found
-
-    def _choose(self) -> bool:
-        self._waits += 1
-        if self._waits <= 2 * TRIALS_FIRST:
-            return self._waits > TRIALS_FIRST
-        return self._stay_awake != (self._waits % TRIAL_EVERY == 0)
 
     def _look(self, poller: Poller, end_ns: int) -> list[tuple[int, int]]:
         while not (found := poller.poll(0)):
@@ -85,12 +89,3 @@ class BusyPoll:
                 break
             os.sched_yield()
         return found
-
-    def _learn(self, awake: bool, waited_ns: int) -> None:
-        counted_ns = min(waited_ns, LONG_WAITS * self._window_ns)
-        if awake:
-            self._awake_ns += (counted_ns - self._awake_ns) * _SHARE
-        else:
-            self._asleep_ns += (counted_ns - self._asleep_ns) * _SHARE
-        if self._waits >= 2 * TRIALS_FIRST:
-            self._stay_awake = self._awake_ns < WORTH * self._asleep_ns

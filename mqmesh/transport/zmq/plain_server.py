@@ -62,6 +62,7 @@ class PlainPeer(AnsweredPeer):
         surplus: There was no place for it when it came.
         within: The frames of a message are read that has too many.
         incoming: Bytes that came and are not served yet: frames, and the beginning of one.
+        on_bytes: Implements ``StreamHandler.on_bytes``.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class PlainPeer(AnsweredPeer):
         "heard_ms",
         "incoming",
         "is_met",
+        "on_bytes",
         "reader",
         "since_ms",
         "stream",
@@ -86,6 +88,7 @@ class PlainPeer(AnsweredPeer):
         super().__init__()
         self._answers = server
         self._note_refusal = server.note_refusal
+        self.on_bytes = partial(server.take, self)
         self.stream = stream
         self.reader = zmtp.FrameReader(_KIND, max_frame_bytes)
         self.is_met = self.surplus = self.within = False
@@ -102,12 +105,6 @@ class PlainPeer(AnsweredPeer):
     def held(self) -> int:
         """Bytes of answers that the system does not take now."""
         return self.stream.waiting_bytes if self.stream.is_stuck else 0
-
-    def on_bytes(self, data: bytes) -> None:
-        """Implement ``StreamHandler.on_bytes``."""
-        if data:
-            self.reader.feed(data)
-        self._answers.take(self)
 
     def on_stuck(self) -> None:
         """Implement ``StreamHandler.on_stuck``."""
@@ -146,6 +143,7 @@ class PlainServer(RequestServing):
     ) -> None:
         super().__init__(loop, handlers, on_disconnect)
         self._limits = limits or ServerLimits()
+        self._most_waiting = 2 * self._limits.max_pending_bytes
         self._most_room = max(room_of_one(0, self._limits) - HEAD_BYTES, LEAST_ROOM_BYTES)
         self._listener = StreamListener(loop, self._accept)
         self._streams = self._listener.group
@@ -210,8 +208,15 @@ class PlainServer(RequestServing):
 
     # ---- Requests ---------------------------------------------------------------------------
 
-    def take(self, peer: PlainPeer) -> None:
-        """Serve the frames of a peer that are whole, as far as the turn's time goes."""
+    def take(self, peer: PlainPeer, data: bytes) -> None:
+        """Serve the frames of a peer that are whole, as far as the turn's time goes.
+
+        Args:
+            peer: The peer.
+            data: Bytes that came from it; none in a turn for what came before.
+        """
+        if data:
+            peer.reader.feed(data)
         turn_ns = self._loop.turn_ns
         if turn_ns != self._turn_ns:
             self._turn_ns = turn_ns
@@ -234,7 +239,7 @@ class PlainServer(RequestServing):
                 if flags & ~zmtp.LONG or peer.within or not peer.is_met:
                     self._take_unusual(peer, flags, frame)
                 else:
-                    self._serve(peer, frame)
+                    self._serve(peer, frame, is_behind=peer.stream.is_stuck)
                 if peer.stream.is_closed:
                     return
         except RemoteProtocolError as error:
@@ -303,7 +308,7 @@ class PlainServer(RequestServing):
             peer.is_met = True
             self._met += 1
             self._look_later(LONGEST_LOOK_MS)
-            self._serve(peer, frame)
+            self._serve(peer, frame, is_behind=peer.stream.is_stuck)
             return
         opaque = peek_opaque(frame)
         if opaque is not None:
@@ -404,13 +409,16 @@ class PlainServer(RequestServing):
 
     def send(self, peer: PlainPeer, *frames: bytes | memoryview) -> None:
         """Sends a message, now or when the peer can take it; drops it if the peer is gone."""
-        if peer.is_gone or not self._may_send(peer):
+        stream = peer.stream
+        if peer.is_gone or (stream.waiting_bytes > self._most_waiting and not self._may_send(peer)):
             self.dropped_replies += 1
             return
-        stream = peer.stream
         last = len(frames) - 1
         for number, frame in enumerate(frames):
             size = len(frame)
+            if size <= 255 and number == last:
+                stream.write(zmtp.SHORT_HEADS[size] + frame)  # nearly always
+                continue
             head = zmtp.head(size, zmtp.MORE if number < last else 0)
             if size <= COPIED_BYTES:
                 stream.write(head + frame)
@@ -421,7 +429,7 @@ class PlainServer(RequestServing):
 
     def _may_send(self, peer: PlainPeer) -> bool:
         """Return True if the peer may be sent more; else its connection ends soon."""
-        if peer.stream.waiting_bytes <= 2 * self._limits.max_pending_bytes:
+        if peer.stream.waiting_bytes <= self._most_waiting:
             return True
         hang_up = partial(self._hang_up, peer, "a client does not take its answers")
         self._loop.call_later(0, hang_up)

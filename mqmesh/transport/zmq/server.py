@@ -248,7 +248,7 @@ class CommandServer(RequestServing):
             sockets.skip_rest(self._socket)
             self._note_malformed("a message has more than one frame")
         else:
-            self._serve(peer, buffer)
+            self._serve(peer, buffer, is_behind=peer.held > 0)
 
     def _watch(self, peer: ServedPeer) -> None:
         self._silence.watch(peer.id, peer)

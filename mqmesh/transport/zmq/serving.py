@@ -82,7 +82,7 @@ class RequestServing:
             self._refusals_timer.cancel()
             self._log_refusals()
 
-    def _serve(self, peer: AnsweredPeer, frame: memoryview) -> None:
+    def _serve(self, peer: AnsweredPeer, frame: memoryview, *, is_behind: bool) -> None:
         self.requests += 1
         try:
             command = decode_frame(frame)
@@ -98,7 +98,7 @@ class RequestServing:
                 raise RemoteProtocolError("a response to nothing that was asked")
             if handler is None:
                 raise UnsupportedCommand(_not_served(command.code))
-            if peer.held:
+            if is_behind:
                 peer.check_room()
             reply = handler(Request(peer, command))
         except MQMeshError as error:

@@ -133,7 +133,7 @@ class Stream:
         if self.is_closed or self._deaf:
             return
         if not self.waiting_bytes and not self.is_stuck:
-            self._loop.before_wait(self.flush)
+            self._loop.before_wait.append(self.flush)
         self._out.extend(parts)
         size = sum(map(len, parts))
         self.waiting_bytes += size
@@ -169,7 +169,8 @@ class Stream:
             self._drop_output()
             self._shut_down()
         else:
-            self._set_stuck(False)
+            if self.is_stuck:
+                self._set_stuck(False)
 
     def pause(self) -> None:
         """Read nothing until ``resume``."""
@@ -196,8 +197,11 @@ class Stream:
             self._called_again = True
             self._loop.again(self.descriptor)
 
-    def poll(self) -> None:
-        """Read what has come, without waiting for the loop to find it."""
+    def _on_ready(self) -> None:
+        if self.is_stuck:
+            self.flush()
+        if self.is_closed:
+            return
         if self._called_again:
             self._called_again = False
             self._handler.on_bytes(b"")
@@ -232,12 +236,6 @@ class Stream:
         except OSError:
             return True
         return True
-
-    def _on_ready(self) -> None:
-        if self.is_stuck:
-            self.flush()
-        if not self.is_closed:
-            self.poll()
 
     def _watch(self) -> None:
         self._loop.add(self.descriptor, self._on_ready)
