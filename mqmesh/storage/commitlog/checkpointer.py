@@ -209,9 +209,8 @@ class Checkpointer:
             frames.append(frame)
             yield True
         covered = self._log.end
-        self._flusher.written(
-            covered, self._log.unsynced_fds(self._flusher.durable_offset), urgent=True
-        )
+        self._log.retire(self._flusher.durable_offset)
+        self._flusher.written(covered, self._log.unsynced_fds, urgent=True)
         while self._flusher.durable_offset < covered:
             yield False
         document = b"".join(frames)

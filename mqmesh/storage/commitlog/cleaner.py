@@ -317,7 +317,7 @@ class Cleaner:
         """Return the segments that are full, durable and closed, up to the first that is not."""
         found = []
         # Without writes nobody else closes what has become durable.
-        self._log.unsynced_fds(self._flusher.durable_offset)
+        self._log.retire(self._flusher.durable_offset)
         durable = min(self._flusher.durable_offset, self._log.end)
         for segment in self._log.segments:
             if segment.fd >= 0 or segment.end > durable:

@@ -230,7 +230,9 @@ class CommitLogStore(MessageStore):
         if placed:
             self._put_batches += len(placed)
             self._put_messages += self._applier.add(placed)
-            flusher.written(commitlog.end, commitlog.unsynced_fds(flusher.durable_offset))
+            if flusher.durable_offset >= commitlog.retire_at:
+                commitlog.retire(flusher.durable_offset)
+            flusher.written(commitlog.end, commitlog.unsynced_fds)
         return results
 
     def get(
@@ -606,7 +608,8 @@ class CommitLogStore(MessageStore):
 
     def _tell_flusher(self) -> None:
         flusher, commitlog = self._flusher, self._log
-        flusher.written(commitlog.end, commitlog.unsynced_fds(flusher.durable_offset))
+        commitlog.retire(flusher.durable_offset)
+        flusher.written(commitlog.end, commitlog.unsynced_fds)
 
     def _check_open(self) -> None:
         if self._closed:

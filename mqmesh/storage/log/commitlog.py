@@ -15,6 +15,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StorageError
@@ -62,6 +64,8 @@ class CommitLog:
         epoch: That records of our own get.
         store_id: That records carry.
         maps: Of its segments.
+        unsynced_fds: Descriptors of segments with bytes that may not be durable.
+        retire_at: Durable offset from which on ``retire`` has something to do.
     """
 
     def __init__(
@@ -114,8 +118,8 @@ class CommitLog:
         self._epoch_data = b""
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
-        self._retire_at = 0
-        self._unsynced_fds: list[int] = []
+        self.retire_at = 0
+        self.unsynced_fds: list[int] = []
         self._check_at_ms = 0
         self._stored_to = end
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
@@ -157,7 +161,10 @@ class CommitLog:
         Args:
             store_timestamp: For markers that it may need.
         """
-        append = Append(self, self._current, self.end, store_timestamp)
+        segment, position, pieces = self._current, self.end, list[Buffer]()
+        limit = segment.allocated_through - CONTROL_RECORD_SIZE
+        groups = [(segment, position, pieces)]
+        append = Append(self, segment, position, store_timestamp, limit, pieces, groups)
         if self._begins:
             self.epoch = max(self.epoch, self._epochs.newest + (self.recorded_epoch == self.epoch))
             self._epochs.begin(self.epoch, self.end)
@@ -235,17 +242,12 @@ class CommitLog:
         segment = self._segments.find(commitlog_offset)
         return commitlog_offset if segment is None else segment.end
 
-    def unsynced_fds(self, durable_offset: int) -> list[int]:
-        """Descriptors of segments written behind an offset; retires those before it.
+    def retire(self, durable_offset: int) -> None:
+        """Retire the segments before an offset, from ``retire_at`` on.
 
         The flush thread may still be using a list that it got earlier, for at most what is
         written by now. So a descriptor is closed only when all of that is durable too.
         """
-        if durable_offset >= self._retire_at:
-            self._retire(durable_offset)
-        return self._unsynced_fds
-
-    def _retire(self, durable_offset: int) -> None:
         writing, retired = self._writing, self._retired
         while writing and writing[0].end <= durable_offset:
             retired.append((self.end, writing.pop(0)))
@@ -255,9 +257,9 @@ class CommitLog:
 
     def _note_writing(self) -> None:
         ends = [segment.end for segment in self._writing] + [end for end, _ in self._retired]
-        self._retire_at = min(ends, default=MAX_OFFSET)
+        self.retire_at = min(ends, default=MAX_OFFSET)
         # A new list each time: the flush thread uses the one before.
-        self._unsynced_fds = [segment.fd for segment in self._writing]
+        self.unsynced_fds = [segment.fd for segment in self._writing]
 
     def write(self, segment: Segment, file_position: int, pieces: Sequence[Buffer]) -> None:
         """Writes buffers one behind the other: by stores, if they are small and pages ready.
@@ -447,35 +449,24 @@ class CommitLog:
         return segment
 
 
-class Append:
+class Append(msgspec.Struct, eq=False):
     """One gathered write in the making: place records, add their pieces, write.
+
+    ``CommitLog.begin`` makes one, at the log's end; a struct, which takes no call for that.
 
     Attributes:
         pieces: Buffers that stand one behind the other; the caller that placed a record adds
             its bytes here before the next record is placed.
     """
 
-    __slots__ = (
-        "_groups",
-        "_limit",
-        "_log",
-        "_marks_epoch",
-        "_position",
-        "_segment",
-        "_timestamp",
-        "pieces",
-    )
-
-    def __init__(self, log: CommitLog, segment: Segment, position: int, timestamp: int) -> None:
-        """Begins at the log's end; made by ``CommitLog.begin``."""
-        self._log = log
-        self._timestamp = timestamp
-        self._marks_epoch = False
-        self._segment = segment
-        self._position = position
-        self._limit = segment.allocated_through - CONTROL_RECORD_SIZE
-        self.pieces: list[Buffer] = []
-        self._groups = [(segment, position, self.pieces)]
+    _log: CommitLog
+    _segment: Segment
+    _position: int
+    _timestamp: int
+    _limit: int
+    pieces: list[Buffer]
+    _groups: list[tuple[Segment, int, list[Buffer]]]
+    _marks_epoch: bool = False
 
     def place(self, size: int) -> int:
         """Return the offset of the next record; it may be in the next segment.
