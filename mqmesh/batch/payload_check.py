@@ -39,6 +39,14 @@ _checker: Final = (
 )
 
 
+def _never(payload: Buffer, message_count: int, topic: str, max_message_size: int) -> bool:
+    return False
+
+
+is_surely_sound: Final = _never if _checker is None else _checker.check
+"""The quick look of ``check_payload``, with the same arguments; False says nothing."""
+
+
 def check_payload(payload: Buffer, message_count: int, topic: str, max_message_size: int) -> None:
     """Checks that an opened payload is what a producer may send.
 
@@ -51,7 +59,7 @@ def check_payload(payload: Buffer, message_count: int, topic: str, max_message_s
     Raises:
         MessageIllegal: It is not: names the message, its field and the limit.
     """
-    if _checker is not None and _checker.check(payload, message_count, topic, max_message_size):
+    if is_surely_sound(payload, message_count, topic, max_message_size):
         return
     try:
         messages = decode_payload(payload)

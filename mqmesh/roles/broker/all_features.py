@@ -218,7 +218,7 @@ class BrokerFeatures:
             self.pulling,
             state.admission,
             state.listeners,
-            state.half_messages.on_taken,
+            state.half_messages.table,
         )
         placement = DelayPlacement(core, writes, state.schedule)
         self.transactions = TransactionsFeature(
@@ -251,6 +251,9 @@ class BrokerFeatures:
         self._build_others(followers, index)
         self._turn = WriteTurn(
             core,
+            state.half_messages,
+            state.groups,
+            state.schedule,
             writes,
             state.admission,
             self.transactions,

@@ -7,7 +7,6 @@ from mqmesh.errors import NotMaster, StorageError
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.config import MASTER_ID
 from mqmesh.roles.broker.environment import Environment, build_features
-from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -46,7 +45,7 @@ class MasterRole(BrokerRole):
     ) -> None:
         super().__init__(given, MASTER_ID)
         self._leadership = leadership
-        self._is_open = leadership is None
+        self.is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
         # What is read now is known to nobody else. Nor does it end where this replica, as a
         # follower, learned that it is confirmed: what is behind that is its log, too.
@@ -75,18 +74,16 @@ class MasterRole(BrokerRole):
                 {code: handler for code, handler in self._handlers.items() if code in served}
             )
 
-    def turn_ended(self, turn: BrokerTurn) -> bool:
-        """Implement ``BrokerRole.turn_ended``."""
-        again = super().turn_ended(turn)
-        if not self._is_open and self._leadership is not None and self._leadership.is_confirmed:
-            self._is_open = True
+    def open_if_confirmed(self) -> None:
+        """Implement ``BrokerRole.open_if_confirmed``."""
+        if self._leadership is not None and self._leadership.is_confirmed:
+            self.is_open = True
             self._open(self._handlers)
             self.announce()
-        return again
 
     def announce(self) -> None:
         """Implement ``BrokerRole.announce``."""
-        if self._is_open:
+        if self.is_open:
             super().announce()
 
     def depose(self, reason: str) -> None:
@@ -127,7 +124,7 @@ class MasterRole(BrokerRole):
 
     def log_extent(self) -> LogExtent | None:
         """Implement ``BrokerRole.log_extent``."""
-        if self.features is None or not self._is_open:
+        if self.features is None or not self.is_open:
             return None
         core = self.features.core
         stats = core.store.stats()

@@ -23,14 +23,17 @@ class ProducerKeys:
 
     Args:
         most: Keys a connection.
+
+    Attributes:
+        of_peer: Producer ids of the keys that each connection has shown.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of_peer: dict[Peer, dict[bytes, int]] = {}
+        self.of_peer: dict[Peer, dict[bytes, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._of_peer)
+        return len(self.of_peer)
 
     def show(self, peer: Peer, key: bytes) -> int:
         """A connection shows a key.
@@ -45,9 +48,9 @@ class ProducerKeys:
         Raises:
             SystemBusy: It has shown too many others.
         """
-        known = self._of_peer.get(peer)
+        known = self.of_peer.get(peer)
         if known is None:
-            known = self._of_peer[peer] = {}
+            known = self.of_peer[peer] = {}
         producer_id = known.get(key)
         if producer_id is None:
             if len(known) >= self._most:
@@ -60,7 +63,7 @@ class ProducerKeys:
 
     def on_disconnect(self, peer: Peer) -> None:
         """A connection broke."""
-        self._of_peer.pop(peer, None)
+        self.of_peer.pop(peer, None)
 
 
 class EndProofs:

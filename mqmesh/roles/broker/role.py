@@ -35,6 +35,7 @@ class BrokerRole:
     Attributes:
         features: Features of the role; None while there are none.
         serves: False once the role serves nothing more.
+        is_open: False while clients are refused until what the role inherited is confirmed.
         index: Connection to the index process, None if there is none. It outlives the role.
         links: Name servers.
     """
@@ -44,6 +45,7 @@ class BrokerRole:
         self._announced: DataVersion | None = None
         self.features: BrokerFeatures | None = None
         self.serves = False
+        self.is_open = True
         self.index = given.index
         self.links = NamesrvLinks(
             given.config,
@@ -107,7 +109,13 @@ class BrokerRole:
         if features.state.topics.version is not self._announced:
             self._announced = features.state.topics.version
             self.links.topics_changed()
-        return features.turn_ended(turn)
+        again = features.turn_ended(turn)
+        if not self.is_open:
+            self.open_if_confirmed()
+        return again
+
+    def open_if_confirmed(self) -> None:
+        """Serve clients from now on, if what the role inherited is confirmed."""
 
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""

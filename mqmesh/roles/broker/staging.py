@@ -42,7 +42,7 @@ class OpenSend(msgspec.Struct, eq=False):
     on_stored: Outcomes | None = None
 
 
-class SendStage:
+class SendStage(msgspec.Struct, eq=False):
     """Batches to be written at the end of this tick.
 
     Attributes:
@@ -51,16 +51,9 @@ class SendStage:
         staged_bytes: Size of the batches.
     """
 
-    def __init__(self) -> None:
-        self.batches: list[BatchToPut] = []
-        self.sends: list[OpenSend] = []
-        self.staged_bytes = 0
-
-    def take(self) -> tuple[list[BatchToPut], list[OpenSend]]:
-        """Everything staged; the stage is empty afterwards."""
-        taken = self.batches, self.sends
-        self.batches, self.sends, self.staged_bytes = [], [], 0
-        return taken
+    batches: list[BatchToPut] = []
+    sends: list[OpenSend] = []
+    staged_bytes: int = 0
 
 
 def fill_in(

@@ -111,11 +111,11 @@ class StateLog:
         self._store = store
         self._tables: dict[type[StateRecord], StateTable] = {}
         self._changes: dict[StateTable, Callable[[Any], Iterable[StateRecord]]] = {}
-        self._urgent: list[dict[Any, Any]] = []
+        self.urgent: list[dict[Any, Any]] = []
         self._clock = clock
         self._segment_bytes = config.mapped_file_size_commit_log
         self._most_body_bytes = min(MOST_BODY_BYTES, config.max_batch_bytes // 2)
-        self._waiters: list[OnSaved] = []
+        self.waiters: list[OnSaved] = []
         self._retry_ms = 0
         self._next_offset = 0
         self._log_end = 0
@@ -154,13 +154,13 @@ class StateLog:
         if changes_of is not None:
             self._changes[table] = changes_of
         if urgent:
-            self._urgent.append(table.changed)
+            self.urgent.append(table.changed)
 
     @property
     def is_urgent(self) -> bool:
         """Something is to be written in this turn: asked for by each of them."""
         # After a failure only those who wait for an answer: the rest is tried again each second.
-        return bool(self._waiters) or (self.failure is None and any(self._urgent))
+        return bool(self.waiters) or (self.failure is None and any(self.urgent))
 
     @property
     def is_due(self) -> bool:
@@ -179,11 +179,11 @@ class StateLog:
         Args:
             on_saved: Told what became of it, later.
         """
-        self._waiters.append(on_saved or _nobody)
+        self.waiters.append(on_saved or _nobody)
 
     def abandon(self, error: MQMeshError) -> None:
         """Write nothing here any more, and fail all that wait for a write."""
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiters = self.waiters, []
         for on_saved in waiters:
             on_saved(error)
 
@@ -193,7 +193,7 @@ class StateLog:
         What cannot be put counts as changed still. Room on the disk that messages do not get
         any more is used.
         """
-        waiters, self._waiters = self._waiters, []
+        waiters, self.waiters = self.waiters, []
         store, changed = self._store, [table.changed for table in self._tables.values()]
         if store is None:
             for keys in changed:

@@ -340,7 +340,7 @@ class Sender:
 
     def _request(self, broker_name: str, taken: list[PendingBatch]) -> OutgoingRequest | None:
         """Number and encode batches, and end those that cannot be sent; None if none is left."""
-        now_ns, wall_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        now_ns, wall_ms = self._clock.monotonic_ns(), self._clock.wall_ns() // 1_000_000
         now_ms = now_ns // 1_000_000
         batches: list[PendingBatch] = []
         parts: list[bytes] = []

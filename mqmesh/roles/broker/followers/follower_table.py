@@ -67,6 +67,7 @@ class FollowerTable:
 
     Attributes:
         counts, began_ms: See above.
+        by_peer: Followers by their connections.
         position: Everything before this commit-log offset is with a follower. It never goes back.
         catch_up_rate: Bytes that all who catch up are sent together; None for as much as they take.
             Those who lack no more than a window are not held up: sends wait for them.
@@ -89,16 +90,16 @@ class FollowerTable:
         self._counts_synced = counts_synced
         self._retain_ms = retain_ms
         self.catch_up_rate: TokenBucket | None = None
-        self._by_peer: dict[Peer, Follower] = {}
+        self.by_peer: dict[Peer, Follower] = {}
         # What is kept for each from retention: from where, and when it was heard.
         self._kept: dict[int, tuple[int, int]] = {}
         self.position = 0
 
     def __len__(self) -> int:
-        return len(self._by_peer)
+        return len(self.by_peer)
 
     def __iter__(self) -> Iterator[Follower]:
-        return iter(list(self._by_peer.values()))
+        return iter(list(self.by_peer.values()))
 
     @property
     def was_used(self) -> bool:
@@ -112,7 +113,7 @@ class FollowerTable:
             log_end: Where the log ends.
         """
         enough = log_end - self._fall_behind_bytes
-        return bool(self._by_peer) and max(map(self._has, self._by_peer.values())) >= enough
+        return bool(self.by_peer) and max(map(self._has, self.by_peer.values())) >= enough
 
     def open(
         self,
@@ -148,8 +149,8 @@ class FollowerTable:
         assert 1 <= replica_id <= MAX_REPLICA_ID
         earlier = [one for one in self if one.replica_id == replica_id]
         for one in earlier:
-            del self._by_peer[one.peer]
-        self._by_peer[peer] = Follower(
+            del self.by_peer[one.peer]
+        self.by_peer[peer] = Follower(
             peer,
             replica_id,
             offset,
@@ -179,11 +180,11 @@ class FollowerTable:
             InvalidArgument: Nobody has opened by this connection, or it says what cannot be;
                 it counts no more.
         """
-        one = self._by_peer.get(peer)
+        one = self.by_peer.get(peer)
         if one is None:
             raise InvalidArgument("an acknowledgement of somebody who has opened no replication")
         if not one.written <= written <= one.sent or not one.synced <= synced <= written:
-            del self._by_peer[peer]
+            del self.by_peer[peer]
             self.counts.nacks += 1
             raise InvalidArgument(
                 f"replica {one.replica_id} says that it has written to {written} and synced to "
@@ -200,7 +201,7 @@ class FollowerTable:
 
     def of(self, peer: Peer) -> Follower:
         """The follower that has opened by a connection."""
-        return self._by_peer[peer]
+        return self.by_peer[peer]
 
     def room(self, one: Follower, log_end: int, now_ms: int) -> int:
         """Return how many bytes a follower may be sent now, 0 or less for none.
@@ -242,7 +243,7 @@ class FollowerTable:
         """Takes out those that hang: they were heard too long ago."""
         found = [one for one in self if now_ms - one.heard_ms > SILENT_MS]
         for one in found:
-            del self._by_peer[one.peer]
+            del self.by_peer[one.peer]
         self.counts.slave_timeouts += len(found)
         return found
 
@@ -266,7 +267,7 @@ class FollowerTable:
 
     def forget(self, peer: Peer) -> Follower | None:
         """A connection broke; returns the follower if it was one's."""
-        return self._by_peer.pop(peer, None)
+        return self.by_peer.pop(peer, None)
 
     def status(self, now_ms: int) -> list[ReplicaStatus]:
         """All of them, by id."""

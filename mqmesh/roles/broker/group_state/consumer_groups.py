@@ -102,6 +102,8 @@ class ConsumerGroups:
 
     Attributes:
         settled_ms: See above.
+        changed: Groups whose members get a notice.
+        returned: Clients that get one of each of their groups, by id.
         claims: Which member was given which queue.
     """
 
@@ -126,8 +128,8 @@ class ConsumerGroups:
         self._groups: dict[str, Group] = {}
         self._clients_of_peer: dict[Peer, set[str]] = {}
         self._lost: dict[str, None] = {}
-        self._changed: dict[str, None] = {}
-        self._returned: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
+        self.returned: dict[str, None] = {}
         self._next_expiry_ms = 0
 
     @property
@@ -273,7 +275,7 @@ class ConsumerGroups:
             if known.peer != peer:
                 self._forget_peer(known.peer, client_id)
                 # Notices may have missed it while it had no connection, or another one.
-                self._returned[client_id] = None
+                self.returned[client_id] = None
             self._lost.pop(client_id, None)
             known.peer, known.last_seen_ms, known.lost_at_ms = peer, now_ms, None
             known.stats = stats
@@ -316,19 +318,17 @@ class ConsumerGroups:
 
     def take_notices(self) -> list[Notice]:
         """Take the notices of changes since the last call, for all members that are connected."""
-        if not self._changed and not self._returned:
-            return []  # nearly always: this is asked at the end of each turn of the loop
         owed: dict[tuple[str, str], None] = {}
-        for name in self._changed:
+        for name in self.changed:
             group = self._groups.get(name)
             if group is not None:
                 owed.update(dict.fromkeys((client_id, name) for client_id in group.members))
-        for client_id in self._returned:
+        for client_id in self.returned:
             if client_id in self._clients:
                 consumers = self._clients[client_id].heartbeat.consumers
                 owed.update(dict.fromkeys((client_id, data.group) for data in consumers))
-        self._changed.clear()
-        self._returned.clear()
+        self.changed.clear()
+        self.returned.clear()
         return [
             Notice(self._clients[client_id].peer, name, self._groups[name].generation)
             for client_id, name in owed
@@ -367,7 +367,7 @@ class ConsumerGroups:
     def _note_change(self, name: str, group: Group) -> None:
         self._generation += 1
         group.generation = self._generation
-        self._changed[name] = None
+        self.changed[name] = None
 
     def _remove(self, client_id: str, why: str) -> bool:
         client = self._clients.pop(client_id, None)

@@ -25,6 +25,7 @@ class SendAdmission:
 
     Attributes:
         longest_wait_ms: Bound of what the sends looked at last have waited.
+        readable_ms: When the loop found the socket readable last; set before sends are counted.
         wait_limit_ms: Waits up to this are never refused, from 1.
         busy_timeout_ms: Waits have to stay above the limit for longer than this.
     """
@@ -36,32 +37,24 @@ class SendAdmission:
         self._empty_ms: int | None = None
         self._ended_ms: int | None = None
         self._readable_ms = -1
+        self.readable_ms = -1
         self._above_since_ms: int | None = None
         self.longest_wait_ms = 0
 
-    def frames_taken(self, readable_ms: int) -> None:
-        """Frames are there.
-
-        Args:
-            readable_ms: When the loop found the socket readable.
-        """
-        if self._ended_ms is None or readable_ms - self._ended_ms >= SLEPT_MS:
-            self._empty_ms = readable_ms
-
-    def tick_ended(self, now_ms: int, readable_ms: int, drained_ms: int | None) -> None:
+    def tick_ended(self, now_ms: int, drained_ms: int | None) -> None:
         """The tick is over, its sends written or refused.
 
         Args:
             now_ms: Now.
-            readable_ms: When the loop found the socket readable last.
-            drained_ms: When the socket was found empty then, None if frames were left in it.
+            drained_ms: When the socket was found empty, ``readable_ms`` or later; None if frames
+                were left in it.
         """
-        if readable_ms == self._readable_ms:
+        if self.readable_ms == self._readable_ms:
             # Not in this tick: there was nothing.
             self._empty_ms = now_ms
         elif drained_ms is not None:
             self._empty_ms = drained_ms
-        self._readable_ms = readable_ms
+        self._readable_ms = self.readable_ms
         self._ended_ms = now_ms
 
     def count_refused(self, count: int, now_ms: int) -> int:
@@ -71,6 +64,8 @@ class SendAdmission:
             count: Sends that are about to be written.
             now_ms: Now.
         """
+        if self._ended_ms is None or self.readable_ms - self._ended_ms >= SLEPT_MS:
+            self._empty_ms = self.readable_ms
         waited_ms = 0 if self._empty_ms is None else now_ms - self._empty_ms
         self.longest_wait_ms = waited_ms
         if waited_ms <= self.wait_limit_ms:

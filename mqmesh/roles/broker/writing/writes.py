@@ -3,7 +3,7 @@
 Nothing is answered before the commit point says that it is safe, or the time for that is over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mqmesh.batch.record_batch import read_header, read_meta
@@ -27,7 +27,7 @@ from mqmesh.roles.broker.staging import (
 from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
-from mqmesh.units import MAX_OFFSET
+from mqmesh.units import MAX_OFFSET, TimestampMs
 
 
 class PullsToWake(Protocol):
@@ -51,6 +51,16 @@ class StoredListener(Protocol):
         """Take note that more of the topic may be seen than before."""
 
 
+class StagedHalves(Protocol):
+    """Count of half messages on the stage.
+
+    Attributes:
+        staged_halves: Those that were let in and are neither put nor refused yet.
+    """
+
+    staged_halves: int
+
+
 class Writes:
     """The writes of a turn of the event loop: staged by features, put into the store at once.
 
@@ -60,7 +70,7 @@ class Writes:
         pulls: Pulls that wait for what is stored.
         admission: Decides which sends have waited for too long.
         listeners: Features that follow what is stored in a system topic, by topic.
-        on_taken: Called when what was staged is put, or refused.
+        halves: Counts half messages that are staged, which ends with the stage.
 
     Attributes:
         stage: Batches and sends of this turn.
@@ -73,12 +83,14 @@ class Writes:
         pulls: PullsToWake,
         admission: SendAdmission,
         listeners: Mapping[str, StoredListener],
-        on_taken: Callable[[], None],
+        halves: StagedHalves,
     ) -> None:
         self.stage = SendStage()
         self._settings = core.settings
         self._clock = core.clock
-        self._now_ns = core.clock.monotonic_ns  # the interpreter's own function, a call less
+        # The interpreter's own functions, a call less.
+        self._now_ns = core.clock.monotonic_ns
+        self._wall_ns = core.clock.wall_ns
         self._store = core.store
         self._commit_point = core.commit_point
         self._note_refusal = core.note_refusal
@@ -89,7 +101,7 @@ class Writes:
         self._pulls = pulls
         self._waited_for = pulls.waited_for
         self._listeners = listeners
-        self._on_taken = on_taken
+        self._halves = halves
         self._admission = admission
 
     def add(
@@ -162,17 +174,20 @@ class Writes:
 
     def write(self) -> None:
         """Writes what is staged, and answers or lets wait; the end of each tick."""
-        if self._state.is_urgent:
+        state = self._state
+        if (state.waiters or any(state.urgent)) and state.is_urgent:
             self._core.write_state()  # what is sent may need it, so that it has to stand in front
         if not self.stage.sends:
             return
-        self._on_taken()
-        batches, sends = self.stage.take()
+        stage, self.stage = self.stage, SendStage()
+        self._halves.staged_halves = 0
+        batches, sends = stage.batches, stage.sends
         late = self._admission.count_refused(len(sends), self._now_ns() // 1_000_000)
         if late:
             batches, sends = self._refuse_late(batches, sends, late)
         try:
-            results = self._store.put(batches, self._clock.wall_ms()) if batches else []
+            store_timestamp = TimestampMs(self._wall_ns() // 1_000_000)
+            results = self._store.put(batches, store_timestamp) if batches else []
         except StorageError as error:
             self._stats.total.put_refused += len(batches)
             refused = store_stopped(error) if isinstance(error, StoreClosed) else error
@@ -255,8 +270,8 @@ class Writes:
         What is written of them may be lost, or may be there: who repeats them at the next master
         does not store them twice.
         """
-        self._on_taken()
-        _, staged = self.stage.take()
+        staged, self.stage = self.stage.sends, SendStage()
+        self._halves.staged_halves = 0
         fill_in_refusal(staged, _outcome_of(error))
         waiting = self._commit_point.take_all()
         for send in waiting:

@@ -10,7 +10,6 @@ from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.protocol.request import PendingReply
 from mqmesh.roles.broker.staging import (
     OpenSend,
-    SendStage,
     fill_in,
     fill_in_refusal,
     fill_in_status,
@@ -60,11 +59,3 @@ def test_only_what_was_stored_says_that_something_is_missing():
     send = open_send(BatchOutcome(0), BatchOutcome(13))
     fill_in_status(send, SendStatus.FLUSH_SLAVE_TIMEOUT)
     assert [one.status for one in send.outcomes] == [SendStatus.FLUSH_SLAVE_TIMEOUT, 0]
-
-
-def test_what_is_staged_is_taken_once():
-    stage = SendStage()
-    stage.sends.append(open_send(None))
-    stage.staged_bytes = 5
-    assert len(stage.take()[1]) == 1
-    assert (stage.take(), stage.staged_bytes) == (([], []), 0)

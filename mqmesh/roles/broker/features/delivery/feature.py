@@ -164,6 +164,9 @@ class DeliveryFeature(Feature):
         metas: Batch metas decoded before.
         back: Makes retries and dead letters.
         listeners: Listeners of what is stored, by topic.
+
+    Attributes:
+        is_used: False until somebody receives: ``serve`` has nothing to do before.
     """
 
     def __init__(
@@ -196,6 +199,7 @@ class DeliveryFeature(Feature):
         self._reader = LeaseReader(core.store, metas)
         self._hold = ReceiveHold(config.max_held_pulls, config.busy_retry_after_ms, listeners)
         self._bytes_left = TURN_BYTES
+        self.is_used = False
         self._turns: dict[tuple[str, str], int] = {}
         # Receives that were answered with messages, of groups with priority_fairness.
         self._served: dict[tuple[str, str], int] = {}
@@ -370,6 +374,7 @@ class DeliveryFeature(Feature):
                     "messages, so all must want the same"
                 )
         self._meet(request.peer, wanted.group, wanted.member)
+        self.is_used = True
         wait_ms = min(wanted.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
         return HeldReceive(
             request.later(self._clock.monotonic_ms() + wait_ms),

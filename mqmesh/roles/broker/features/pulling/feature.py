@@ -217,9 +217,15 @@ class PullingFeature(Feature):
         Returns:
             True if some wait on, so that the next turn has to come at once.
         """
+        return self.turns.begin() and self.answer_waiting()
+
+    def answer_waiting(self) -> bool:
+        """Answer of those who wait for another turn as many as this one may; see ``begin_turn``.
+
+        Returns:
+            True if some wait on, so that the next turn has to come at once.
+        """
         turns = self.turns
-        if not turns.begin():
-            return False  # nearly always
         while (held := turns.take()) is not None:
             try:
                 self._go_on(held)

@@ -223,7 +223,7 @@ class ReplicationFeature(Feature):
         if self._leadership is not None:
             self._note_own(self._leadership)
         more = False
-        for one in self.followers:
+        for one in list(self.followers.by_peer.values()):
             more = self._feed(one) or more
         return more
 

@@ -220,8 +220,6 @@ class TransactionsFeature(Feature):
     def finish(self) -> None:
         """Hands what was decided during the tick to the store; before ``finish_sends``."""
         desk = self._halves
-        if not (desk.table.runs or desk.ops or desk.parks):
-            return  # nearly always: this is asked at the end of each turn of the loop
         opens, desk.opens = desk.opens, []
         parks, desk.parks = desk.parks, []
         further, desk.ops = desk.ops, []

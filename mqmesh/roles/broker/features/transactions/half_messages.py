@@ -121,10 +121,6 @@ class PendingHalfMessages:
         self.lost = 0
         self.refused = 0
 
-    def on_taken(self) -> None:
-        """Take note that half batches which were staged are put now, or refused."""
-        self.table.staged_halves = 0
-
     def on_visible(self) -> None:
         """Implement ``StoredListener``."""
 

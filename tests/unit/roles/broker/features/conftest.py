@@ -26,7 +26,6 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
-from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 
 PRODUCER = PRODUCER_ID
 
@@ -37,7 +36,6 @@ class Scene:
     def __init__(self, stage) -> None:
         self.stage = stage
         self.sequence = 0
-        stage.features.state.half_messages.table = Transactions(self.settings())
         self.recover(stage.features.state.half_messages, None)
 
     def settings(self) -> TransactionSettings:

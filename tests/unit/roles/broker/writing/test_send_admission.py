@@ -19,11 +19,11 @@ class Loop:
         """One tick; returns how many of the sends are refused."""
         self.clock.advance(slept_ms)
         readable_ms = self.clock.monotonic_ms()
-        self.admission.frames_taken(readable_ms)
+        self.admission.readable_ms = readable_ms
         refused = self.admission.count_refused(sends, readable_ms)
         self.clock.advance(write_ms)
         now_ms = self.clock.monotonic_ms()
-        self.admission.tick_ended(now_ms, readable_ms, readable_ms if drained else None)
+        self.admission.tick_ended(now_ms, readable_ms if drained else None)
         return refused
 
 
@@ -86,8 +86,8 @@ def test_ticks_without_frames_count_as_empty(loop):
     readable_ms = loop.clock.monotonic_ms() - 10
     for _ in range(100):
         loop.clock.advance(100)
-        loop.admission.tick_ended(loop.clock.monotonic_ms(), readable_ms, readable_ms)
+        loop.admission.tick_ended(loop.clock.monotonic_ms(), readable_ms)
     loop.clock.advance(1)
-    loop.admission.frames_taken(loop.clock.monotonic_ms())
+    loop.admission.readable_ms = loop.clock.monotonic_ms()
     assert loop.admission.count_refused(10, loop.clock.monotonic_ms()) == 0
     assert loop.admission.longest_wait_ms == 1

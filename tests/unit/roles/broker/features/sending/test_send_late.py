@@ -8,7 +8,8 @@ from mqmesh.protocol.codes import ResponseCode
 def overload(stage, waited_ms):
     """A log that has been too slow for longer than the broker lets pass."""
     admission = stage.features.state.admission
-    admission.frames_taken(stage.clock.monotonic_ms())
+    admission.readable_ms = stage.clock.monotonic_ms()
+    admission.count_refused(0, admission.readable_ms)
     stage.clock.advance(waited_ms)
     admission.count_refused(1, stage.clock.monotonic_ms())
     stage.clock.advance(1_001)
@@ -44,7 +45,8 @@ def test_outcomes_of_bad_batches_stay_what_they_are(stage):
 
 def test_after_a_hiccup_all_are_stored(stage):
     opaques = [stage.begin_send(stage.batch()) for _ in range(3)]
-    stage.features.state.admission.frames_taken(stage.clock.monotonic_ms())
+    stage.features.state.admission.readable_ms = stage.clock.monotonic_ms()
+    stage.features.state.admission.count_refused(0, stage.clock.monotonic_ms())
     stage.clock.advance(10_000)
     stage.end_tick()
     assert {stage.outcomes(opaque)[0].code for opaque in opaques} == {int(ResponseCode.SUCCESS)}
