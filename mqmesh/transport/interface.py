@@ -325,8 +325,17 @@ class Transport(Protocol):
         *,
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
+        by_loop: bool = False,
     ) -> Connection:
-        """Make a connection to a server."""
+        """Make a connection to a server.
+
+        Args:
+            endpoint: ``tcp://host:port`` or ``ipc://path``.
+            on_command: Called with commands that the server sends by itself.
+            on_connection: Called when the connection is made (True) and broken (False).
+            by_loop: Without keys the loop itself speaks, which is quicker; the server ends the
+                connection when the loop stands still for 3 s. For roles.
+        """
 
     def serve(
         self,

@@ -80,7 +80,16 @@ def opening(kind: bytes) -> bytes:
     return _GREETING + command(b"READY", value)
 
 
-PING: Final = command(b"PING", _U16.pack(0))
+def ping(ttl_ms: int) -> bytes:
+    """Encode a ping.
+
+    Args:
+        ttl_ms: In which time something follows, a multiple of 100; 0 to promise nothing.
+    """
+    return command(b"PING", _U16.pack(ttl_ms // 100))
+
+
+PING: Final = ping(0)
 """A ping that promises nothing: no other one need follow."""
 
 

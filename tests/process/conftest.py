@@ -19,6 +19,7 @@ from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.transport.zmq.plain_channel import PlainChannel
+from mqmesh.transport.zmq.plain_client import PlainClient
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -33,12 +34,19 @@ class Wire:
     Args:
         ring, guard: Of the transport.
         by_libzmq: Servers without keys are libzmq's, as those with keys are.
+        by_loop: Clients are those of roles: the loop itself speaks for them.
     """
 
     def __init__(
-        self, ring: KeyRing | None = None, guard: Guard | None = None, *, by_libzmq: bool = False
+        self,
+        ring: KeyRing | None = None,
+        guard: Guard | None = None,
+        *,
+        by_libzmq: bool = False,
+        by_loop: bool = False,
     ) -> None:
         self._by_libzmq = by_libzmq
+        self._by_loop = by_loop
         self.transport = ZmqTransport(ring, guard)
         self.context, self.loop = self.transport.context, self.transport.loop
         self._closers: list[Callable[[], None]] = []
@@ -48,9 +56,9 @@ class Wire:
         self._closers.append(thing.close)
         return thing
 
-    def client(self, endpoint: str, **options) -> CommandClient:
+    def client(self, endpoint: str, **options) -> CommandClient | PlainClient:
         """Connect a client."""
-        return self.closing(CommandClient(self.context, self.loop, endpoint, **options))
+        return self.closing(self.transport.connect(endpoint, by_loop=self._by_loop, **options))
 
     def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0", **limits):
         """Bind a server; returns it and its endpoint."""
@@ -107,7 +115,7 @@ def served_by() -> str:
 @pytest.fixture
 def wire(served_by) -> Iterator[Wire]:
     """An event loop with real sockets, turned by hand."""
-    wire = Wire(by_libzmq=served_by == "libzmq")
+    wire = Wire(by_libzmq=served_by == "libzmq", by_loop=served_by == "streams of loops")
     yield wire
     wire.close()
 

@@ -24,6 +24,7 @@ from mqmesh.protocol.command import (
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport.zmq import plain_server as plain_server_module
 from mqmesh.transport.zmq.plain_channel import PlainChannel
+from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 from mqmesh.units import KIB, MIB
 
 ECHO, BIG, HOLD = range(1, 4)
@@ -119,6 +120,68 @@ def test_a_channel_to_a_server_with_keys_says_what_is_missing(wire, foreign):
     for _ in range(2):
         with pytest.raises(AuthenticationFailed, match="wants CURVE; pass credentials"):
             channel.request(ECHO, timeout_ms=20_000)
+
+
+@pytest.mark.parametrize("size", [10, 70 * KIB, 3 * MIB])
+def test_a_client_of_a_loop_is_served_by_zeromqs_sockets(wire, foreign, endpoint, size):
+    router = foreign(zmq.ROUTER)
+    router.bind(endpoint.replace(":0", ":*"))
+    client = wire.transport.connect(router.last_endpoint.decode(), by_loop=True)
+    wire.closing(client)
+    done = []
+    for number in range(3):
+        client.request(ECHO, done.append, bytes(size), timeout_ms=20_000)
+        wire.until(lambda: router.poll(0))
+        peer, frame = router.recv_multipart()
+        command = decode_frame(frame)
+        assert len(command.body) == size
+        router.send_multipart([peer, b"x", b"y", b"z"])  # is passed over
+        answer = encode_frame(0, command.opaque, b"abc", flags=RESPONSE)
+        router.send_multipart([peer, answer, bytes(size), b"d"])
+        wire.until(lambda number=number: len(done) > number)
+    assert [bytes(one.body) for one in done] == [b"abc"] * 3
+    assert [list(map(len, one.further)) for one in done] == [[size, 1]] * 3
+
+
+def test_a_client_of_a_loop_to_a_server_with_keys_says_what_is_missing(wire, foreign):
+    router = foreign(zmq.ROUTER, curve_server=1)
+    _, router.curve_secretkey = zmq.curve_keypair()
+    where = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    client = wire.closing(wire.transport.connect(where, by_loop=True))
+    for _ in range(2):
+        with pytest.raises(AuthenticationFailed, match="wants CURVE; pass credentials"):
+            wire.ask(client, ECHO, timeout_ms=20_000)
+    assert client.unreachable
+
+
+def test_a_client_of_a_loop_pings_and_leaves_a_server_that_says_nothing(wire, endpoint):
+    listening = socket.socket(socket.AF_UNIX if endpoint.startswith("ipc") else socket.AF_INET)
+    with contextlib.closing(listening):
+        if endpoint.startswith("ipc"):
+            where = endpoint
+            listening.bind(endpoint.removeprefix("ipc://"))
+        else:
+            listening.bind(("127.0.0.1", 0))
+            where = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        listening.listen()
+        seen, got = [], bytearray()
+        client = wire.closing(
+            wire.transport.connect(where, by_loop=True, on_connection=seen.append)
+        )
+        server, _ = listening.accept()
+        with contextlib.closing(server):
+            server.sendall(zmtp.greeting() + zmtp.ready(b"ROUTER"))
+            server.setblocking(False)
+            wire.until(lambda: seen)
+            done = []
+            client.request(ECHO, done.append, timeout_ms=60_000)
+            silent_s = wire.until(lambda: len(seen) == 2)
+            with contextlib.suppress(BlockingIOError):
+                got += server.recv(64 * KIB)
+    assert seen == [True, False]
+    assert isinstance(done[0], EndpointUnreachable)
+    assert silent_s >= HEARTBEAT_TIMEOUT_MS / 1_000
+    assert got.count(b"\x04PING\x00\x1e") >= 3, "each promises a further one within 3 s"
 
 
 def test_a_server_and_a_channel_that_want_plain_words_let_in_no_key(wire, foreign):

@@ -128,9 +128,9 @@ loop.run()
 """
 
 
-@pytest.fixture(params=["streams", "libzmq"])
+@pytest.fixture(params=["streams", "libzmq", "streams of loops"])
 def served_by(request):
-    """Serve by plain streams, and by libzmq as where there are keys."""
+    """Serve by plain streams, to clients of both kinds, and by libzmq as where there are keys."""
     return request.param
 
 

@@ -33,9 +33,9 @@ ECHO, HOLD, FAIL, BUG, TELL, BIG = range(1, 7)
 NOWHERE = "tcp://127.0.0.1:1"
 
 
-@pytest.fixture(params=["streams", "libzmq"])
+@pytest.fixture(params=["streams", "libzmq", "streams of loops"])
 def served_by(request):
-    """Serve by plain streams, and by libzmq as where there are keys."""
+    """Serve by plain streams, to clients of both kinds, and by libzmq as where there are keys."""
     return request.param
 
 

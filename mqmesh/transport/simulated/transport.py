@@ -63,6 +63,7 @@ class SimulatedTransport:
         *,
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
+        by_loop: bool = False,
     ) -> SimulatedClient:
         """Make a connection to a server."""
         return SimulatedClient(

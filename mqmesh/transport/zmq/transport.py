@@ -20,6 +20,7 @@ from mqmesh.transport.zmq.handshakes import check_pair
 from mqmesh.transport.zmq.hints import HintPublisher, HintSubscriber
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.plain_channel import PlainChannel
+from mqmesh.transport.zmq.plain_client import PlainClient
 from mqmesh.transport.zmq.plain_server import PlainServer
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.zap import ZapHandler
@@ -95,8 +96,13 @@ class ZmqTransport:
         *,
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
-    ) -> CommandClient:
+        by_loop: bool = False,
+    ) -> CommandClient | PlainClient:
         """Make a connection to a server."""
+        if by_loop and (self.ring is None or self.ring.is_private(endpoint)):
+            return PlainClient(
+                self.loop, endpoint, on_command=on_command, on_connection=on_connection
+            )
         return CommandClient(
             self.context,
             self.loop,

@@ -112,7 +112,10 @@ class FollowerRole(BrokerRole):
                     epoch,
                 ),
                 connect=lambda on_command, on_connection: given.transport.connect(
-                    endpoint_of(leader), on_command=on_command, on_connection=on_connection
+                    endpoint_of(leader),
+                    on_command=on_command,
+                    on_connection=on_connection,
+                    by_loop=True,
                 ),
                 clock=given.clock,
                 call_later=given.transport.loop.call_later,
