@@ -114,6 +114,20 @@ def test_what_is_behind_the_stop_is_not_read(pair):
     assert read(end_of(pair.leader), max_bytes=100).data == b""
 
 
+def test_a_follower_that_is_fed_after_each_write_gets_the_log_as_it_stands(pair):
+    for number in range(6):
+        place, epoch = end_of(pair.leader), pair.leader.epoch()
+        put_bodies(pair.leader, [f"body {number}"] * (number % 3 + 1))
+        if number == 3:
+            pair.leader.begin_epoch(9)  # its marker follows with the next write
+        read = pair.leader.read_raw(place, max_bytes=1 << 20)
+        assert bytes(read.data) == pair.leader_files.read(place, read.end - place)
+        assert (read.epoch, read.start) == (epoch, place)
+        replicate(pair.leader, pair.follower, 1 << 20)
+        assert pair.leader.read_raw(end_of(pair.leader), max_bytes=1 << 20).data == b""
+    pair.assert_equal()
+
+
 def test_only_where_a_record_begins_can_be_read(pair):
     offsets = put_bodies(pair.leader, ["one", "two"])
     for place in (offsets[0] + 1, offsets[1] - 8, offsets[1] + 104):

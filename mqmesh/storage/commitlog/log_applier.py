@@ -158,7 +158,8 @@ class LogApplier:
             return
         base = header.base_queue_offset
         queue = self._queues.find(topic, queue_id)
-        if queue is not None and base - queue.end > self._most_lost_messages():
+        missing = 0 if queue is None else base - queue.end
+        if queue is not None and missing > 0 and missing > self._most_lost_messages():
             reason = f"queue offset {base} after {queue.end}: so many messages cannot be lost"
             self._damage.add(record.start, record.end, reason, self._clock.wall_ms())
             return

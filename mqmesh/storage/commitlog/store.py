@@ -410,9 +410,12 @@ class CommitLogStore(MessageStore):
 
     def append_raw(self, chunk: LogChunk) -> None:
         """Implement ``ReplicableLog.append_raw``."""
-        self._check_writable()
-        self._cleaner.gate.check()
-        self._applier.make_room()
+        if self._closed or self._failure is not None or self._flusher.error is not None:
+            self._check_writable()
+        if self._cleaner.gate.refusal is not None:
+            self._cleaner.gate.check()
+        if self._queues.unwritten_bytes >= self._queues.most_unwritten_bytes:
+            self._applier.make_room()
         records = self._log.check_chunk(chunk)
         if not records:
             return
@@ -608,7 +611,8 @@ class CommitLogStore(MessageStore):
 
     def _tell_flusher(self) -> None:
         flusher, commitlog = self._flusher, self._log
-        commitlog.retire(flusher.durable_offset)
+        if flusher.durable_offset >= commitlog.retire_at:
+            commitlog.retire(flusher.durable_offset)
         flusher.written(commitlog.end, commitlog.unsynced_fds)
 
     def _check_open(self) -> None:

@@ -37,7 +37,7 @@ from mqmesh.storage.log.record import Record, RecordCheck
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
-from mqmesh.units import KIB, MAX_OFFSET
+from mqmesh.units import KIB, MAX_OFFSET, CommitLogOffset
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ MOST_STORED_BYTES: Final = 32 * KIB
 a call need not zero before: they cost the machine more as stores."""
 CHECK_MS: Final = 1_000
 """Interval of looks whether a mapped segment was cut or removed from outside."""
+
+_Written = tuple[int, int, bytes]
+"""Commit-log offset of a write, the end of its segment, and its bytes."""
+_NOTHING: Final[_Written] = (-1, -1, b"")
 
 
 class CommitLog:
@@ -122,6 +126,9 @@ class CommitLog:
         self.unsynced_fds: list[int] = []
         self._check_at_ms = 0
         self._stored_to = end
+        # The last write of this epoch, for followers that have all before: it need not be read.
+        self._written = _NOTHING
+        self._is_followed = False
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
         self._current.allocated_through = end
         self._ask_from = end
@@ -186,6 +193,7 @@ class CommitLog:
             raise StorageError(f"epoch {epoch} cannot follow epoch {newest}, the log's newest")
         self._recorded_epoch = self.recorded_epoch
         self.epoch, self._begins, self._epoch_data = epoch, True, data
+        self._written = _NOTHING
 
     def view(self, start: int, size: int) -> bytes | memoryview:
         """Return bytes that lie in one segment; if there are many, and in memory, not copied.
@@ -269,6 +277,7 @@ class CommitLog:
         """
         size = sum(map(len, pieces))
         stop = file_position + size
+        self._written = _NOTHING
         if size > MOST_STORED_BYTES:
             write_pieces(segment.fd, pieces, file_position)
             return
@@ -280,6 +289,8 @@ class CommitLog:
         if not self._window.store(mapped, file_position, pieces, stop, room_end):
             write_pieces(segment.fd, pieces, file_position)
             self._window.follow(mapped, stop, room_end)
+        if self._is_followed:
+            self._written = segment.start + file_position, segment.end, b"".join(pieces)
 
     def check_files(self, now_ms: int) -> None:
         """Looks each second for files cut or removed from outside; lets go of unused pages.
@@ -353,6 +364,11 @@ class CommitLog:
         """Reads whole records; as ``ReplicableLog.read_raw``."""
         if not self.start <= start <= stop <= self.end:
             raise OffsetOutOfRange(f"{start} to {stop} is not between {self.start} and {self.end}")
+        self._is_followed = True
+        written_at, segment_end, data = self._written
+        if start == written_at and len(data) <= max_bytes and start + len(data) == stop == self.end:
+            begin, end = CommitLogOffset(start), CommitLogOffset(stop)
+            return LogChunk(begin, end, segment_end, self.epoch, data)
         segment_end = self.segment_end(start)
         most = min(stop, segment_end) - start
         wanted = min(max(max_bytes, HEADER_SIZE), most)
@@ -405,6 +421,7 @@ class CommitLog:
         # It is others' epoch: a record of our own begins one.
         self.epoch = self._recorded_epoch = chunk.epoch
         self._begins = True
+        self._written = _NOTHING
 
     def note_failed_write(self) -> None:
         """Sees to it that what a failed write left behind is never taken for good.
@@ -416,6 +433,7 @@ class CommitLog:
         self._epoch_data = b""
         self.epoch += 1
         self._begins = True
+        self._written = _NOTHING
 
     def write_epoch(self, store_timestamp: int) -> None:
         """Begins the epoch at once; if that fails too, the next write will do it."""

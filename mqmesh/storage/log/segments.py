@@ -33,26 +33,26 @@ class Segment:
     Attributes:
         start: Commit-log offset of its first byte.
         size: In bytes, as it was made; the file may have been cut since.
+        end: Commit-log offset behind its last byte.
         path: Its file.
         fd: Open for writing, else -1. Owned by the commit log.
         allocated_through: Before this commit-log offset, and behind what was there when the
             file was opened, it may be written: its blocks are taken from the disk.
     """
 
-    __slots__ = ("_block_bytes", "allocated_through", "fd", "path", "size", "start")
+    __slots__ = ("_block_bytes", "allocated_through", "end", "fd", "path", "size", "start")
 
     def __init__(self, start: int, size: int, path: str, block_bytes: int = 0) -> None:
         self.start = start
-        self.size = size
+        self.resize(size)
         self.path = path
         self.fd = -1
         self.allocated_through = start
         self._block_bytes = block_bytes
 
-    @property
-    def end(self) -> int:
-        """Commit-log offset behind its last byte."""
-        return self.start + self.size
+    def resize(self, size: int) -> None:
+        """Note that it was made with another size than its file has."""
+        self.size, self.end = size, self.start + size
 
     @property
     def disk_bytes(self) -> int:
@@ -177,7 +177,7 @@ class Segments(SegmentList):
         self._chores = chores
         self._preparing: Future[Segment] | None = None
         if self._list and self._list[-1].size < segment_size:
-            self._list[-1].size = segment_size
+            self._list[-1].resize(segment_size)
 
     @property
     def directory(self) -> Path:
@@ -323,5 +323,5 @@ def list_segments(directory: Path) -> list[Segment]:
         # file is a lost one. As large as its neighbour: the config may have changed.
         gap = follower.start - segment.end
         if gap < 0 or 0 < gap < follower.size:
-            segment.size = follower.start - segment.start
+            segment.resize(follower.start - segment.start)
     return found

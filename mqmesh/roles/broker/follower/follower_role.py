@@ -260,7 +260,8 @@ class FollowerRole(BrokerRole):
             features.core.state.follow()
             for key in list(features.pulling.waited_for):
                 features.pulling.wake(*key)
-        self._look_at_reads()
+        if not self._is_read or self._is_alone:
+            self._look_at_reads()  # to begin at once; the next tick ends it
 
     def log_extent(self) -> LogExtent | None:
         """Implement ``BrokerRole.log_extent``: where masters are elected no cut reaches into it."""
