@@ -365,10 +365,10 @@ class CommitLog:
         if not self.start <= start <= stop <= self.end:
             raise OffsetOutOfRange(f"{start} to {stop} is not between {self.start} and {self.end}")
         self._is_followed = True
-        written_at, segment_end, data = self._written
-        if start == written_at and len(data) <= max_bytes and start + len(data) == stop == self.end:
+        written_at, segment_end, last = self._written
+        if start == written_at and len(last) <= max_bytes and start + len(last) == stop == self.end:
             begin, end = CommitLogOffset(start), CommitLogOffset(stop)
-            return LogChunk(begin, end, segment_end, self.epoch, data)
+            return LogChunk(begin, end, segment_end, self.epoch, last)
         segment_end = self.segment_end(start)
         most = min(stop, segment_end) - start
         wanted = min(max(max_bytes, HEADER_SIZE), most)
