@@ -24,7 +24,7 @@ from typing import Final
 
 from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunList, RunState
 
-SLOT_MS: Final = 100
+SLOT_MS: Final = 20
 """Deadlines are kept in slots of this length, so a lease may end so much later."""
 
 
