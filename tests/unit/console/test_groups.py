@@ -17,6 +17,7 @@ from mqmesh.protocol.groups import (
     OffsetChange,
     QueueProgress,
     ResetWhere,
+    WindowProgress,
 )
 from mqmesh.protocol.membership import ConsumerData
 from mqmesh.protocol.policies import FOREVER_MS
@@ -52,8 +53,12 @@ def world():
         "client-1", "PYTHON", "0.1.0", True, 900, ConsumerData("billing", "CLUSTERING", "", [])
     )
 
+    window = WindowProgress(4, 2, 1, 1, 90_000)
+    windowed = QueueLag("broker-a", QueueProgress("orders", 0, 0, 10, 3, 5, 1, "", window), 60_000)
+
     def progress(group):
-        return GroupProgress(group, [queue], 2.0, 4, int(group == "billing"), "CLUSTERING", 0)
+        queues = [windowed if group == "ledger" else queue]
+        return GroupProgress(group, queues, 2.0, 4, int(group == "billing"), "CLUSTERING", 0)
 
     world = ConsoleWorld(
         {
@@ -102,7 +107,14 @@ def test_a_group_has_queues_members_and_settings(world):
     assert told["settings"]["brokers"][0]["retry_max_times"] == -1
     page = client.get("/groups/billing").text
     assert "/groups/billing/member?client_id=client-1" in page
-    assert "Nobody is there" in client.get("/groups/ledger").text
+    assert "Redelivered" not in page
+
+
+def test_a_group_that_acknowledges_each_message_shows_its_windows(world):
+    page = open_console(world).get("/groups/ledger").text
+    assert "Nobody is there" in page
+    assert all(heading in page for heading in ("Ready", "Waiting", "Redelivered", "Held"))
+    assert "1 min 30 s" in page
 
 
 def test_a_member_says_how_it_is(world):

@@ -1,7 +1,7 @@
 """Leases that a simple consumer holds, and the messages of them that it has not given out. Pure."""
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, repeat
 
 import msgspec
 
@@ -21,8 +21,8 @@ class HeldLease(msgspec.Struct, eq=False):
         lease: As the broker gave it.
         bits: Messages that are not settled, a bit each from the first one on.
         until_ms: When it ends, monotonic clock.
-        buffered: Messages of it that no caller got yet, likewise.
-        reported: Messages of it that callers have reported on, likewise.
+        buffered: How many messages of it no caller got yet.
+        reported: Messages that callers have reported on, as bits.
     """
 
     broker_name: str
@@ -32,6 +32,11 @@ class HeldLease(msgspec.Struct, eq=False):
     until_ms: int
     buffered: int = 0
     reported: int = 0
+
+    @property
+    def has_open(self) -> bool:
+        """True if callers have messages of it that they did not report on."""
+        return (self.bits & ~self.reported).bit_count() > self.buffered
 
     def settlement(
         self, bits: int, action: SettleAction, delay_ms: int = -1, reason: str = ""
@@ -139,13 +144,43 @@ def _take(
         one.bits |= bits
         found.unreadable.append((one, bits, str(error)))
         return count
-    mine = [one for one in messages if lease.first <= one.queue_offset < lease.end]
-    for message in mine:
-        bit = 1 << (message.queue_offset - lease.first)
-        one.bits |= bit
-        if tags is None or message.tag in tags or lease.is_retry:
-            one.buffered |= bit
-            found.messages.append((one, message))
-        else:
-            found.unwanted.append((one, bit))  # the broker compared hashes of tags
-    return max(len(mine), 1)
+    offsets = _offsets(messages)
+    if offsets and (offsets[0] < lease.first or offsets[-1] >= lease.end):
+        messages = [each for each in messages if lease.first <= each.queue_offset < lease.end]
+        offsets = _offsets(messages)
+    one.bits |= bits_of(offsets, lease.first)
+    if tags is not None and not lease.is_retry:
+        # The broker compared hashes of tags.
+        unwanted = [each.queue_offset for each in messages if each.tag not in tags]
+        if unwanted:
+            found.unwanted.append((one, bits_of(unwanted, lease.first)))
+            messages = [each for each in messages if each.tag in tags]
+    one.buffered += len(messages)
+    found.messages.extend(zip(repeat(one), messages))
+    return max(len(offsets), 1)
+
+
+def bits_of(offsets: Collection[int], first: int) -> int:
+    """Return queue offsets as bits.
+
+    Args:
+        offsets: Some, in any order; they may be double.
+        first: Queue offset of bit 0.
+    """
+    different = set(offsets)
+    if not different:
+        return 0
+    low, size = min(different), len(different)
+    if max(different) - low + 1 == size:
+        return ((1 << size) - 1) << (low - first)  # nearly always
+    return sum(1 << (offset - first) for offset in different)
+
+
+def _offsets(messages: Sequence[StoredMessage]) -> Sequence[int]:
+    """Return the queue offsets of the messages of a batch."""
+    if not messages:
+        return ()
+    low, high = messages[0].queue_offset, messages[-1].queue_offset
+    if high - low + 1 == len(messages):
+        return range(low, high + 1)  # nearly always
+    return [each.queue_offset for each in messages]

@@ -12,7 +12,7 @@ from mqmesh.errors import (
     StaleReceipt,
     TopicNotFound,
 )
-from mqmesh.message import StoredMessage
+from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, DeliveryMode, SettleAction
 from mqmesh.protocol.membership import (
     ConsumerData,
@@ -27,7 +27,7 @@ from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
-from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, bits_of
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
 from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settling
 from mqmesh.transport.interface import Transport
@@ -112,7 +112,7 @@ class ReceiveEngine:
             self._asked_ms = now_ms
             while self._buffer and len(found) < most:
                 held, message = self._buffer.popleft()
-                held.buffered &= ~(1 << message.queue_offset - held.lease.first)
+                held.buffered -= 1
                 if held.until_ms > now_ms:
                     found.append(message)
         return found
@@ -219,21 +219,23 @@ class ReceiveEngine:
             reason: As in ``Settlement``.
         """
         # Each broker group numbers its leases by itself.
-        by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease]] = {}
-        bits_of: dict[tuple[str, int], int] = {}
+        by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease, list[int]]] = {}
+        found: tuple[ReceiveSource, HeldLease, list[int]] | None = None
         error: MQMeshError | None = None
+        last: BatchInfo | None = None
         for message in messages:
             info = message.info
-            key = (info.broker_name, info.fencing_token)
-            found = by_lease.get(key) or self._held(*key)
+            if info is not last:  # one for all messages of a batch
+                last, key = info, (info.broker_name, info.fencing_token)
+                found = by_lease.get(key)
+                if found is None and (known := self._held(*key)) is not None:
+                    found = by_lease[key] = (*known, [])
             if found is None:
                 error = StaleReceipt(
                     f"the lease of message {message.message_id} ended, or it is settled already"
                 )
-                continue
-            by_lease[key] = found
-            bit = 1 << (message.queue_offset - found[1].lease.first)
-            bits_of[key] = bits_of.get(key, 0) | bit
+            else:
+                found[2].append(message.queue_offset)
         left = len(by_lease)
         if not left:
             on_done(error)
@@ -247,8 +249,8 @@ class ReceiveEngine:
                 on_done(error)
 
         give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
-        for key, (source, held) in by_lease.items():
-            bits = bits_of[key]
+        for source, held, offsets in by_lease.values():
+            bits = bits_of(offsets, held.lease.first)
             if action == SettleAction.EXTEND:
                 source.extend(held, bits, max(delay_ms, MIN_INVISIBLE_MS), done)
             else:
@@ -425,9 +427,10 @@ class ReceiveEngine:
 
     def _unbuffer(self, held: HeldLease) -> int:
         with self.changed:
+            offsets = [message.queue_offset for of, message in self._buffer if of is held]
             self._buffer = deque(pair for pair in self._buffer if pair[0] is not held)
-            bits, held.buffered = held.buffered, 0
-        return bits
+            held.buffered = 0
+        return bits_of(offsets, held.lease.first)
 
     def _wake(self) -> None:
         with self.changed:

@@ -116,7 +116,7 @@ class ReceiveSource:
     @property
     def has_open(self) -> bool:
         """True if callers have messages that they did not report on."""
-        return any(one.bits & ~(one.buffered | one.reported) for one in self.leases.values())
+        return any(one.has_open for one in self.leases.values())
 
     def receive(self, demand: Demand | None = None) -> bool:
         """Ask for messages if somebody waits for some, unless that is under way.
