@@ -243,6 +243,8 @@ decoder_dealloc(Decoder *self)
     Py_XDECREF(self->batch_type);
     Py_XDECREF(self->no_keys);
     Py_XDECREF(self->zero);
+    for (int place = 0; place < SHARED_NAMES; place++)
+        Py_XDECREF(self->names[place]);
     type->tp_free(self);
     Py_DECREF(type);
 }

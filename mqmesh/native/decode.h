@@ -10,10 +10,14 @@ typedef struct {
     Py_ssize_t producer_id, first_sequence, base_queue_offset;
 } InfoSlots;
 
+#define SHARED_NAMES 64
+#define SHARED_NAME_BYTES 64
+
 typedef struct {
     PyObject_HEAD
     PyTypeObject *message_type, *batch_type;
     PyObject *no_keys, *zero;
+    PyObject *names[SHARED_NAMES]; /* of properties made last, each at a place that its text has */
     MessageSlots message;
     InfoSlots info;
     Py_ssize_t queue_offset, batch, max_strings;

@@ -39,7 +39,30 @@ make_keys(Reading *reading, PyObject *no_keys)
         else
             PyTuple_SET_ITEM(keys, number, key);
     }
+    if (keys != NULL)
+        PyObject_GC_UnTrack(keys); /* texts make no circles */
     return keys;
+}
+
+/* A property's name: messages have few of them, so one object does for all that were made lately. */
+static PyObject *
+make_name(Decoder *self, Reading *reading)
+{
+    Py_ssize_t length = 0;
+    const unsigned char *text = read_text(reading, &length);
+    if (text == NULL)
+        return NULL;
+    if (length < 1 || length > SHARED_NAME_BYTES)
+        return make_text(text, length);
+    size_t mixed = (size_t)length * 31 + text[0] * 7u + text[length - 1] * 3u + text[length / 2];
+    PyObject **place = &self->names[mixed % SHARED_NAMES];
+    if (*place != NULL && PyUnicode_GET_LENGTH(*place) == length
+            && memcmp(PyUnicode_1BYTE_DATA(*place), text, (size_t)length) == 0)
+        return Py_NewRef(*place);
+    PyObject *name = make_text(text, length);
+    if (name != NULL && PyUnicode_IS_COMPACT_ASCII(name))
+        Py_XSETREF(*place, Py_NewRef(name));
+    return name;
 }
 
 static PyObject *
@@ -51,14 +74,14 @@ make_any(Reading *reading)
 }
 
 static PyObject *
-make_properties(Reading *reading)
+make_properties(Decoder *self, Reading *reading)
 {
     if (read_this(reading, 0xc0) == 0)
         return Py_NewRef(Py_None);
     Py_ssize_t count = read_map(reading);
     PyObject *properties = PyDict_New();
     for (Py_ssize_t number = 0; properties != NULL && number < count; number++) {
-        PyObject *name = make_any(reading);
+        PyObject *name = make_name(self, reading);
         PyObject *value = name == NULL ? NULL : make_any(reading);
         if (value == NULL || PyDict_SetItem(properties, name, value) < 0)
             Py_CLEAR(properties);
@@ -87,14 +110,14 @@ reading_of(PyObject *encoded)
 
 /* Makes keys and properties, if the message has them encoded still. */
 static int
-look(const Decoder *self, PyObject *message)
+look(Decoder *self, PyObject *message)
 {
     PyObject *encoded = Py_XNewRef(encoded_of(self, message));
     if (encoded == NULL)
         return 0;
     Reading reading = reading_of(encoded);
     PyObject *keys = make_keys(&reading, self->no_keys);
-    PyObject *properties = keys == NULL ? NULL : make_properties(&reading);
+    PyObject *properties = keys == NULL ? NULL : make_properties(self, &reading);
     /* The collector may have run, and whom it calls may have looked. */
     if (properties != NULL && encoded_of(self, message) == encoded) {
         SLOT(message, self->message.keys) = Py_NewRef(keys);
@@ -115,9 +138,16 @@ look(const Decoder *self, PyObject *message)
 static void
 put_hex(char *at, unsigned long long number)
 {
-    for (int digit = 15; digit >= 0; digit--) {
-        at[digit] = "0123456789ABCDEF"[number & 15];
-        number >>= 4;
+    /* Eight digits at once, each in a byte. */
+    for (int half = 0; half < 2; half++, number <<= 32) {
+        unsigned long long digits = number >> 32;
+        digits = (digits | digits << 16) & 0x0000ffff0000ffffULL;
+        digits = (digits | digits << 8) & 0x00ff00ff00ff00ffULL;
+        digits = (digits | digits << 4) & 0x0f0f0f0f0f0f0f0fULL;
+        unsigned long long letters = (digits + 0x0606060606060606ULL) >> 4 & 0x0101010101010101ULL;
+        digits += 0x3030303030303030ULL + letters * ('A' - '0' - 10);
+        for (int digit = 0; digit < 8; digit++)
+            at[half * 8 + digit] = (char)(digits >> (56 - 8 * digit));
     }
 }
 
@@ -153,7 +183,7 @@ static PyObject *
 field_get(PyObject *object, PyObject *message, PyObject *type)
 {
     Field *self = (Field *)object;
-    const Decoder *decoder = self->decoder;
+    Decoder *decoder = self->decoder;
     PyObject *found = NULL;
     if (message == NULL)
         return Py_NewRef(self->otherwise);

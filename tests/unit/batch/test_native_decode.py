@@ -363,6 +363,16 @@ def is_encoded(message):
 ORDINARY = {"keys": ("k", "é"), "properties": {"a": "b", "é": "ü"}}
 
 
+def test_names_of_properties_are_shared_and_never_mistaken():
+    letters = "abcdefgh"
+    names = ["", *(a + b + c for a in letters for b in letters for c in letters)]
+    names += ["é" * 3, "n" * 64, "n" * 65, "n" * 64 + "m"]
+    found = agrees([Message("t", b"x", properties={name: name}) for name in names * 2])
+    assert [one.properties for one in found] == [{name: name} for name in names * 2]
+    first, second = ({**fresh(properties={"ab": "v"}).properties}.popitem() for _ in range(2))
+    assert first[0] is second[0]
+
+
 @pytest.mark.parametrize("look", [lambda one: one.keys, lambda one: one.properties, repr])
 def test_keys_and_properties_are_made_when_they_are_looked_at(look):
     message = fresh(**ORDINARY)
@@ -460,6 +470,7 @@ def test_facts_of_the_batch_are_those_in_python(name):
         (0, 0, 0),
         (2**64 - 1, 2**64 - 1, 0),
         (0xABCDEF, 0x0123456789, 77),
+        (0x0123456789ABCDEF, 0xFEDCBA9876543210, 0),
         (1, 2**64 - 1, 1),
         (1, 5, -1),
         (2**64, 0, 0),
