@@ -15,7 +15,7 @@ from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC, check_stored, is_of_topic, topic_mark
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.storage.files.open_files import OpenFiles
-from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.commitlog import VIEW_BYTES, CommitLog
 from mqmesh.storage.queues.consume_queue import (
     ENTRY_SIZE,
     MOST_LOOKED_AT_ONCE,
@@ -39,7 +39,8 @@ MOST_FILTERED_ENTRIES: Final = 32_768
 MOST_TAIL_ROWS: Final = 4096
 """Batches of a tail looked at by one read."""
 READ_THROUGH_BYTES: Final = 4096
-"""Reading so many bytes of other queues costs less than another system call."""
+"""Reading so many bytes of other queues costs less than another system call. What is in memory is
+not read, so gaps may be larger there."""
 MOST_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 _PLACE = struct.Struct("<QI")
@@ -224,7 +225,7 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
 def read_batches(
     log: CommitLog, topic: str, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[list[bytes | memoryview], int, int | None]:
-    """Reads batches, those that are neighbours in the log with one call.
+    """Reads batches: as views of the log in memory, else those that are neighbours with one call.
 
     Every batch is checked to be the one that the queue names, of its topic and queue;
     checksums are left to the caller that decodes it.
@@ -242,13 +243,19 @@ def read_batches(
     data: list[bytes | memoryview] = []
     damaged = None
     number = 0
+    most_gap = MOST_AT_ONCE_BYTES
     while number < len(runs):
         start = runs[number].commitlog_offset
-        count, stop, dense = _neighbours(log, runs, number)
-        try:
-            buffer = log.view(start, stop - start)
-        except CorruptRecord:
-            break
+        count, stop, dense = _neighbours(log, runs, number, most_gap)
+        buffer: bytes | memoryview | None = log.view_in_memory(start, stop - start)
+        if buffer is None:
+            if not dense and stop - start >= VIEW_BYTES and most_gap > READ_THROUGH_BYTES:
+                most_gap = READ_THROUGH_BYTES  # what lies between would be read, too
+                continue
+            try:
+                buffer = log.read(start, stop - start)
+            except CorruptRecord:
+                break
         some = runs[number : number + count]
         good, doubted = _count_good(buffer, start, topic, queue_id, some)
         damaged = doubted if damaged is None else damaged
@@ -291,8 +298,10 @@ def sound_batches(
     return sound, number
 
 
-def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int, int, bool]:
-    """Return the number of runs to read with one call, their end, and if they leave no gap."""
+def _neighbours(
+    log: CommitLog, runs: list[BatchPlace], first: int, most_gap: int
+) -> tuple[int, int, bool]:
+    """Return the number of runs to take at once, their end, and if they leave no gap."""
     start = runs[first].commitlog_offset
     stop = start + runs[first].size
     if first + 1 == len(runs):
@@ -304,7 +313,7 @@ def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int
         offset, size, *_ = runs[index]
         gap = offset - stop
         if (
-            not 0 <= gap <= READ_THROUGH_BYTES
+            not 0 <= gap <= most_gap
             or offset + size > segment_end
             or offset + size - start > MOST_AT_ONCE_BYTES
         ):

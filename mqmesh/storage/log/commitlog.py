@@ -205,17 +205,21 @@ class CommitLog:
             CorruptRecord: The file is not there or too short.
             StorageError: The disk refuses to read them.
         """
-        if size >= VIEW_BYTES:
-            segment = self._segments.find(start)
-            if segment is not None and start + size <= segment.end:
-                mapped = self.maps.get(segment)
-                if mapped is not None:
-                    stop = min(self.end, segment.end)
-                    if start + size <= stop:
-                        view = mapped.view(start - segment.start, size, stop=stop - segment.start)
-                        if view is not None:
-                            return view
-        return self.read(start, size)
+        view = self.view_in_memory(start, size)
+        return self.read(start, size) if view is None else view
+
+    def view_in_memory(self, start: int, size: int) -> memoryview | None:
+        """Return bytes that lie in one segment, if there are many, and in memory; see ``view``."""
+        if size < VIEW_BYTES:
+            return None
+        segment = self._segments.find(start)
+        if segment is None or start + size > min(self.end, segment.end):
+            return None
+        mapped = self.maps.get(segment)
+        if mapped is None:
+            return None
+        stop = min(self.end, segment.end) - segment.start
+        return mapped.view(start - segment.start, size, stop=stop)
 
     def read(self, start: int, size: int) -> bytes:
         """Reads bytes that lie in one segment.

@@ -16,7 +16,7 @@ from mqmesh.message import tag_hash
 from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, GetStatus, PutStatus, StoreConfig
-from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.commitlog import VIEW_BYTES, CommitLog
 from mqmesh.storage.queues import consume_queues
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch, read_queue
@@ -102,6 +102,29 @@ def test_rolling_over_many_segments_stays_durable(store: CommitLogStore, disk: S
     # Descriptors of segments that are full and synced are given back.
     assert sum(segment.fd >= 0 for segment in store._log.segments) <= 4
     assert len(read_queue(store)) >= 30
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_small_batches_far_apart_are_taken_from_memory_or_else_read_one_by_one(
+    store: CommitLogStore, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    disk.gate.set()
+    end = 0
+    for number in range(20):
+        for queue_id, body in enumerate([f"wanted {number}", "x" * 7_000]):
+            batch = make_batch([body], queue_id=queue_id, first_sequence=number)
+            (result,) = store.put([batch], NOW)
+            end = result.end_offset
+        store.tick(number)
+    disk.finish(store, end)
+    sizes = []
+    read = CommitLog.read
+    monkeypatch.setattr(CommitLog, "read", lambda *args: sizes.append(args[-1]) or read(*args))
+    if not in_memory:
+        monkeypatch.setattr(CommitLog, "view_in_memory", lambda *_: None)
+    assert read_queue(store) == [f"wanted {number}" for number in range(20)]
+    assert len(sizes) == 20 if not in_memory else len(sizes) < 5  # those alone in their segment
+    assert max(sizes, default=0) < VIEW_BYTES
 
 
 def test_an_idle_store_does_nothing(tmp_path: Path) -> None:
