@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -19,14 +20,18 @@ from typing import Final
 
 import msgspec
 
-from harness.chaos_scene import BROKER, OFFSETS_SAVED_MS, Scene, UpCluster
-from harness.checker import Report
+from harness.chaos_scene import BROKER, GROUP, OFFSETS_SAVED_MS, Scene, UpCluster
+from harness.checker import Report, Verdict
 from harness.delay_scene import run_delay_rounds
 from harness.history import Outage
+from harness.receives import Seen, judge
 from harness.secured import CLIENT, keys_in, secured_folder
 from harness.transaction_scene import run_rounds
 from harness.workload import now_ms
 from mqmesh.errors import MQMeshError
+from mqmesh.protocol.delivery import DeliveryMode
+from mqmesh.protocol.groups import GroupConfig
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.units import MIB
@@ -48,6 +53,11 @@ a row, and recovery reads what was not synced."""
 HEARTBEAT_MS: Final = 30_000.0
 LOST_CONSUMER_MS: Final = 10_000.0
 AWAKE_MS: Final = 10_000.0
+RECEIVERS: Final = 4
+RECEIVE_RATE: Final = 100
+LOST_GRACE_MS: Final = 1_000
+MEMBER_SHARE: Final = 0.4
+"""Share of the kills in receives that hit a member."""
 _SEGMENT_BYTES: Final = 16 * MIB
 
 
@@ -196,6 +206,57 @@ def kill_in_delays(folder: Path, seed: int, rounds: int) -> Outcome:
     return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
 
 
+def kill_in_receives(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills the broker, and members that acknowledge each message, at random times."""
+    settings = {
+        **_settings(),
+        "storage.flush_disk_type": "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH",
+    }
+    group = GroupConfig(GROUP, delivery=DeliveryMode.MESSAGE, lost_grace_ms=LOST_GRACE_MS)
+    kills: Counter[str] = Counter()
+    dead_ms: dict[str, float] = {}
+    with UpCluster(folder / "data", settings) as cluster, Scene(cluster, folder, seed) as scene:
+        with GroupAdmin(cluster.namesrv_addr) as admin:
+            admin.put_group(group)
+        scene.start("receive", RECEIVERS)
+        for kind in ("sync", "async", "batch"):
+            scene.start(kind, rate=RECEIVE_RATE)
+        scene.wait_progress()
+        while kills.total() < rounds:
+            scene.run_for(scene.chance.uniform(*LOAD_S))
+            if scene.chance.random() < MEMBER_SHARE:
+                member = scene.chance.choice(scene.living(scene.consumers))
+                dead_ms[member.plan.name] = now_ms()
+                scene.kill(member)
+                scene.start("receive")
+                kills["member"] += 1
+            else:
+                if kills["broker"] and kills["broker"] % KILLS_A_LIFE == 0:
+                    cluster.restart()
+                    scene.wait_progress()
+                cluster.kill_broker()
+                scene.kills_ms.append(now_ms())
+                kills["broker"] += 1
+                cluster.wait_killed()
+                cluster.wait_ready()
+            scene.wait_progress()
+        report = scene.finish()
+        judged = judge(
+            [
+                Seen(line.time_ms, line.event, one.plan.name, [(line.producer, line.number)])
+                for one in scene.consumers
+                for line in one.lines()
+            ],
+            dead_ms,
+        )
+    # Members overtake each other.
+    verdicts = [one for one in report.verdicts if one.invariant != "C4"]
+    report = Report([*verdicts, Verdict("D2", judged.again)], report.counts)
+    metrics = {f"killed ({who})": float(times) for who, times in sorted(kills.items())}
+    metrics |= {"acknowledged": len(judged.acked), "had by two": len(judged.twice)}
+    return Outcome(report, metrics)
+
+
 class Processes(ProcessCluster):
     """A cluster without a supervisor, so that what is killed stays dead until it is wanted.
 
@@ -225,6 +286,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "kill-producers": kill_producers,
     "kill-in-transactions": kill_in_transactions,
     "kill-in-delays": kill_in_delays,
+    "kill-in-receives": kill_in_receives,
     "pause-broker": pause_broker,
 }
 

@@ -44,6 +44,8 @@ IMPATIENT_MS: Final = 500
 PATIENT_MS: Final = 60_000
 """Timeout of the others: they find out what became of every message."""
 POLL_S: Final = 0.02
+CONSUMING: Final = ("consume", "receive")
+"""Kinds of workers, see ``Plan``, that consume."""
 LOOK_INTERVAL_S: Final = 0.2
 LOOK_TIMEOUT_MS: Final = 500
 LOOKUPS: Final = 40
@@ -196,7 +198,7 @@ class Scene:
 
     def start(self, kind: str, count: int = 1, *, rate: int = 400) -> list[Worker]:
         """Starts workers of a kind, see ``Plan``."""
-        group = self.consumers if kind == "consume" else self.producers
+        group = self.consumers if kind in CONSUMING else self.producers
         new = []
         for _ in range(count):
             name = f"{kind}-{len(self.producers) + len(self.consumers)}"

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
+from harness.receives import receive
 from mqmesh.errors import (
     ClientClosed,
     EndpointUnreachable,
@@ -34,6 +35,7 @@ from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
@@ -52,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         name: Name of the worker.
-        kind: ``sync``, ``async`` or ``batch`` for producers, ``consume``.
+        kind: ``sync``, ``async`` or ``batch`` for producers, ``consume`` or ``receive``.
         namesrv_addr: Name servers.
         topic: Topic.
         file: File for the lines that it writes.
@@ -77,7 +79,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     """A line of a worker's file.
 
     Attributes:
-        event: ``send``, ``acked``, ``refused``, ``unknown``, ``got`` or ``queues``.
+        event: ``send``, ``acked``, ``refused``, ``unknown``, ``got``, ``queues``, or one of
+            ``harness.receives``.
         number: Number of the message, or of the first one of a batch.
         count: Messages of a batch.
         hashes: Hashes of the bodies.
@@ -394,15 +397,7 @@ def consume(plan: Plan, record: Recorder, stopping: threading.Event) -> None:
     """Takes part in a group and writes down all that comes, before it is acknowledged."""
 
     def listen(messages: list[StoredMessage]) -> ConsumeResult:
-        time_ms = now_ms()
-        lines = []
-        for message in messages:
-            one = describe(message)
-            line = Line("got", one.number, hashes=[one.body_hash], producer=one.producer)
-            line.queue, line.queue_offset = one.queue, one.queue_offset
-            line.message_ids, line.time_ms = [one.message_id], time_ms
-            lines.append(line)
-        record.write(*lines)
+        record.write(*_lines("got", messages))
         return ConsumeResult.SUCCESS
 
     # One thread, since several would not keep the order of a queue.
@@ -424,6 +419,32 @@ def consume(plan: Plan, record: Recorder, stopping: threading.Event) -> None:
                 had = has
 
 
+def receive_each(plan: Plan, record: Recorder, stopping: threading.Event) -> None:
+    """Takes part in a group that acknowledges each message, and writes down all that it does."""
+
+    def note(event: str, messages: list[StoredMessage]) -> None:
+        record.write(*_lines(event, messages))
+
+    consumer = SimpleConsumer(
+        plan.group, namesrv_addr=plan.namesrv_addr, settle_timeout_ms=plan.timeout_ms
+    )
+    consumer.subscribe(plan.topic)
+    with consumer:
+        receive(consumer, random.Random(plan.seed), stopping, note)
+
+
+def _lines(event: str, messages: list[StoredMessage]) -> list[Line]:
+    time_ms = now_ms()
+    lines = []
+    for message in messages:
+        one = describe(message)
+        line = Line(event, one.number, hashes=[one.body_hash], producer=one.producer)
+        line.queue, line.queue_offset = one.queue, one.queue_offset
+        line.message_ids, line.time_ms = [one.message_id], time_ms
+        lines.append(line)
+    return lines
+
+
 def now_ms() -> float:
     """Returns the machine's monotonic time, which all its processes share, in ms."""
     return time.monotonic() * 1_000
@@ -441,6 +462,8 @@ def work(plan: Plan) -> None:
     record = Recorder(Path(plan.file))
     if plan.kind == "consume":
         consume(plan, record, stopping)
+    elif plan.kind == "receive":
+        receive_each(plan, record, stopping)
     else:
         _Producing(plan, record, stopping).run()
 

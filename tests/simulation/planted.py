@@ -18,9 +18,14 @@ import msgspec
 from harness.simulation.disk import LoggedStore, LogRecord
 from harness.simulation.faults import MEMBERS, PROFILES
 from harness.simulation.real_disk import SteppedFlusher
+from harness.simulation.receiving import ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
+from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow
+from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
+from mqmesh.roles.broker.features.delivery.feature import _Taking
 from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
@@ -190,6 +195,41 @@ def _never_asked(was):
     return lambda self, now_ms, members: []
 
 
+def _before_the_put(was):
+    def reply(self, request, answer):
+        request.later().done(answer)  # the next tick writes it
+
+    return reply
+
+
+def _forgets_hand_outs(was):
+    def apply(self, record):
+        if record.floor is not None:
+            floor = msgspec.structs.replace(record, next_offset=record.floor, runs=[])
+            record = floor if record.adds else record
+        was(self, record)
+
+    return apply
+
+
+def _ends_early(was):
+    return lambda self, now_ms: was(self, now_ms + LATE_MS * 10)
+
+
+def _takes_stale(was):
+    def claim(self, lease, first, bits):
+        for run in self.runs:
+            if run.within(first, bits):
+                lease = max(lease, run.lease)
+        return was(self, lease, first, bits)
+
+    return claim
+
+
+def _never_full(was):
+    return lambda self, *given: was(self, *given[:-3], 10 * given[-3], *given[-2:])
+
+
 BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "an acknowledgement before the write": _store(LateWrites),
     "an acknowledgement before the sync": _before_the_sync,
@@ -210,11 +250,21 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
         queue_leases, "TRUST_MS", lambda was: 30_000
     ),
 }
+RECEIVE_BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
+    "an acknowledged message before the put": _method(Core, "reply_when_saved", _before_the_put),
+    "a hand-out that the log forgets": _method(DeliveryWindows, "apply", _forgets_hand_outs),
+    "a lease that ends early": _method(DeliveryWindow, "tick", _ends_early),
+    "a stale acknowledgement taken": _method(DeliveryWindow, "_claim", _takes_stale),
+    "a group that holds too much": _method(_Taking, "__init__", _never_full),
+}
+"""Of members that acknowledge each message."""
 
 
 def run_planted(name: str, seed: int) -> Outcome:
     """Runs a seed with a bug."""
     with contextlib.ExitStack() as stack:
+        if name in RECEIVE_BUGS:
+            return run_seed(seed, RECEIVE_BUGS[name](stack), ReceiveRun)
         return run_seed(seed, BUGS[name](stack))
 
 
@@ -230,7 +280,7 @@ def find(name: str, seeds: Iterable[int]) -> Iterator[Outcome]:
 def main() -> int:
     """Looks for a seed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=BUGS)
+    parser.add_argument("name", choices=[*BUGS, *RECEIVE_BUGS])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=MOST_SEEDS)
     options = parser.parse_args()

@@ -8,7 +8,7 @@ The invariants are those of ``harness.checker``: one history for each group and 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -36,21 +36,30 @@ from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer.send_result import SendFuture
 
 PLAIN, ORDERED, TRANSACTED, DELAYED = "plain", "ordered", "transacted", "delayed"
-TOPICS: Final = (PLAIN, ORDERED, TRANSACTED, DELAYED)
 LOST: Final = "lost"
 """Outcome of a transaction whose messages went with a master."""
-PUSH, ORDER, PULL = "push", "order", "pull"
+TOPICS: Final = (PLAIN, ORDERED, TRANSACTED, DELAYED)
+PUSH, ORDER, PULL, RECEIVE = "push", "order", "pull", "receive"
 READERS: Final = {
     PUSH: (PLAIN, TRANSACTED, DELAYED),
     ORDER: (ORDERED,),
     PULL: (PLAIN,),
 }
 """Groups, and the topics that they read."""
+UNORDERED: Final = (PUSH, RECEIVE)
+UNWANTED: Final = "unwanted"
+UNWANTED_EVERY: Final = 7
+"""One message of so many has the tag that the group ``RECEIVE`` does not take."""
 
 
 def body_of(producer: str, number: int) -> bytes:
     """Returns the body of a producer's message."""
     return f"{producer}:{number}".encode()
+
+
+def tag_of(number: int) -> str:
+    """Returns the tag of a producer's message."""
+    return UNWANTED if number % UNWANTED_EVERY == 0 else "wanted"
 
 
 def key_of(body: bytes) -> MessageKey:
@@ -64,8 +73,11 @@ class Books:
 
     Args:
         now_ms: The simulation's clock.
+        topics: Topics that are sent to.
+        readers: Groups, and the topics that they read.
 
     Attributes:
+        topics, readers: See above.
         attempts: Attempts of sends, by topic and message.
         deliveries: First tries, by group and topic.
         decisions: Local transactions that ended, with the time.
@@ -81,9 +93,16 @@ class Books:
         statuses_hold: No status but SEND_OK says that the message may be lost.
     """
 
-    def __init__(self, now_ms: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], float],
+        topics: Sequence[str] = TOPICS,
+        readers: Mapping[str, Sequence[str]] = READERS,
+    ) -> None:
         self._now_ms = now_ms
-        self.attempts: dict[str, dict[MessageKey, Attempt]] = {topic: {} for topic in TOPICS}
+        self.topics = topics
+        self.readers = readers
+        self.attempts: dict[str, dict[MessageKey, Attempt]] = {topic: {} for topic in topics}
         self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
         self.decisions: dict[MessageKey, tuple[str, float]] = {}
         self.undecided: dict[MessageKey, None] = {}
@@ -173,7 +192,7 @@ class Books:
         """Forgets half messages that are not there, and messages that were to come again."""
         for key in [key for key in self.undecided if key not in halves]:
             del self.undecided[key]
-        for group in READERS:
+        for group in self.readers:
             self.failed[group].clear()
 
     def missing(self) -> list[str]:
@@ -182,7 +201,7 @@ class Books:
         unasked = [key for key in self.undecided if key not in self.decisions]
         if unasked:
             found.append(f"{len(unasked)} half messages that nobody asks about, as {unasked[0]}")
-        for group, topics in READERS.items():
+        for group, topics in self.readers.items():
             for topic in topics:
                 seen = {one.key for one in self.deliveries[group, topic]} | self.done[group]
                 lost = [key for key in self._expected(topic) if key not in seen]
@@ -202,11 +221,11 @@ class Books:
     def judge(self, stored: dict[str, list[Delivery]]) -> list[Report]:
         """Returns one report for each group and topic, and one for violations beside them."""
         reports = []
-        for group, topics in READERS.items():
+        for group, topics in self.readers.items():
             for topic in topics:
                 history = self._history(group, topic, stored[topic])
                 report = check(history)
-                if group == PUSH:
+                if group in UNORDERED:
                     # Calls of a concurrent consumer overtake each other.
                     report = Report(
                         [one for one in report.verdicts if one.invariant != "C4"], report.counts
@@ -214,7 +233,7 @@ class Books:
                 reports.append(report)
         lost = [
             f"{key} failed for {group} and was never seen again"
-            for group in READERS
+            for group in self.readers
             for key in self.failed[group]
             if key not in self.done[group]
         ]

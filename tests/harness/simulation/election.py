@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from harness.history import ACKED, Commit, Delivery, Look
-from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of, key_of
+from harness.simulation.books import delivery_of, key_of
 from harness.simulation.disk import Disk
 from harness.simulation.faults import Faults
 from harness.simulation.real_disk import RealDisk
@@ -139,7 +139,7 @@ class ElectionRun(Run):
         self.books.statuses_hold = mode is not AckReplicas.NONE
         self.replicas = start_group(world, mode, zones=bool(world.zone))
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
-            for topic in TOPICS:
+            for topic in self.books.topics:
                 admin.create_topic(topic, queues=QUEUES)
         self._start_clients()
         self._watch()
@@ -179,7 +179,7 @@ class ElectionRun(Run):
     def _read_back(self, master: Process) -> None:
         """Notes the end of a queue that got a message lately, as the leader shows it."""
         store, chance = self._store(master), self.world.simulation.random
-        topic = chance.choice((PLAIN, ORDERED))
+        topic = chance.choice(self.books.topics[:2])
         acked = [one for one in self.books.attempts[topic].values() if one.outcome == ACKED]
         if not acked:
             return
@@ -212,7 +212,7 @@ class ElectionRun(Run):
         role = process.server._role if process is not None and process.up else None
         broker = role.features if role is not None and role.serves else None
         if broker is not None:
-            for group, topics in READERS.items():
+            for group, topics in self.books.readers.items():
                 for topic in topics:
                     for queue_id, offset in (
                         broker.state.committed.topics(group).get(topic, {}).items()
@@ -320,10 +320,14 @@ class ElectionRun(Run):
         """A master that was lost took along what nobody else had: nobody may have seen it."""
         halves = {key_of(message.body) for message in disk.messages(TRANS_HALF_TOPIC, GROUP)}
         self.books.forget_later(halves)
-        for topic in TOPICS:
+        for topic in self.books.topics:
             stored = {key_of(message.body) for message in disk.messages(topic, GROUP)}
             lost = self.books.forget(topic, stored)
-            seen = {one.key for group in READERS for one in self.books.deliveries[group, topic]}
+            seen = {
+                one.key
+                for group in self.books.readers
+                for one in self.books.deliveries[group, topic]
+            }
             self._wrong += [
                 f"H2: {key} of {topic} was delivered, and is lost" for key in seen & lost
             ]
@@ -332,11 +336,11 @@ class ElectionRun(Run):
         master = self._master()
         if master is None:
             self._wrong.append("H8: nobody leads in the end")
-            return {topic: [] for topic in TOPICS}
+            return {topic: [] for topic in self.books.topics}
         # What was sent last may not be confirmed yet, and is there.
         self._store(master).show_to(lambda: MAX_OFFSET)
         found = {}
-        for topic in TOPICS:
+        for topic in self.books.topics:
             all_ = []
             try:
                 messages = self.world.disks[master.name].messages(topic, GROUP)

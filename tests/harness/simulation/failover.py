@@ -8,9 +8,8 @@ offsets.
 from pathlib import Path
 from typing import Final
 
-from harness.simulation.books import TOPICS
 from harness.simulation.faults import Faults
-from harness.simulation.load import make_clients
+from harness.simulation.load import Client, make_clients
 from harness.simulation.run import HARM_MS, QUEUES, Run
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import MQMeshError
@@ -71,11 +70,12 @@ class FailoverRun(Run):
             process.start()
         world.simulation.run(2_000)
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
-            for topic in TOPICS:
+            for topic in self.books.topics:
                 admin.create_topic(topic, queues=QUEUES)
-        self.clients = make_clients(world, self.books)
-        for client in self.clients:
-            world.simulation.after(world.simulation.random.randrange(1_000), client.start)
+        self._start_clients()
+
+    def _make_clients(self) -> list[Client]:
+        return make_clients(self.world, self.books)
 
     def _plan(self, faults: Faults) -> None:
         super()._plan(faults)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from harness.simulation.books import ORDER, PULL, PUSH, Books
+from harness.simulation.books import ORDER, PULL, PUSH, RECEIVE, Books
 from harness.simulation.load import Client, SimulatedPush
 from harness.simulation.world import RESTART_MS, Process, World
 from mqmesh.transport.simulated.node import SimulatedNode
@@ -183,7 +183,7 @@ class Faults:
         self._world.simulation.after(self._down_ms(), process.start)
 
     def _consumer(self) -> SimulatedNode:
-        names = (PUSH, ORDER, PULL)
+        names = (PUSH, ORDER, PULL, RECEIVE)
         found = [one for one in self._nodes() if one.name.startswith(names)]
         return self._chance.choice(found or self._nodes())
 
@@ -214,7 +214,11 @@ class Faults:
     def _pause_in_call(self) -> None:
         # A consumer that stands still with more to do must not go on when another has the queue.
         pushing = [one for one in self._clients if isinstance(one, SimulatedPush)]
-        client = self._chance.choice([one for one in pushing if one.group == ORDER])
+        ordered = [one for one in pushing if one.group == ORDER]
+        if not ordered:
+            self._pause(self._consumer())
+            return
+        client = self._chance.choice(ordered)
 
         def begun() -> None:
             client.on_begin = _nothing

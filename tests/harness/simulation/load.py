@@ -19,6 +19,7 @@ from harness.simulation.books import (
     Books,
     body_of,
     key_of,
+    tag_of,
 )
 from harness.simulation.workers import SimulatedPool, SimulatedWorkers
 from harness.simulation.world import World
@@ -132,6 +133,9 @@ class Client(ABC):
 class SimulatedProducer(Client):
     """Sends plain, ordered and delayed messages, each life under a name of its own."""
 
+    topics: tuple[str, ...] = (PLAIN, ORDERED, DELAYED)
+    shares: tuple[int, ...] = (4, 4, 1)
+
     def make(self) -> Producer:
         """Makes the client."""
         self._numbers = itertools.count()
@@ -151,7 +155,7 @@ class SimulatedProducer(Client):
         if not self.sending:
             return
         chance = self.transport.node.random
-        topic = chance.choices((PLAIN, ORDERED, DELAYED), (4, 4, 1))[0]
+        topic = chance.choices(self.topics, self.shares)[0]
         for _ in range(chance.randint(1, 3)):
             self._send_one(topic)
         self.later(SEND_EVERY_MS, self._send)
@@ -159,7 +163,7 @@ class SimulatedProducer(Client):
     def _send_one(self, topic: str) -> None:
         chance = self.transport.node.random
         number, producer = next(self._numbers), self.life
-        message = Message(topic, body_of(producer, number))
+        message = Message(topic, body_of(producer, number), tag=tag_of(number))
         if topic == DELAYED:
             delay_ms = chance.randint(500, 15_000)
             clock = self.transport.clock

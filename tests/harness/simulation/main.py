@@ -20,6 +20,7 @@ from harness.chaos import say, show
 from harness.ha_model import explore_all
 from harness.simulation.election import ElectionRun
 from harness.simulation.failover import FailoverRun
+from harness.simulation.receiving import ReceiveElectionRun, ReceiveFailoverRun, ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
 
 QUIET: Final = logging.CRITICAL + 1
@@ -96,7 +97,10 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     gc.collect()
     gc.freeze()
     gc.disable()
-    kind = ElectionRun if options.election else FailoverRun if options.failover else Run
+    kinds: tuple[type[Run], ...] = (Run, FailoverRun, ElectionRun)
+    if options.receive:
+        kinds = (ReceiveRun, ReceiveFailoverRun, ReceiveElectionRun)
+    kind = kinds[2 if options.election else 1 if options.failover else 0]
     if options.jobs == 1:
         yield from map(partial(_run, kind=kind, secure=options.secure), _seeds(options))
         return
@@ -145,6 +149,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--election", action="store_true", help="replicas elect their master, whatever goes wrong"
     )
+    parser.add_argument("--receive", action="store_true", help="members acknowledge each message")
     parser.add_argument(
         "--secure", action="store_true", help="nobody gets in without a key, and strangers try"
     )

@@ -12,7 +12,7 @@ from unittest import mock
 import msgspec
 
 from harness.history import Commit, Delivery
-from harness.simulation.books import READERS, TOPICS, Books, delivery_of
+from harness.simulation.books import Books, delivery_of
 from harness.simulation.faults import PROFILES, Faults
 from harness.simulation.load import Client, SimulatedAdministrator, make_clients
 from harness.simulation.secured import STRANGERS
@@ -118,7 +118,7 @@ class Run:
             seed, folder, sync_flush=seed // 3 % 2 == 0, real_store=real_store, secure=secure
         )
         self.strangers: list[Stranger] = []
-        self.books = Books(lambda: float(self.world.now_ms))
+        self.books = self._make_books()
         self.clients: list[Client] = []
         self._begun_ms = self.world.now_ms
         self._complaints = Complaints()
@@ -186,6 +186,15 @@ class Run:
         for disk in self.world.disks.values():
             disk.release()
 
+    def _make_books(self) -> Books:
+        return Books(lambda: float(self.world.now_ms))
+
+    def _make_clients(self) -> list[Client]:
+        made = make_clients(self.world, self.books)
+        if self.seed % ADMINISTERED_EVERY == ADMINISTERED_EVERY - 1:
+            made.append(SimulatedAdministrator(self.world, self.books, "administrator"))
+        return made
+
     def _plan(self, faults: Faults) -> None:
         faults.plan()
 
@@ -212,15 +221,13 @@ class Run:
             process.start()
         world.simulation.run(1_000)
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
-            for topic in TOPICS:
+            for topic in self.books.topics:
                 admin.create_topic(topic, queues=QUEUES)
         self._start_clients()
 
     def _start_clients(self) -> None:
         world = self.world
-        self.clients = make_clients(world, self.books)
-        if self.seed % ADMINISTERED_EVERY == ADMINISTERED_EVERY - 1:
-            self.clients.append(SimulatedAdministrator(world, self.books, "administrator"))
+        self.clients = self._make_clients()
         for client in self.clients:
             world.simulation.after(world.simulation.random.randrange(1_000), client.start)
 
@@ -261,7 +268,7 @@ class Run:
     def _look(self) -> None:
         world = self.world
         for name, broker in self._features():
-            for group, topics in READERS.items():
+            for group, topics in self.books.readers.items():
                 for topic in topics:
                     for queue_id, offset in (
                         broker.state.committed.topics(group).get(topic, {}).items()
@@ -274,7 +281,7 @@ class Run:
 
     def _stored(self) -> dict[str, list[Delivery]]:
         found: dict[str, list[Delivery]] = {}
-        for topic in TOPICS:
+        for topic in self.books.topics:
             all_ = []
             for name, disk in self.world.disks.items():
                 try:

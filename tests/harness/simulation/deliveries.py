@@ -1,0 +1,299 @@
+"""Records of messages that are acknowledged one by one, and how they are judged.
+
+==== ==================================================================================
+D1   what is settled was acknowledged or rejected, was sent back, or is not wanted
+D2   nothing is delivered behind an answered acknowledgement
+D3   nobody gets, and nobody but the holder settles, what a member holds whose lease goes on
+D5   a message is handed out as often as its group allows, and attempts survive failovers
+D6   members hold no more than the group may, and what a window counts is what it has
+==== ==================================================================================
+
+The windows of the broker that serves are looked at all the time: who has what until when.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from harness.history import ACKED, RETURNED, Delivery, History, MessageKey
+from harness.simulation.books import RECEIVE, UNWANTED, Books, key_of, tag_of
+from mqmesh.message import StoredMessage, retry_topic
+from mqmesh.protocol.delivery import SettleAction
+from mqmesh.roles.broker.all_features import BrokerFeatures
+from mqmesh.roles.broker.delivery_state.window import NOBODY, DeliveryWindow, Run
+from mqmesh.roles.broker.delivery_state.windows import WindowKey
+
+JOBS: Final = "jobs"
+MAX_UNSETTLED: Final = 40
+MAX_RETRIES: Final = 5
+MOST_PENDING: Final = 100
+"""Looks at what was handed out that wait until the log is safe so far."""
+
+Place = tuple[str, str, int, int]
+"""Broker, physical topic, queue id and queue offset."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Holder of a message, as its broker has it.
+
+    Attributes:
+        lease: Number of the lease.
+        member: Client id.
+        until_ms: End of the lease.
+        epoch: Of the broker that was looked at.
+    """
+
+    lease: int
+    member: str
+    until_ms: int
+    epoch: int
+
+
+class HandedOut(msgspec.Struct, frozen=True):
+    """Message of which the log says that it was handed out.
+
+    Attributes:
+        last_lease: Number of the last lease of the broker then.
+        attempt: How often it was handed out.
+    """
+
+    last_lease: int
+    attempt: int
+
+
+class DeliveryBooks(Books):
+    """Everything that was seen of receives.
+
+    Args:
+        now_ms: The simulation's clock.
+        serving: Returns the broker of a name that serves now; None if none does.
+        dead: Returns the keys of all dead letters.
+
+    Attributes:
+        is_strict: What is answered is safe.
+        handed_again: Messages that members held over a failover and that went to others, too.
+        held_over: Messages that members held over a failover.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], float],
+        serving: Callable[[str], BrokerFeatures | None],
+        dead: Callable[[], set[MessageKey]],
+    ) -> None:
+        super().__init__(now_ms, (JOBS,), {RECEIVE: (JOBS,)})
+        self.is_strict = True
+        self._serving = serving
+        self._dead = dead
+        self._settled: dict[Place, int] = {}
+        self._reported: set[Place] = set()
+        self._given_up: dict[Place, int] = {}
+        self._sent: dict[tuple[Place, int], Holder | None] = {}
+        self._returned: Counter[Place] = Counter()
+        self._holders: dict[str, dict[Place, Holder]] = {}
+        self._lives: dict[str, BrokerFeatures] = {}
+        self._pending: dict[str, list[tuple[int, dict[Place, HandedOut]]]] = {}
+        self._safe: dict[Place, HandedOut] = {}
+        self._judged: dict[tuple[str, WindowKey], set[int]] = {}
+        self._unexplained: dict[Place, None] = {}
+
+    # ---- Members ---------------------------------------------------------------------
+
+    def received(self, message: StoredMessage, consumer: str) -> None:
+        """Notes that a member got a message."""
+        place, info = place_of(message), message.info
+        if message.reconsume_times == 0 and info.topic == JOBS:
+            self.delivered(RECEIVE, message, consumer)
+        if message.tag == UNWANTED:
+            self._wrong("D1", f"{place} was delivered, and nobody wants it")
+        if not self.is_strict:
+            return
+        lease = info.fencing_token
+        if lease > self._settled.get(place, lease):
+            self._wrong("D2", f"{place} was delivered by lease {lease:x} after it was settled")
+        holder = self._holder(place)
+        if (
+            holder is not None
+            and lease > holder.lease
+            and lease >> 32 == holder.epoch
+            and holder.until_ms >= self._now_ms()
+            and self._given_up.get(place) != holder.lease
+        ):
+            self._wrong(
+                "D3", f"{place} was delivered by lease {lease:x}, and {holder} had it still"
+            )
+        safe = self._safe.get(place)
+        returned = self._returned[place]
+        if safe is not None and lease > safe.last_lease:
+            if info.attempt <= safe.attempt - returned:
+                self._wrong("D5", f"attempt {info.attempt} of {place} by lease {lease:x}: {safe}")
+        if info.attempt > MAX_RETRIES + 1 + len(self.kills_ms) + returned:
+            self._wrong("D5", f"attempt {info.attempt} of {place}")
+
+    def reports(self, message: StoredMessage, action: SettleAction) -> None:
+        """Notes that a member is about to report on a message."""
+        place, lease = place_of(message), message.info.fencing_token
+        key = key_of(message.body)
+        if action in (SettleAction.NACK, SettleAction.REJECT, SettleAction.RETURN):
+            self._given_up[place] = lease
+        if action == SettleAction.RETURN:
+            self._returned[place] += 1
+        elif action != SettleAction.EXTEND:
+            self._reported.add(place)
+        if action == SettleAction.ACK:
+            self.done[RECEIVE].add(key)
+            self._sent[place, lease] = self._holder(place)
+
+    def returns(self, places: Iterable[tuple[Place, int]]) -> None:
+        """Notes that a member gives back what it holds, with the lease of each."""
+        for place, lease in places:
+            self._given_up[place] = lease
+            self._returned[place] += 1
+
+    def answered(
+        self, message: StoredMessage, action: SettleAction, error: BaseException | None
+    ) -> None:
+        """Notes the answer to a report."""
+        place, lease = place_of(message), message.info.fencing_token
+        before = self._sent.get((place, lease))
+        if error is not None or action not in (SettleAction.ACK, SettleAction.REJECT):
+            return
+        broker = self._serving(place[0])
+        known = self._lives.get(place[0])
+        if broker is not None:
+            self._settled[place] = broker.state.windows.numbers.last
+        elif known is not None:
+            self._settled[place] = (known.core.epoch + 1) << 32
+        holder = self._holder(place)
+        if (
+            before is not None
+            and before == holder
+            and holder.lease > lease
+            and self._given_up.get(place) != holder.lease
+            and (place, holder.lease) not in self._sent
+            and self.is_strict
+        ):
+            self._wrong("D3", f"{place} was settled by lease {lease:x}, and {holder} had it")
+
+    def _holder(self, place: Place) -> Holder | None:
+        return self._holders.get(place[0], {}).get(place)
+
+    def _wrong(self, name: str, what: str) -> None:
+        self.wrong[name].append(f"{what}, at {self._now_ms():.0f} ms")
+
+    # ---- Brokers ---------------------------------------------------------------------
+
+    def look(self, name: str) -> None:
+        """Looks at the windows of a broker."""
+        broker = self._serving(name)
+        if broker is None or not self.is_strict:
+            self._holders.pop(name, None)
+            return
+        if self._lives.get(name) is not broker:
+            self._lives[name] = broker
+            self._pending[name] = []
+        windows = broker.state.windows
+        holders: dict[Place, Holder] = {}
+        handed: dict[Place, HandedOut] = {}
+        for key, window in windows.items():
+            self._look_at(name, broker, key, window, holders)
+            if key not in windows.changed:
+                handed.update(
+                    (place, HandedOut(windows.numbers.last, run.attempt))
+                    for place, run in _open_of(name, key, window)
+                )
+        self._holders[name] = holders
+        if sum(len(one.runs) for _, one in windows.items()) != windows.numbers.runs:
+            self._wrong("D6", f"{name} counts {windows.numbers.runs} leases")
+        pending = self._pending[name]
+        pending.append((int(broker.core.store.stats().max_commitlog_offset), handed))
+        del pending[:-MOST_PENDING]
+        while pending and broker.core.commit_point.is_safe(pending[0][0]):
+            self._safe.update(pending.pop(0)[1])
+
+    def _look_at(
+        self,
+        name: str,
+        broker: BrokerFeatures,
+        key: WindowKey,
+        window: DeliveryWindow,
+        holders: dict[Place, Holder],
+    ) -> None:
+        group, topic, queue_id = key
+        peers, lost = broker.delivery._peers, broker.delivery._lost
+        open_: set[int] = set()
+        for place, run in _open_of(name, key, window):
+            offset = place[-1]
+            if offset in open_:
+                self._wrong("D6", f"{place} stands in two leases")
+            open_.add(offset)
+            is_there = (group, run.member) in peers and (group, run.member) not in lost
+            if run.lease != NOBODY and is_there:
+                holders[place] = Holder(run.lease, run.member, run.until_ms, broker.core.epoch)
+        if len(open_) != window.unsettled or window.unsettled > MAX_UNSETTLED:
+            self._wrong("D6", f"{key} of {name} has {len(open_)} open, counts {window.unsettled}")
+        floor = min([*open_, window.next_offset])
+        committed = broker.state.committed.query(group, topic, queue_id)
+        if not floor == window.floor == committed:
+            self._wrong("D6", f"{key} of {name}: floor {window.floor}, {committed} not {floor}")
+        judged = self._judged.setdefault((name, key), set())
+        for offset in set(range(window.next_offset)) - open_ - judged:
+            judged.add(offset)
+            place = (name, topic, queue_id, offset)
+            if place not in self._reported:
+                self._unexplained[place] = None
+
+    # ---- In the end --------------------------------------------------------------------
+
+    def missing(self) -> list[str]:
+        """Implement ``Books.missing``: all that is wanted is done, or a dead letter."""
+        over = self.done[RECEIVE] | self._dead()
+        left = [key for key in self._expected(JOBS) if key not in over and _is_wanted(key)]
+        return [f"{len(left)} of {JOBS} for {RECEIVE}, as {left[0]}"] if left else []
+
+    def judge_settled(self, names: dict[Place, MessageKey]) -> None:
+        """Judges what was settled without a report.
+
+        Args:
+            names: Keys of all stored messages, those of retries, too.
+        """
+        dead = self._dead()
+        for place in self._unexplained:
+            key = names.get(place)
+            if key is None or place in self._reported or key in dead:
+                continue
+            if _is_wanted(key) or place[1] == retry_topic(RECEIVE):
+                self._wrong("D1", f"{place}, {key}, was settled, and nobody did that")
+
+    def _history(self, group: str, topic: str, stored: list[Delivery]) -> History:
+        history = super()._history(group, topic, stored)
+        history.attempts = [
+            replace(one, outcome=RETURNED)
+            if one.outcome == ACKED and not _is_wanted((one.producer, one.number))
+            else one
+            for one in history.attempts
+        ]
+        return history
+
+
+def place_of(message: StoredMessage) -> Place:
+    """Returns the place of a message, in a topic of its own or of retries."""
+    info = message.info
+    return info.broker_name, info.topic, info.queue_id, int(message.queue_offset)
+
+
+def _is_wanted(key: MessageKey) -> bool:
+    return tag_of(key[1]) != UNWANTED
+
+
+def _open_of(name: str, key: WindowKey, window: DeliveryWindow) -> Iterator[tuple[Place, Run]]:
+    for run in window.runs:
+        bits, offset = run.bits, run.first
+        while bits:
+            if bits & 1:
+                yield (name, key[1], key[2], offset), run
+            bits >>= 1
+            offset += 1
