@@ -26,11 +26,13 @@ from harness.chaos import say, show
 from harness.etcd_processes import QUICK, EtcdCluster
 from harness.machines import HERE, Machines, enter
 from harness.patience import until
+from harness.receives import Members, judge
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.testing.processes import PROGRAM, RoleProcess
 
@@ -59,6 +61,11 @@ with AdminClient(sys.argv[1]) as admin:
         if not sys.stdin.readline():
             break
 """
+RECEIVERS: Final = "receivers"
+MEMBERS: Final = 4
+TWICE_SHARE: Final = 0.001
+"""Most messages of those that members hold over a failover that may go to others, too."""
+MOST_SAID: Final = 5
 SLOW_S: Final = 2.0
 """Pause of sends above which a failover is printed at once."""
 
@@ -390,6 +397,29 @@ class Round(msgspec.Struct, frozen=True):
     lag_bytes: int = 0
 
 
+class Received(msgspec.Struct, frozen=True):
+    """Messages that members of a group received over some failovers, and acknowledged each.
+
+    Attributes:
+        acked: Messages of which the acknowledgement was answered.
+        never: Messages that were sent and acknowledged as safe, and that nobody got.
+        again: Sentences on messages that came after their acknowledgement was answered.
+        held: Messages that members had when a master was lost, of all rounds.
+        twice: Sentences on messages that two members had at a time.
+    """
+
+    acked: int
+    never: list[int]
+    again: list[str]
+    held: int
+    twice: list[str]
+
+    @property
+    def is_good(self) -> bool:
+        """True when it is as promised."""
+        return not self.never and not self.again and len(self.twice) <= self.held * TWICE_SHARE
+
+
 class Result(msgspec.Struct, frozen=True):
     """Result of some failovers.
 
@@ -400,6 +430,7 @@ class Result(msgspec.Struct, frozen=True):
         lost: Messages that were acknowledged and are gone.
         twice: Messages that are in the log twice.
         delivered: Lost messages that a consumer had.
+        received: Messages that members received; None where there were none.
     """
 
     rounds: list[Round]
@@ -408,6 +439,7 @@ class Result(msgspec.Struct, frozen=True):
     lost: list[int]
     twice: list[int]
     delivered: list[int]
+    received: Received | None = None
 
     def untold(self) -> list[str]:
         """Returns rounds that lost more of the log than the old master had reported."""
@@ -430,6 +462,7 @@ def run_failovers(
     *,
     fault: str = "kill",
     whom: Sequence[int] = (),
+    receive: bool = False,
 ) -> Result:
     """Takes the master away ``count`` times under load, and brings it back each time.
 
@@ -439,14 +472,21 @@ def run_failovers(
         whom: Replicas to take away instead of the master, one after the other.
         on_round: Called after each failover, with the time that sends stood still.
         fault: Fault of the master, see ``FAULTS``.
+        receive: Members of a group receive the messages, and acknowledge each.
     """
     load, rounds = Load(group.namesrv.endpoint), []
     reader: Reader | None = None
+    members: Members | None = None
+    held = 0
     try:
         for number in range(count):
             until(lambda: len(group.in_sync()) > 2)
             wait_acked(load, 50)
             reader = reader or Reader(group.namesrv.endpoint)
+            if receive:
+                members = members or Members(RECEIVERS, TOPIC, group.namesrv.endpoint, MEMBERS)
+                members.wait_acked(MEMBERS)
+                held += members.held()
             load.slowest_s()
             master = whom[number] if whom else group.master()
             lag_bytes = _harm(group, master, fault)
@@ -456,8 +496,13 @@ def run_failovers(
             if on_round is not None:
                 on_round(number, rounds[-1].gap_s)
         until(lambda: len(group.in_sync()) > 2)
+        load.close()
+        if members is not None:
+            until(lambda: _all_settled(group))
     finally:
         load.close()
+        if members is not None:
+            members.close()
         if reader is not None:
             reader.close()
     found = Counter(one.number for one in stored(group))
@@ -469,7 +514,19 @@ def run_failovers(
         sorted(lost),
         [number for number, times in found.items() if times > 1],
         [one.number for one in reader.found if one.number in lost] if reader is not None else [],
+        None if members is None else _received(members, held, load.acked.keys() - lost),
     )
+
+
+def _all_settled(group: ElectedGroup) -> bool:
+    with GroupAdmin(group.namesrv.endpoint) as admin:
+        return not sum(queue.lag for queue in admin.progress(RECEIVERS).queues)
+
+
+def _received(members: Members, held: int, sent: set[int]) -> Received:
+    judged = judge(members.seen)
+    never = sent - {number for _, number in judged.got}
+    return Received(len(judged.acked), sorted(never), judged.again, held, judged.twice)
 
 
 def wait_acked(load: Load, more: int) -> None:
@@ -547,6 +604,16 @@ def _tell(number: int, gap_s: float) -> None:
         say(f"{time.strftime('%H:%M:%S')} number {number + 1} took {gap_s:.2f} s")
 
 
+def _say_received(received: Received) -> None:
+    say(
+        f"{received.acked} messages received and acknowledged, {len(received.never)} never came, "
+        f"{len(received.again)} came again; of {received.held} that members held when a master "
+        f"was lost, {len(received.twice)} went to two"
+    )
+    for line in (*received.again[:MOST_SAID], *received.twice[:MOST_SAID]):
+        say(f"  {line}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line says.
 
@@ -559,6 +626,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ack", default="all", help="all (default), quorum, one or none")
     parser.add_argument("--folder", type=Path, help="keep data and logs there")
     parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to him")
+    parser.add_argument(
+        "--receive", action="store_true", help="members receive meanwhile, and acknowledge each"
+    )
     options = parser.parse_args(arguments)
     machines = None
     if options.fault in NEEDS_MACHINES:
@@ -582,6 +652,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.count,
                 _tell,
                 fault=options.fault,
+                receive=options.receive,
             )
         finally:
             group.close()
@@ -602,6 +673,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     untold = result.untold()
     for line in untold:
         say(f"  {line}")
+    if result.received is not None:
+        _say_received(result.received)
+        if not result.received.is_good:
+            return 1
     may_lose = options.ack == "none"
     bad = untold or result.delivered if may_lose else result.lost
     return 1 if bad or result.twice else 0

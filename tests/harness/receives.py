@@ -8,12 +8,14 @@ A member notes what it got, what it is about to report, and the answers. So ``ju
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final
 
 import msgspec
 
+from harness.patience import until
 from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
@@ -27,6 +29,7 @@ HOLD_S: Final = 0.5
 """Messages are held up to so long before they are acknowledged."""
 NACK_SHARE: Final = 0.03
 NACK_MS: Final = (0, 300, 2_000)
+SETTLE_MS: Final = 60_000
 
 Key = tuple[str, int]
 Note = Callable[[str, list[StoredMessage]], None]
@@ -103,6 +106,64 @@ def receive(
                 consumer.nack(one, chance.choice(NACK_MS))
             except MQMeshError:
                 continue  # it comes again anyway
+
+
+class Members:
+    """Members of a group, each in a thread of its own.
+
+    Args:
+        group: Consumer group.
+        topic: Topic; a message's key is its body.
+        namesrv_addr: Name server.
+        count: Number of members.
+
+    Attributes:
+        seen: Notes of all of them.
+    """
+
+    def __init__(self, group: str, topic: str, namesrv_addr: str, count: int) -> None:
+        self.seen: list[Seen] = []
+        self._acked = 0
+        self._stopping = threading.Event()
+        self._consumers = [
+            SimpleConsumer(group, namesrv_addr=namesrv_addr, settle_timeout_ms=SETTLE_MS)
+            for _ in range(count)
+        ]
+        self._threads = []
+        for number, consumer in enumerate(self._consumers):
+            consumer.subscribe(topic)
+            consumer.start()
+            arguments = (consumer, random.Random(number), self._stopping, self._note(number))
+            self._threads.append(threading.Thread(target=receive, args=arguments))
+            self._threads[-1].start()
+
+    def wait_acked(self, more: int) -> None:
+        """Waits until so many more acknowledgements are answered."""
+        wanted = self._acked + more
+        until(lambda: self._acked >= wanted)
+
+    def held(self) -> int:
+        """Returns the number of messages that members have now."""
+        held: set[Key] = set()
+        for one in list(self.seen):
+            held = held | set(one.keys) if one.event == GOT else held - set(one.keys)
+        return len(held)
+
+    def close(self) -> None:
+        """Works on nothing more, and gives back what was not worked on."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        for consumer in self._consumers:
+            consumer.close()
+
+    def _note(self, number: int) -> Note:
+        def note(event: str, messages: list[StoredMessage]) -> None:
+            keys = [("", int(one.body)) for one in messages]
+            self._acked += len(keys) * (event == ACKED)
+            self.seen.append(Seen(time.monotonic() * 1_000, event, f"member-{number}", keys))
+
+        return note
 
 
 def judge(notes: Iterable[Seen], dead_ms: dict[str, float] | None = None) -> Judgement:
