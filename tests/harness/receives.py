@@ -24,8 +24,8 @@ GOT, ACKING, ACKED, GIVEN = "got", "acking", "acked", "given"
 """What a member notes; ``given`` is what it has no lease of any more, as far as it knows."""
 LEASE_MS: Final = 20_000
 WAIT_MS: Final = 300
-MOST: Final = (1, 8, 32)
-HOLD_S: Final = 0.5
+MOST: Final = (1, 32, 200)
+HOLD_S: Final = 0.3
 """Messages are held up to so long before they are acknowledged."""
 NACK_SHARE: Final = 0.03
 NACK_MS: Final = (0, 300, 2_000)

@@ -12,6 +12,7 @@ from harness.chaos import (
     kill_broker_sync,
     kill_consumer,
     kill_in_delays,
+    kill_in_receives,
     kill_in_transactions,
     kill_name_servers,
     kill_producers,
@@ -65,6 +66,12 @@ def test_transactions_end_once_whoever_dies_at_whichever_step(harm):
 @pytest.mark.timeout(120)
 def test_delayed_messages_come_once_whoever_dies(harm):
     assert sum(harm(kill_in_delays, 7).metrics.values()) >= ROUNDS
+
+
+@pytest.mark.timeout(120)
+def test_nothing_acknowledged_comes_again_whoever_dies_among_broker_and_members(harm):
+    metrics = harm(kill_in_receives, 1).metrics
+    assert metrics["killed (broker)"] + metrics["killed (member)"] >= ROUNDS
 
 
 def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):

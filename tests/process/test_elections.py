@@ -20,13 +20,16 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin
 def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: Path):
     group = ElectedGroup(short_tmp_path)
     try:
-        result = run_failovers(group, 2)
+        result = run_failovers(group, 2, receive=True)
         reports = group.admin.ha_status()
     finally:
         group.close()
     assert result.errors == []
     assert (result.lost, result.twice) == ([], [])
     assert len(result.acked) >= 140
+    assert result.received is not None
+    assert (result.received.never, result.received.again) == ([], [])
+    assert result.received.acked > 0
     master = Readings(next(one for one in reports if one.broker_id == 0).metrics)
     assert 0 < master.number("ha_failover_ms") < 30_000
     assert master.number("ha_set_changes_total") >= 1, "who was killed left the set"

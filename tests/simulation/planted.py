@@ -22,6 +22,7 @@ from harness.simulation.receiving import ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
+from mqmesh.protocol.delivery import SettleResponse
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
@@ -195,11 +196,25 @@ def _never_asked(was):
     return lambda self, now_ms, members: []
 
 
-def _before_the_put(was):
-    def reply(self, request, answer):
-        request.later().done(answer)  # the next tick writes it
+def _before_the_put(stack):
+    reply, write = Core.reply_when_saved, Core.write_state
+    wrote_ms: dict[Core, int] = {}
 
-    return reply
+    def reply_at_once(self, request, answer):
+        if isinstance(answer, SettleResponse):
+            request.later().done(answer)
+        else:
+            reply(self, request, answer)
+
+    def write_late(self):
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - wrote_ms.get(self, now_ms - LATE_MS) >= LATE_MS:
+            wrote_ms[self] = now_ms
+            write(self)
+
+    stack.enter_context(mock.patch.object(Core, "reply_when_saved", reply_at_once))
+    stack.enter_context(mock.patch.object(Core, "write_state", write_late))
+    return lambda run: None
 
 
 def _forgets_hand_outs(was):
@@ -251,7 +266,7 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     ),
 }
 RECEIVE_BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
-    "an acknowledged message before the put": _method(Core, "reply_when_saved", _before_the_put),
+    "an acknowledged message before the put": _before_the_put,
     "a hand-out that the log forgets": _method(DeliveryWindows, "apply", _forgets_hand_outs),
     "a lease that ends early": _method(DeliveryWindow, "tick", _ends_early),
     "a stale acknowledgement taken": _method(DeliveryWindow, "_claim", _takes_stale),
