@@ -17,6 +17,7 @@ from mqmesh.roles.exporter.names import numbers
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 
 
+@pytest.mark.timeout(120)
 def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: Path):
     group = ElectedGroup(short_tmp_path)
     try:

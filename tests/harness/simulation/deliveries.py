@@ -27,7 +27,7 @@ from mqmesh.roles.broker.delivery_state.window import NOBODY, DeliveryWindow, Ru
 from mqmesh.roles.broker.delivery_state.windows import WindowKey
 
 JOBS: Final = "jobs"
-MAX_UNSETTLED: Final = 40
+MAX_UNSETTLED: Final = 10
 MAX_RETRIES: Final = 5
 MOST_PENDING: Final = 100
 """Looks at what was handed out that wait until the log is safe so far."""

@@ -135,6 +135,7 @@ class SimulatedProducer(Client):
 
     topics: tuple[str, ...] = (PLAIN, ORDERED, DELAYED)
     shares: tuple[int, ...] = (4, 4, 1)
+    most_at_once = 3
 
     def make(self) -> Producer:
         """Makes the client."""
@@ -156,7 +157,7 @@ class SimulatedProducer(Client):
             return
         chance = self.transport.node.random
         topic = chance.choices(self.topics, self.shares)[0]
-        for _ in range(chance.randint(1, 3)):
+        for _ in range(chance.randint(1, self.most_at_once)):
             self._send_one(topic)
         self.later(SEND_EVERY_MS, self._send)
 

@@ -76,6 +76,7 @@ class JobProducer(SimulatedProducer):
 
     topics = (JOBS,)
     shares = (1,)
+    most_at_once = 10
 
 
 class _Receiving(SimpleConsumer):
