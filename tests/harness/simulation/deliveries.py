@@ -23,7 +23,8 @@ from harness.simulation.books import RECEIVE, UNWANTED, Books, key_of, tag_of
 from mqmesh.message import StoredMessage, retry_topic
 from mqmesh.protocol.delivery import SettleAction
 from mqmesh.roles.broker.all_features import BrokerFeatures
-from mqmesh.roles.broker.delivery_state.window import NOBODY, DeliveryWindow, Run
+from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow
 from mqmesh.roles.broker.delivery_state.windows import WindowKey
 
 JOBS: Final = "jobs"

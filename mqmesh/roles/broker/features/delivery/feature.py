@@ -79,6 +79,9 @@ QUIET_MS: Final = 3_000
 """After a start members have so long to show what they hold."""
 SHORT_NACK_MS: Final = 30_000
 """A message that comes again sooner waits in the window, others in the schedule service."""
+NOTE_EVERY_MS: Final = 2
+"""Hand-outs are noted in the log at the end of a turn, but no more often: a record of some hundred
+bytes each turn would be most of what a busy broker writes."""
 NOT_SENT_BACK_MS: Final = 1_000
 """A message that could not be sent back is handed out again after so long."""
 TURN_BYTES: Final = 4 * MIB
@@ -206,6 +209,7 @@ class DeliveryFeature(Feature):
         self._peers: dict[tuple[str, str], Peer] = {}
         self._members: dict[Peer, dict[tuple[str, str], None]] = {}
         self._lost: dict[tuple[str, str], int] = {}
+        self._note_ms = 0
         self._counts = DeliveryCounts()
         # Groups and topics whose receives look again in the next turn, whatever comes.
         self._passed: dict[tuple[str, str], None] = {}
@@ -308,11 +312,21 @@ class DeliveryFeature(Feature):
         self._hold.stir_all()
 
     def serve(self) -> bool:
-        """Answer receives for which something came; the end of each turn.
+        """Answer receives for which something came, and note hand-outs; the end of each turn.
 
         Returns:
             True if some wait for the next turn.
         """
+        is_left = self._serve()
+        now_ms = self._clock.monotonic_ms()
+        state = self._core.state
+        if self._windows.changed and now_ms >= self._note_ms and state.failure is None:
+            # What a new master does not know goes out twice, unless its holder is quicker.
+            self._note_ms = now_ms + NOTE_EVERY_MS
+            self._core.write_state()
+        return is_left
+
+    def _serve(self) -> bool:
         self._bytes_left = TURN_BYTES
         if not self._hold.stirred and not self._passed:
             return False  # nearly always

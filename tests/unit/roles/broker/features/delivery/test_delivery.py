@@ -45,6 +45,7 @@ from mqmesh.protocol.groups import (
 from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.features.delivery.feature import NOTE_EVERY_MS
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 OK = int(ResponseCode.SUCCESS)
@@ -300,6 +301,21 @@ def test_after_a_restart_a_member_keeps_what_it_shows(kept):
     assert kept.receive(member="b")[1] == [b"2", b"3"]
     assert kept.settle(lease) == OK
     assert kept.committed == 2
+
+
+def test_a_hand_out_is_in_the_log_at_the_end_of_its_turn_each_two_ms(kept):
+    kept.send(4)
+    written = kept.stage.features.core.state.records_written
+    kept.receive(1)
+    assert kept.stage.features.core.state.records_written == written + 1
+    kept.receive(1)
+    assert kept.stage.features.core.state.records_written == written + 1
+    kept.stage.clock.advance(NOTE_EVERY_MS)
+    (lease,), _ = kept.receive(1)
+    assert kept.stage.features.core.state.records_written == written + 2
+    restart(kept)
+    assert kept.receive(member="b")[1] == [b"3"], "the others may be held still"
+    assert lease.first == 2
 
 
 def test_after_a_restart_a_member_keeps_what_the_log_did_not_know(kept):
