@@ -12,7 +12,7 @@ The windows of the broker that serves are looked at all the time: who has what u
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -100,6 +100,7 @@ class DeliveryBooks(Books):
         self._safe: dict[Place, HandedOut] = {}
         self._judged: dict[tuple[str, WindowKey], set[int]] = {}
         self._unexplained: dict[Place, None] = {}
+        self._leaving: set[str] = set()
 
     # ---- Members ---------------------------------------------------------------------
 
@@ -148,11 +149,14 @@ class DeliveryBooks(Books):
             self.done[RECEIVE].add(key)
             self._sent[place, lease] = self._holder(place)
 
-    def returns(self, places: Iterable[tuple[Place, int]]) -> None:
-        """Notes that a member gives back what it holds, with the lease of each."""
-        for place, lease in places:
-            self._given_up[place] = lease
-            self._returned[place] += 1
+    def leaves(self, member: str) -> None:
+        """Notes that a member gives back all that it holds."""
+        self._leaving.add(member)
+        for holders in self._holders.values():
+            for place, holder in holders.items():
+                if holder.member == member:
+                    self._given_up[place] = holder.lease
+                    self._returned[place] += 1
 
     def answered(
         self, message: StoredMessage, action: SettleAction, error: BaseException | None
@@ -205,6 +209,7 @@ class DeliveryBooks(Books):
                 handed.update(
                     (place, HandedOut(windows.numbers.last, run.attempt))
                     for place, run in _open_of(name, key, window)
+                    if run.member not in self._leaving
                 )
         self._holders[name] = holders
         if sum(len(one.runs) for _, one in windows.items()) != windows.numbers.runs:
@@ -224,15 +229,15 @@ class DeliveryBooks(Books):
         holders: dict[Place, Holder],
     ) -> None:
         group, topic, queue_id = key
-        peers, lost = broker.delivery._peers, broker.delivery._lost
+        members = broker.state.groups.find(group)
+        connected = set() if members is None else set(members.members) - self._leaving
         open_: set[int] = set()
         for place, run in _open_of(name, key, window):
             offset = place[-1]
             if offset in open_:
                 self._wrong("D6", f"{place} stands in two leases")
             open_.add(offset)
-            is_there = (group, run.member) in peers and (group, run.member) not in lost
-            if run.lease != NOBODY and is_there:
+            if run.lease != NOBODY and run.member in connected:
                 holders[place] = Holder(run.lease, run.member, run.until_ms, broker.core.epoch)
         if len(open_) != window.unsettled or window.unsettled > MAX_UNSETTLED:
             self._wrong("D6", f"{key} of {name} has {len(open_)} open, counts {window.unsettled}")

@@ -28,6 +28,7 @@ from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import ChangeVotersRequest, SwitchOverRequest
+from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.member.group_member import GroupMember
 from mqmesh.roles.broker.ha_config import HaConfig, HaMode
@@ -199,6 +200,13 @@ class ElectionRun(Run):
         epochs = {one: found.epoch for one in self.replicas if (found := leadership_of(one))}
         return max(epochs, key=lambda one: epochs[one], default=None)
 
+    def _leading(self) -> BrokerFeatures | None:
+        """Returns the broker that serves as the master of the newest epoch."""
+        process = self._master()
+        role = process.server._role if process is not None and process.up else None
+        features: BrokerFeatures | None = None if role is None else role.features
+        return features if role is not None and role.serves else None
+
     def _note_change(self, master: Process | None) -> None:
         leadership = None if master is None else leadership_of(master)
         if leadership is not self._last:
@@ -209,8 +217,7 @@ class ElectionRun(Run):
     def _look(self) -> None:
         world, process = self.world, self._master()
         self._note_change(process)  # else a look comes between a change and the next watch
-        role = process.server._role if process is not None and process.up else None
-        broker = role.features if role is not None and role.serves else None
+        broker = self._leading()
         if broker is not None:
             for group, topics in self.books.readers.items():
                 for topic in topics:

@@ -10,7 +10,6 @@ from harness.simulation.deliveries import (
     MAX_RETRIES,
     MAX_UNSETTLED,
     DeliveryBooks,
-    Place,
     place_of,
 )
 from harness.simulation.disk import Disk
@@ -101,24 +100,6 @@ class _Receiving(SimpleConsumer):
         future = self._settle_later(messages, action, delay_ms)
         future.add_done_callback(lambda one: on_done(one.exception()))
 
-    def held(self) -> list[tuple[Place, int]]:
-        """Returns the places that it holds, each with the number of its lease."""
-        return [
-            (
-                (
-                    one.broker_name,
-                    retry_topic(self.group) if one.lease.is_retry else one.topic,
-                    one.lease.queue_id,
-                    one.lease.first + at,
-                ),
-                one.lease.lease,
-            )
-            for source in self._engine._sources.values()
-            for one in source.leases.values()
-            for at in range(one.bits.bit_length())
-            if one.bits >> at & 1
-        ]
-
 
 class SimulatedReceiver(Client):
     """Receives, and says of each message what became of it."""
@@ -139,7 +120,7 @@ class SimulatedReceiver(Client):
     def restart(self) -> None:
         """Gives back what it holds; another one takes its place."""
         if self.transport.node.alive and not self.transport.node.paused:
-            self.books.returns(self.api.held())
+            self.books.leaves(self.api.client_id)
         super().restart()
 
     def _receive(self) -> None:
@@ -286,9 +267,7 @@ class ReceiveElectionRun(_Receives, ElectionRun):
         return super()._make_clients()
 
     def _serving(self, name: str) -> BrokerFeatures | None:
-        process = self._master()
-        role = process.server._role if process is not None and process.up else None
-        found: BrokerFeatures | None = role.features if role is not None and role.serves else None
+        found = self._leading()
         return None if found is None or found.core.is_follower else found
 
     def _disks(self) -> dict[str, Disk]:
