@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.consumer.pull_consumer import PullConsumer as PullConsumer
     from mqmesh.sdk.consumer.push_consumer import ConsumeResult as ConsumeResult
     from mqmesh.sdk.consumer.push_consumer import PushConsumer as PushConsumer
-    from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer as SimpleConsumer
+    from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer as SimpleConsumer
     from mqmesh.sdk.hooks import ConsumeContext as ConsumeContext
     from mqmesh.sdk.hooks import Hooks as Hooks
     from mqmesh.sdk.hooks import SendContext as SendContext
@@ -135,7 +135,7 @@ _MODULE_OF = {
     "SendFuture": "mqmesh.sdk.producer.send_result",
     "SendResult": "mqmesh.sdk.producer.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
-    "SimpleConsumer": "mqmesh.sdk.consumer.receiving.simple_consumer",
+    "SimpleConsumer": "mqmesh.sdk.consumer.simple_consumer",
     "SimpleConsumerKeywords": "mqmesh.sdk.consumer.consumer_options",
     "SimpleConsumerOptions": "mqmesh.sdk.consumer.consumer_options",
     "StaleReceipt": "mqmesh.errors",

@@ -20,7 +20,7 @@ from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.send_result import SendFuture
 from rows.consumers import consume
 from rows.producers import (

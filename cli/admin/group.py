@@ -236,8 +236,8 @@ def _delivery_settings(function: _F) -> _F:
         click.option(
             "--delivery",
             type=click.Choice([mode.value for mode in DeliveryMode]),
-            help="Members share queues, or acknowledge each message (SimpleConsumer). "
-            "[default: queue]",
+            help="Members share queues, or acknowledge each message; with fifo in the order of "
+            "sharding keys. [default: queue]",
         ),
     ):
         function = option(function)

@@ -11,7 +11,7 @@ from mqmesh.protocol.delivery import MAX_RECEIVED
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.views.messages import received_view
 from mqmesh.sdk.client.interrupt import Interrupt
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 
 from ..notes import answers_json, print_error, print_note
 from ..options import SECONDS, cluster_options

@@ -30,6 +30,8 @@ class DeliveryMode(enum.StrEnum):
     """Queues are divided among members, who commit offsets."""
     MESSAGE = "message"
     """Each message goes to any member, who acknowledges it."""
+    FIFO = "fifo"
+    """The same, but those of one sharding key to one member at a time, in order."""
 
 
 class SettleAction(enum.IntEnum):

@@ -99,7 +99,7 @@ STATE = [
         2**63 - 1,
         2**32 + 5,
         [(7, 9), (70, 1_094)],
-        [DeliveryRun(7, 2, 1), DeliveryRun(70, b"\x01\x80", 3, 1_700_000_000_000)],
+        [DeliveryRun(7, 2, 1, 0, 2**32 + 6), DeliveryRun(70, b"\x01\x80", 3, 1_700_000_000_000)],
         adds=True,
     ),
     DeliveryRecord("g", "gone", 0),

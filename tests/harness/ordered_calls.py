@@ -108,6 +108,20 @@ def find_overlaps(calls: Iterable[Call]) -> list[str]:
     return found
 
 
+def find_key_overlaps(calls: Iterable[Call], keys: Sequence[str]) -> list[str]:
+    """Returns keys of which two messages were with listeners at once; see ``find_disorder``."""
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for call in sorted(calls, key=lambda one: one.began_ns):
+        if keys[call.number]:
+            by_key[keys[call.number]].append(call)
+    return [
+        f"key {key}: {after.member} had {after.number} while {before.member} had {before.number}"
+        for key, some in by_key.items()
+        for before, after in pairwise(some)
+        if after.began_ns < before.ended_ns
+    ]
+
+
 def handovers_s(calls: Iterable[Call]) -> list[float]:
     """Returns how many seconds queues rested between two members' calls, sorted."""
     return sorted(

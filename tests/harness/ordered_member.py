@@ -1,6 +1,7 @@
 """A consumer in a process of its own that writes down what it was called with.
 
-``python -m harness.ordered_member namesrv topic group calls-file share-failing orderly``
+``python -m harness.ordered_member namesrv topic group calls-file share-failing mode``, where the
+mode is ``orderly``, ``concurrently`` or ``fifo``.
 """
 
 import os
@@ -74,7 +75,7 @@ class Member:
 
 def main(arguments: list[str]) -> int:
     """Consumes until SIGTERM, and closes then."""
-    namesrv_addr, topic, group, path, failing, orderly = arguments
+    namesrv_addr, topic, group, path, failing, mode = arguments
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     member = Member(Path(path), float(failing))
@@ -82,7 +83,8 @@ def main(arguments: list[str]) -> int:
         group,
         namesrv_addr=namesrv_addr,
         client=ClientOptions(instance_name=member.name),
-        consume_orderly=orderly == "orderly",
+        consume_orderly=mode == "orderly",
+        delivery="fifo" if mode == "fifo" else "queue",
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         suspend_current_queue_time_ms=SUSPEND_MS,
         persist_consumer_offset_interval_ms=COMMIT_MS,

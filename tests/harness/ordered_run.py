@@ -26,6 +26,7 @@ from harness.failovers import ElectedGroup, fail_over
 from harness.ordered_calls import (
     CallLog,
     find_disorder,
+    find_key_overlaps,
     find_overlaps,
     find_shared,
     find_skips,
@@ -34,8 +35,10 @@ from harness.ordered_calls import (
 from harness.ordered_member import NUMBER
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
@@ -101,16 +104,16 @@ class Group:
         namesrv_addr: Address of the name server.
         folder: For their files.
         failing: Share of calls that fail.
-        orderly: True if they consume in order.
+        mode: ``orderly``, ``concurrently`` or ``fifo``.
     """
 
-    def __init__(self, namesrv_addr: str, folder: Path, *, failing: float, orderly: bool) -> None:
+    def __init__(self, namesrv_addr: str, folder: Path, *, failing: float, mode: str) -> None:
         self.log = CallLog(folder)
         self.members: list[subprocess.Popen[bytes]] = []
         self._namesrv_addr = namesrv_addr
         self._folder = folder
         self._failing = failing
-        self._orderly = orderly
+        self._mode = mode
         self._count = 0
         self._ended: list[subprocess.Popen[bytes]] = []
 
@@ -124,7 +127,7 @@ class Group:
                 [
                     *(sys.executable, "-m", "harness.ordered_member"),
                     *(self._namesrv_addr, TOPIC, GROUP, str(path)),
-                    *(str(self._failing), "orderly" if self._orderly else "concurrently"),
+                    *(str(self._failing), self._mode),
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -239,7 +242,7 @@ def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> 
         ProcessCluster(
             folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
         ) as cluster,
-        Group(cluster.namesrv_addr, folder, failing=failing, orderly=True) as group,
+        Group(cluster.namesrv_addr, folder, failing=failing, mode="orderly") as group,
     ):
         _make_topic(cluster.namesrv_addr)
         for _ in range(3):
@@ -295,7 +298,8 @@ def run_churn(
             names = tuple(f"broker-{name}" for name in "abcd"[:brokers])
             cluster = ProcessCluster(folder, brokers=names)
             namesrv_addr = stack.enter_context(cluster).namesrv_addr
-        group = stack.enter_context(Group(namesrv_addr, folder, failing=0.0, orderly=orderly))
+        mode = "orderly" if orderly else "concurrently"
+        group = stack.enter_context(Group(namesrv_addr, folder, failing=0.0, mode=mode))
         _make_topic(namesrv_addr)
         for _ in range(3):
             group.join(wait=True)
@@ -325,9 +329,55 @@ def run_churn(
     return metrics
 
 
-def _make_topic(namesrv_addr: str) -> None:
+def run_keys(
+    folder: Path,
+    keys: Sequence[str],
+    *,
+    members: int = 16,
+    failing: float = 0.01,
+    kills: int = 4,
+) -> Metrics:
+    """Has members share one queue in the order of keys; kills some of them, and adds as many.
+
+    Args:
+        folder: Empty; a short path.
+        keys: Sharding key of each message, in the order they are sent.
+        members: Members at a time.
+        failing: Share of calls that fail.
+        kills: Members killed, one after the other.
+    """
+    metrics = Metrics([], messages=len(keys), keys=len(set(keys) - {""}))
+    with (
+        ProcessCluster(folder) as cluster,
+        Group(cluster.namesrv_addr, folder, failing=failing, mode="fifo") as group,
+    ):
+        _make_topic(cluster.namesrv_addr, queues=1)
+        with GroupAdmin(cluster.namesrv_addr) as admin:
+            admin.put_group(
+                GroupConfig(GROUP, delivery="fifo", retry_delays="20ms", lost_grace_ms=500)
+            )
+        for _ in range(members):
+            group.join(wait=True)
+        load = Load(cluster.namesrv_addr, keys)
+        load.start()
+        for seen in _progress(group, load, len(keys), metrics):
+            if metrics.kills < kills and seen >= len(keys) * (metrics.kills + 1) // (kills + 1):
+                group.kill(group.members[0])
+                metrics.kills += 1
+                group.join()
+                metrics.joins += 1
+    group.log.read()
+    calls = group.log.calls
+    metrics.repeats = len(calls) - len(group.log.numbers)
+    metrics.faults += find_key_overlaps(calls, keys) + find_disorder(calls, keys)
+    idle = [one for one in range(1, members + 1) if not any(c.member == f"m{one}" for c in calls)]
+    metrics.faults += [f"members {idle} got nothing"] if idle else []
+    return metrics
+
+
+def _make_topic(namesrv_addr: str, queues: int = QUEUES) -> None:
     with AdminClient(namesrv_addr) as admin:
-        admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
+        admin.put_topic(TopicConfig(TOPIC, queues, queues))
 
 
 def _progress(group: Group, load: Load, count: int, metrics: Metrics) -> Iterator[int]:
@@ -368,7 +418,10 @@ def _judge(group: Group, metrics: Metrics, keys: Sequence[str], *, orderly: bool
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line's test and prints metrics; returns 1 if something was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/ordered", description=__doc__)
-    parser.add_argument("what", choices=["flights", "churn"])
+    parser.add_argument("what", choices=["flights", "keys", "churn"])
+    parser.add_argument("--members", type=int, default=16, help="of keys")
+    parser.add_argument("--failing", type=float, default=0.01, help="share of calls, of keys")
+    parser.add_argument("--kills", type=int, default=4, help="members killed, of keys")
     parser.add_argument("--seconds", type=float, default=120.0, help="of churn")
     parser.add_argument("--rate", type=int, default=2_000, help="messages a second of churn")
     parser.add_argument("--events", type=int, default=50, help="joins and leaves a minute")
@@ -386,6 +439,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder:
         if options.what == "flights":
             metrics = run_flights(Path(folder), list(flight_keys()))
+        elif options.what == "keys":
+            metrics = run_keys(
+                Path(folder),
+                list(flight_keys()),
+                members=options.members,
+                failing=options.failing,
+                kills=options.kills,
+            )
         else:
             metrics = run_churn(
                 Path(folder),

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from harness.ordered_calls import find_disorder, find_overlaps, find_shared, find_skips
-from harness.ordered_run import Group, Load, flight_keys, run_churn, run_flights
+from harness.ordered_run import Group, Load, flight_keys, run_churn, run_flights, run_keys
 from harness.patience import until
 
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message, dlq_topic
@@ -219,6 +219,14 @@ def test_all_flights_in_the_order_of_their_aircraft(short_tmp_path, project_root
 
 
 @pytest.mark.timeout(120)
+def test_members_of_one_queue_keep_the_order_of_keys_though_some_are_killed(short_tmp_path):
+    keys = [f"k{n * n % 97}" if n % 10 else "" for n in range(6_000)]
+    metrics = run_keys(short_tmp_path, keys, members=4, kills=2)
+    assert metrics.faults == []
+    assert (metrics.kills, metrics.joins) == (2, 2)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("orderly", [True, False], ids=["in-order", "concurrently"])
 def test_members_come_and_go_under_load(short_tmp_path, orderly):
     metrics = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly, brokers=2)
@@ -245,7 +253,7 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     log, told = short_tmp_path / "m1.log", ("took this member for dead", "taken anew")
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, mode="orderly") as group,
     ):
         group.join(wait=True)
         group.join(wait=True)
@@ -283,7 +291,7 @@ def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_
     keys = [f"k{n % 100}" for n in range(6_000)]
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.0, mode="orderly") as group,
     ):
         group.join(wait=True)
         load = Load(cluster.namesrv_addr, keys, rate=1_000)
@@ -353,7 +361,7 @@ def test_order_survives_a_broker_that_is_killed_and_started_again(short_tmp_path
     keys = [f"k{n % 100}" for n in range(3_000)]
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
-        Group(cluster.namesrv_addr, short_tmp_path, failing=0.2, orderly=True) as group,
+        Group(cluster.namesrv_addr, short_tmp_path, failing=0.2, mode="orderly") as group,
     ):
         load = Load(cluster.namesrv_addr, keys)
         load.start()

@@ -23,7 +23,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 

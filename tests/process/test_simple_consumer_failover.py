@@ -10,7 +10,7 @@ from harness.patience import until
 
 from mqmesh.errors import StaleReceipt
 from mqmesh.message import Message
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.producer import Producer
 
 COUNT = 600

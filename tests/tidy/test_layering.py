@@ -104,6 +104,7 @@ INNER_ROOMS = {
         "consumer.fetching": {"client"},
         "consumer.listening": {"client", "consumer.fetching"},
         "consumer.introspection": {"client", "consumer.fetching", "consumer.listening"},
+        "consumer.receiving": {"client", "consumer.fetching", "consumer.listening"},
         # Whoever consumes has a producer for its message trace.
         "consumer": {
             "client",
@@ -112,8 +113,8 @@ INNER_ROOMS = {
             "consumer.fetching",
             "consumer.listening",
             "consumer.introspection",
+            "consumer.receiving",
         },
-        "consumer.receiving": {"client", "consumer.fetching", "consumer"},
         "admin": {"client", "tracing", "consumer"},
         "admin.views": {"producer", "admin"},
         "connector": {"client", "admin", "consumer.fetching"},

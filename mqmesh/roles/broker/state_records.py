@@ -128,6 +128,7 @@ class DeliveryRun(msgspec.Struct, array_like=True, frozen=True):
         held: How many follow one another; else a bit each, from the lowest bit of the first byte.
         attempt: How often they were handed out.
         due_ms: When they are handed out again, wall clock; 0 while a member has them.
+        lease: Number of the lease, with order by key; else 0.
     """
 
     first: _Offset
@@ -137,6 +138,7 @@ class DeliveryRun(msgspec.Struct, array_like=True, frozen=True):
     )
     attempt: _Count
     due_ms: _Offset = 0
+    lease: _Offset = 0
 
 
 class DeliveryRecord(msgspec.Struct, tag=5, array_like=True, frozen=True):

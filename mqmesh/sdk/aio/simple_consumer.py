@@ -12,8 +12,8 @@ from mqmesh.sdk.aio.completions import check_loop
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.consumer.receiving.receive_source import Demand
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer as BlockingSimpleConsumer
-from mqmesh.sdk.consumer.receiving.simple_consumer import check_delay, check_invisible
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer as BlockingSimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import check_delay, check_invisible
 
 
 class _InnerSimpleConsumer(BlockingSimpleConsumer):

@@ -56,7 +56,7 @@ PULL_METRICS: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
     gauge(
         "cached_messages",
         "messages pulled and not done; of a pull consumer, not polled",
-        lambda engine: _by_topic(engine, lambda sink, _: sink.held()[0]),
+        lambda engine: {(topic,): one[0] for topic, one in engine.held().items()},
         unit="messages",
         labels=("topic",),
         rocketmq_name="rocketmq_consumer_cached_messages",
@@ -64,7 +64,7 @@ PULL_METRICS: Final[tuple[Measured[ConsumerEngine[Any]], ...]] = (
     gauge(
         "cached_bytes",
         "about how many bytes these have, as stored",
-        lambda engine: _by_topic(engine, lambda sink, _: sink.held()[1]),
+        lambda engine: {(topic,): one[1] for topic, one in engine.held().items()},
         labels=("topic",),
         rocketmq_name="rocketmq_consumer_cached_bytes",
     ),

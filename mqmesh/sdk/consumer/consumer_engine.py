@@ -1,6 +1,7 @@
 """Core of push and pull consumers: membership, assigned queues, their pulls and offsets."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from mqmesh.errors import (
     StaleGeneration,
     TopicNotFound,
 )
-from mqmesh.message import RETRY_PREFIX, MessageQueue
+from mqmesh.message import RETRY_PREFIX, MessageQueue, StoredMessage
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import ConsumerOffsetReset
 from mqmesh.protocol.membership import (
     ConsumerData,
@@ -53,6 +55,8 @@ from mqmesh.sdk.consumer.queue_assignment import QueueAssignment
 from mqmesh.sdk.consumer.queue_leases import TICK_MS as LEASE_TICK_MS
 from mqmesh.sdk.consumer.queue_leases import QueueLeases
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.receiving.received_runs import ReceivedRuns
+from mqmesh.sdk.consumer.receiving.receiver import TICK_MS as RECEIVE_TICK_MS
 from mqmesh.sdk.consumer.start_offsets import QueueStarts, Start
 from mqmesh.sdk.consumer.start_positions import Position, StartPositions
 from mqmesh.transport.interface import Transport
@@ -95,6 +99,7 @@ class ConsumerEngine(Generic[S]):
         answerers: Handlers of administrators' requests, by request code.
         hindrances: Reasons why no messages come.
         on_fatal: Called when it cannot work as things are; see ``Hindrances.fatal``.
+        runs: Messages received under leases, in place of queues; set before ``start``.
     """
 
     def __init__(
@@ -129,14 +134,13 @@ class ConsumerEngine(Generic[S]):
         self.positions = StartPositions(
             self.offsets, self.client, options.consume_from_where, options.consume_timestamp_ms
         )
-        shared = options.message_model == MessageModel.CLUSTERING
         self.assignment = QueueAssignment(
             group,
             self.client,
-            strategy if shared else None,
+            strategy if options.message_model == MessageModel.CLUSTERING else None,
             subscribed=self._subscribed,
             has_queues=lambda: bool(self.assigned),
-            on_hindered=partial(self._hindered, "who the members are is unknown"),
+            on_hindered=partial(self.hindered, "who the members are is unknown"),
             apply=self._apply,
         )
         self.starts = QueueStarts(
@@ -146,13 +150,14 @@ class ConsumerEngine(Generic[S]):
             is_ours=self.assigned.__contains__,
             is_wanted=self._is_wanted,
             begin=self._begin_queue,
-            on_hindered=lambda queue, error: self._hindered(_where_to_begin(queue), error),
+            on_hindered=lambda queue, error: self.hindered(_where_to_begin(queue), error),
         )
         self.on_fatal: Callable[[], None] = lambda: None
         self.hindrances = self._make_hindrances()
         self.meters: dict[str, PullMeter] = {}
         self.stats: Callable[[], list[TopicConsumption]] = list
         self.answerers: dict[int, Answerer] = {}
+        self.runs: ReceivedRuns | None = None
         self._questions = Questions(self.client, self.answerers)
         self._make_sink = make_sink
         self._subscriptions: dict[str, Subscription] = {}
@@ -181,7 +186,7 @@ class ConsumerEngine(Generic[S]):
             self.client.call_later,
             topic_wait_ms=self.options.topic_wait_ms,
             topic_must_exist=self.options.topic_must_exist,
-            on_missing=self._note_settled,
+            on_missing=self.note_settled,
             on_fatal=self._cannot_work,
         )
 
@@ -251,6 +256,8 @@ class ConsumerEngine(Generic[S]):
             _log.warning("group %s: the last offsets were not committed: %s", self.group, error)
         self.client.close()
         self.offsets.close()
+        if self.runs is not None:
+            self.runs.receiver.abandon()
 
     @property
     def _shares(self) -> bool:
@@ -300,9 +307,11 @@ class ConsumerEngine(Generic[S]):
         """Takes no part in a topic any more."""
         self.hindrances.end(topic)
         if self._subscriptions.pop(topic, None) is not None:
+            if self.runs is not None:
+                self.runs.forget(topic)
             self._give_up(self.assigned.of_topic(topic))
             self.filters.choose(topic, None)
-            self._note_settled(topic)
+            self.note_settled(topic)
             self.client.heartbeats.send_all_soon()
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
@@ -327,6 +336,22 @@ class ConsumerEngine(Generic[S]):
     def sinks(self) -> dict[MessageQueue, S]:
         """Return the sink of each queue that is pulled at present."""
         return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
+
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Return how many messages are not done, and about how many bytes they have, by topic."""
+        found: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for queue, one in self.assigned.copy().items():
+            if one.sink is not None:
+                before, more = found[queue.topic], one.sink.held()
+                found[queue.topic] = before[0] + more[0], before[1] + more[1]
+        return found if self.runs is None else self.runs.held()
+
+    def begun_ms(self, message: StoredMessage) -> int | None:
+        """Return since when a listener has a message, monotonic; None for less than a second."""
+        if self.runs is not None:
+            return self.runs.begun_ms(message)
+        one = self.assigned.get(message.message_queue)
+        return None if one is None or one.sink is None else one.sink.begun_ms(message.queue_offset)
 
     # ---- Offsets ------------------------------------------------------------------------
 
@@ -373,6 +398,9 @@ class ConsumerEngine(Generic[S]):
         _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
+        if self.runs is not None:
+            self.runs.finish(on_done)
+            return
         reachable = self._reachable()
         self.commit(reachable, lambda error: on_done(True if error is None else error))
         # A queue whose listener still runs stays locked until the lock's time is over.
@@ -384,6 +412,8 @@ class ConsumerEngine(Generic[S]):
         for one in self.assigned.values():
             if one.loop is not None:
                 one.loop.drop()
+        if self.runs is not None:
+            self.runs.stop()
         self.filters.close()
 
     # ---- Events -------------------------------------------------------------------------
@@ -395,6 +425,8 @@ class ConsumerEngine(Generic[S]):
         loop.call_every(options.persist_consumer_offset_interval_ms, self.commit_soon)
         if self.leases is not None:
             loop.call_every(LEASE_TICK_MS, self.leases.tick)
+        if self.runs is not None:
+            loop.call_every(RECEIVE_TICK_MS, self.runs.tick)
         if not self._unsettled:
             self._settle()
         for topic in list(self._subscriptions):
@@ -406,7 +438,7 @@ class ConsumerEngine(Generic[S]):
                 # Everything that comes into this topic comes after us.
                 self.positions.note_queues(topic, ())
                 if topic.startswith(RETRY_PREFIX):
-                    self._note_settled(topic)  # it is made with the first message that fails
+                    self.note_settled(topic)  # it is made with the first message that fails
                 else:
                     self.hindrances.miss(topic, partial(self._why_missing, topic))
             elif isinstance(route, TopicRoute):
@@ -429,6 +461,7 @@ class ConsumerEngine(Generic[S]):
                     self.options.message_model,
                     self.options.consume_from_where,
                     list(self._subscriptions.values()),
+                    DeliveryMode.QUEUE if self.runs is None else self.runs.delivery,
                 )
             ]
         return HeartbeatRequest(
@@ -441,11 +474,12 @@ class ConsumerEngine(Generic[S]):
             return TopicNotFound(f"it does not exist, or this client may not see it ({where})")
         return NoRoute(f"no route from {where}: {problem}")
 
-    def _hindered(self, what: str, error: MQMeshError | None) -> None:
+    def hindered(self, what: str, error: MQMeshError | None, wait_ms: int = 0) -> None:
+        """Note why something cannot be done, to be reported after so long; None if it can."""
         if error is None:
             self.hindrances.end(what)
         elif not self._closing:
-            self.hindrances.note(what, error)
+            self.hindrances.note(what, error, wait_ms)
 
     def _cannot_work(self) -> None:
         self.on_fatal()
@@ -457,6 +491,9 @@ class ConsumerEngine(Generic[S]):
         for topic in topics & self._subscriptions.keys():
             self.hindrances.end(topic)
             self.positions.note_queues(topic, routes.subscribe_queues(topic))
+            if self.runs is not None:
+                self.runs.follow(self._subscriptions[topic], routes.subscribe_queues(topic))
+                continue
             if routes.priorities(topic) and topic not in self._without_promise:
                 self._without_promise.add(topic)
                 _log.warning(
@@ -478,6 +515,8 @@ class ConsumerEngine(Generic[S]):
             self.leases.broker_changed(broker_name, up)
         if not up:
             return
+        if self.runs is not None:
+            self.runs.receiver.broker_came(broker_name)
         if broker_name in self._met_brokers:
             self.assignment.broker_returned()
             self._returned.add(broker_name)
@@ -491,7 +530,7 @@ class ConsumerEngine(Generic[S]):
         names |= {queue.broker_name for queue in self.assigned}
         absent = {name for name in names if not brokers.is_connected(name)}
         for name in self._absent - absent:
-            self._hindered(_no_connection(name), None)
+            self.hindered(_no_connection(name), None)
         for name in sorted(absent):
             error = brokers.failures.get(name) or EndpointUnreachable("it does not answer")
             self.hindrances.note(_no_connection(name), error, ABSENT_MS)
@@ -510,9 +549,11 @@ class ConsumerEngine(Generic[S]):
     ) -> None:
         refused = f"broker {broker_name} refused the heartbeat"
         if isinstance(answer, MQMeshError):
-            self._hindered(refused, answer)
+            self.hindered(refused, answer)
             return
-        self._hindered(refused, None)
+        self.hindered(refused, None)
+        if self.runs is not None:
+            self.runs.receiver.receive()  # it knows this member now
         standing = self.memberships.on_heartbeat(broker_name, answer)
         own = [queue for queue in self.assigned if queue.broker_name == broker_name]
         if standing is Standing.REPLACED and self._shares:
@@ -618,7 +659,8 @@ class ConsumerEngine(Generic[S]):
         self.assignment.plan(delay_ms)
 
     def _subscribed(self) -> list[str]:
-        return [] if self._closing or self._manual else list(self._subscriptions)
+        is_divided = not (self._closing or self._manual or self.runs is not None)
+        return list(self._subscriptions) if is_divided else []
 
     def _apply(self, topic: str, mine: list[MessageQueue], alone: bool) -> None:
         wanted = set(mine)
@@ -711,7 +753,7 @@ class ConsumerEngine(Generic[S]):
 
     def _begin_queue(self, start: Start, position: Position) -> None:
         queue, state = start.queue, self.assigned[start.queue]
-        self._hindered(_where_to_begin(queue), None)
+        self.hindered(_where_to_begin(queue), None)
         state.sink = self._make_sink(queue, position.queue_offset)
         wanted = self._subscriptions[queue.topic]
         text, kind = wanted.expression, wanted.expression_type
@@ -761,9 +803,10 @@ class ConsumerEngine(Generic[S]):
 
     def _check_settled(self, topic: str) -> None:
         if all(self.assigned[queue].sink is not None for queue in self.assigned.of_topic(topic)):
-            self._note_settled(topic)
+            self.note_settled(topic)
 
-    def _note_settled(self, topic: str) -> None:
+    def note_settled(self, topic: str) -> None:
+        """Note that messages of a topic that are sent from now on will come."""
         self._unsettled.discard(topic)
         if not self._unsettled and self.positions.started_at_ms:
             self._settle()

@@ -4,12 +4,15 @@ from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
+from mqmesh.errors import InvalidArgument
+from mqmesh.protocol.delivery import MAX_INVISIBLE_MS, MIN_INVISIBLE_MS, DeliveryMode
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
 from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
 from mqmesh.sdk.client.options import Ms
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
+from mqmesh.sdk.consumer.receiving.received_runs import RunSettings
 from mqmesh.sdk.tracing.tracing_options import TracingKeywords, TracingOptions
 from mqmesh.units import MAX_OFFSET, MIB
 
@@ -90,6 +93,12 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
             administrator. Where order does not matter they always go there.
         rebalance_lock_interval_ms: Between renewals of the queues' locks, with
             ``consume_orderly``; brokers keep them for 60 s.
+        delivery: ``queue``: members divide the queues. ``message``: each message goes to any
+            member. ``fifo``: the same, and messages of one sharding key go to one member at a time,
+            in order. All members of a group have the same.
+        invisible_ms: With the latter two, length of the leases of messages, 1,000 to 43,200,000 ms,
+            which are extended while listeners work; 0 for that of the group's settings. So long
+            after a member was killed its messages come again, or sooner (``lost_grace_ms``).
     """
 
     consume_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
@@ -102,6 +111,27 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     max_reconsume_times: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     dead_letter_undecodable: bool = False
     rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
+    delivery: DeliveryMode = DeliveryMode.QUEUE
+    invisible_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_INVISIBLE_MS)] = 0
+
+    def check_delivery(self) -> None:
+        """Check that the other options fit ``delivery``.
+
+        Raises:
+            InvalidArgument: They do not.
+        """
+        if self.delivery is DeliveryMode.QUEUE:
+            return
+        unfit = {
+            "message_model = BROADCASTING": self.message_model == MessageModel.BROADCASTING,
+            "consume_orderly (take delivery = fifo)": self.consume_orderly,
+            "consume_from_where = TIMESTAMP": self.consume_from_where == ConsumeFromWhere.TIMESTAMP,
+            "max_reconsume_times (the group has retry_max_times)": self.max_reconsume_times >= 0,
+            f"invisible_ms below {MIN_INVISIBLE_MS}": 0 < self.invisible_ms < MIN_INVISIBLE_MS,
+        }
+        for what, is_so in unfit.items():
+            if is_so:
+                raise InvalidArgument(f"delivery = {self.delivery} does not go with {what}")
 
     def most_retries(self) -> int:
         """Return ``max_reconsume_times`` as brokers get it."""
@@ -113,6 +143,17 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         is_endless = self.consume_orderly and self.max_reconsume_times < 0
         is_tried_again = self.message_model == MessageModel.CLUSTERING and not is_endless
         return self.most_retries() if is_tried_again else None
+
+    def run_settings(self) -> RunSettings:
+        """Return the options of what is received under leases."""
+        return RunSettings(
+            delivery=self.delivery,
+            invisible_ms=self.invisible_ms,
+            workers=self.consume_thread_count,
+            batch_size=self.consume_message_batch_max_size,
+            consume_timeout_ms=self.consume_timeout_ms,
+            suspend_ms=self.broker_suspend_max_time_ms,
+        )
 
     def flow_limits(self) -> FlowLimits:
         """Return the limits beyond which a queue is not pulled."""
@@ -142,6 +183,8 @@ class SimpleConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """Options of a simple consumer.
 
     Attributes:
+        delivery: ``message``, or ``fifo``: messages of one sharding key go to one member at a
+            time, in order. All members of a group have the same.
         consume_from_where: Start of the group in queues from which it never received:
             FIRST_OFFSET or LAST_OFFSET.
         settle_timeout_ms: So long an acknowledgement is tried while no broker takes it.
@@ -151,6 +194,7 @@ class SimpleConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_un
             ``TopicNotFound``.
     """
 
+    delivery: DeliveryMode = DeliveryMode.MESSAGE
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET
     settle_timeout_ms: Ms = 10_000
     report_after_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 3_000
@@ -191,6 +235,8 @@ class PushConsumerKeywords(ConsumerKeywords, total=False):
     max_reconsume_times: int
     dead_letter_undecodable: bool
     rebalance_lock_interval_ms: int
+    delivery: DeliveryMode | Literal["queue", "message", "fifo"]
+    invisible_ms: int
 
 
 class PullConsumerKeywords(ConsumerKeywords, total=False):
@@ -204,6 +250,7 @@ class PullConsumerKeywords(ConsumerKeywords, total=False):
 class SimpleConsumerKeywords(TypedDict, total=False):
     """Fields of ``SimpleConsumerOptions``, as keyword arguments."""
 
+    delivery: DeliveryMode | Literal["queue", "message", "fifo"]
     consume_from_where: ConsumeFromWhere | Literal["LAST_OFFSET", "FIRST_OFFSET", "TIMESTAMP"]
     settle_timeout_ms: int
     report_after_ms: int

@@ -20,6 +20,7 @@ from mqmesh.metrics import MetricBoard
 from mqmesh.protocol.client_rpc import HandToRequest
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.client.run import run
@@ -56,6 +57,7 @@ from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.receiving.received_runs import ReceivedRuns
 from mqmesh.sdk.consumer.running_info import Introspection
 from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.sdk.tracing.client_tracing import ClientTracing
@@ -218,6 +220,7 @@ class PushConsumer(GroupConsumer[PushSink]):
         connection = client_options(client, namesrv_addr, credentials)
         super().__init__(group, connection, strategy, transport)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
+        self.options.check_delivery()
         self._tracing = ClientTracing(
             self.group,
             hooks,
@@ -250,6 +253,7 @@ class PushConsumer(GroupConsumer[PushSink]):
             self._engine.client.transport.condition(),
         )
         self._retry = self._make_retry()
+        self._engine.runs = self._make_runs()
         self._service = self._make_service()
         self._workers = self._make_workers(self._service)
         if isinstance(self._service, OrderlyService) and self._is_clustering:
@@ -287,7 +291,7 @@ class PushConsumer(GroupConsumer[PushSink]):
             try:
                 self._engine.open()
                 self._tracing.start(self._metrics, at_exit=True)
-                if self._is_clustering:
+                if self._is_clustering and self._engine.runs is None:
                     # Messages of the group that failed come back there.
                     self._engine.subscribe(retry_topic(self.group), "*")
                 self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
@@ -409,6 +413,10 @@ class PushConsumer(GroupConsumer[PushSink]):
         if not callable(listener):
             raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
         check_not_subscribed(topic, self._subscribed)
+        if selector.python is not None and self._engine.runs is not None:
+            raise InvalidArgument(
+                f"delivery = {self.options.delivery} takes tags or SQL92, no filter in Python"
+            )
 
         def subscribe() -> None:
             self._listeners[topic] = listener
@@ -424,6 +432,22 @@ class PushConsumer(GroupConsumer[PushSink]):
     def _is_clustering(self) -> bool:
         return self.options.message_model == MessageModel.CLUSTERING
 
+    def _make_runs(self) -> ReceivedRuns | None:
+        """Make what receives messages one by one, unless members divide the queues."""
+        if self.options.delivery is DeliveryMode.QUEUE:
+            return None
+        engine = self._engine
+        return ReceivedRuns(
+            self.group,
+            engine.client,
+            self.options.run_settings(),
+            engine.counters,
+            engine.meters,
+            self._with_hooks(self._listen_again),
+            engine.hindered,
+            engine.note_settled,
+        )
+
     def _make_service(self) -> ConsumeService:
         changed = self._engine.client.transport.condition()
         now_ns = self._engine.client.loop.clock.monotonic_ns
@@ -435,7 +459,12 @@ class PushConsumer(GroupConsumer[PushSink]):
                 self._call_later,
                 to_dead_letters(self._back),
             )
-        return ConcurrentService(changed, now_ns, self._retry.on_failed)
+        runs = self._engine.runs
+        if runs is None:
+            return ConcurrentService(changed, now_ns, self._retry.on_failed)
+        service = ConcurrentService(changed, now_ns, runs.on_failed)
+        runs.attach(service)
+        return service
 
     def _make_workers(self, service: ConsumeService) -> Workers:
         name, most = f"mqmesh-{self.group}", self.options.consume_thread_count
@@ -513,7 +542,8 @@ class PushConsumer(GroupConsumer[PushSink]):
     ) -> None:
         """Take a message that an administrator hands to this member."""
         asked = decode_header(HandToRequest, memoryview(question))
-        if not isinstance(self._service, ConcurrentService):
+        in_order = self.options.delivery is DeliveryMode.FIFO
+        if in_order or not isinstance(self._service, ConcurrentService):
             raise InvalidArgument(
                 f"group {self.group} consumes in order: no message may overtake another one"
             )
@@ -564,5 +594,7 @@ class PushConsumer(GroupConsumer[PushSink]):
             # Messages may be done without a worker: sent back, for one, while their call hangs.
             if one.loop is not None and one.loop.waiting_for_room:
                 one.loop.resume()
+        if self._engine.runs is not None:
+            self._engine.runs.look(now_ms)
         self._retry.look(now_ms, {queue: sink.commit_offset() for queue, sink in sinks.items()})
         self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)

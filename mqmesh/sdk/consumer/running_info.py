@@ -50,7 +50,7 @@ class Introspection:
         self._kind = kind
         self._engine = engine
         self._service = service
-        self._consumption = Consumption(engine.group, self._totals, self._held)
+        self._consumption = Consumption(engine.group, self._totals, engine.held)
         engine.stats = self._stats
         engine.answerers[RequestCode.GET_CONSUMER_RUNNING_INFO] = self._answer
 
@@ -70,17 +70,9 @@ class Introspection:
     def _stats(self) -> list[TopicConsumption]:
         return self._consumption.stats(self._now_ms())[:MAX_TOPICS]
 
-    def _held(self) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for queue, sink in self._engine.sinks().items():
-            count, size = sink.held()
-            messages, size_bytes = found[queue.topic]
-            found[queue.topic] = messages + count, size_bytes + size
-        return found
-
     def _totals(self) -> dict[str, TopicTotals]:
         tallies = {} if self._service is None else self._service.tallies()
-        held = self._held()
+        held = self._engine.held()
         at_hand: dict[str, int] = defaultdict(int)
         for message in self._with_listeners():
             at_hand[message.info.topic] += 1
@@ -139,9 +131,7 @@ class Introspection:
 
     def _in_flight(self, message: StoredMessage, now_ms: int) -> InFlightMessage:
         queue = message.message_queue
-        one = self._engine.assigned.get(queue)
-        sink = None if one is None else one.sink
-        since_ms = None if sink is None else sink.begun_ms(message.queue_offset)
+        since_ms = self._engine.begun_ms(message)
         return InFlightMessage(
             message.message_id,
             queue.topic,

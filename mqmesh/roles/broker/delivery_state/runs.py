@@ -38,6 +38,7 @@ class Run(msgspec.Struct, eq=False):
         member: Member that holds it.
         until_ms: When the lease ends, or when the wait does; monotonic clock.
         since_ms: When it was handed out last; monotonic clock.
+        noted: With order by key: its lease as the log says, until its holder shows it.
         is_wide: Its list has it among the wide ones.
     """
 
@@ -49,6 +50,7 @@ class Run(msgspec.Struct, eq=False):
     member: str = ""
     until_ms: int = 0
     since_ms: int = 0
+    noted: int = NOBODY
     is_wide: bool = False
 
     @property
@@ -65,6 +67,14 @@ class Run(msgspec.Struct, eq=False):
     def end(self) -> int:
         """Queue offset behind the last open message."""
         return self.first + self.bits.bit_length()
+
+    def offsets(self, bits: int = -1) -> Iterator[int]:
+        """Yield the queue offsets of its open messages, or of those among others, in order."""
+        bits &= self.bits
+        while bits:
+            lowest = bits & -bits
+            yield self.first + lowest.bit_length() - 1
+            bits ^= lowest
 
     def within(self, first: int, bits: int) -> int:
         """Return those of its open messages that are among others, as bits from ``self.first``."""
@@ -142,3 +152,20 @@ class _Sorted:
 
     def between(self, first: int, end: int) -> list[Run]:
         return self.runs[bisect_left(self._firsts, first) : bisect_left(self._firsts, end)]
+
+
+def stretches(first: int, bits: int) -> Iterator[tuple[int, int]]:
+    """Yield messages that follow one another, as first and count.
+
+    Args:
+        first: Queue offset of bit 0.
+        bits: Messages.
+    """
+    while bits:
+        skipped = (bits & -bits).bit_length() - 1
+        bits >>= skipped
+        first += skipped
+        count = (~bits & bits + 1).bit_length() - 1
+        yield first, count
+        bits >>= count
+        first += count

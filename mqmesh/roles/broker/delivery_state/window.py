@@ -13,16 +13,27 @@ in one state:
                                          sent back, until that is stored
 
 Two runs never have a message in common; their spans may overlap once a part was given back.
+
+With order by key messages enter as runs that wait and were handed out 0 times. Of those that wait
+only the first ones of their keys are handed out, and those of the same key and run behind them.
 """
 
 import enum
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Final
 
-from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunList, RunState
+from mqmesh.roles.broker.delivery_state.key_order import KeyedOffset, KeyOrder
+from mqmesh.roles.broker.delivery_state.runs import (
+    MAX_RUN,
+    NOBODY,
+    Run,
+    RunList,
+    RunState,
+    stretches,
+)
 
 SLOT_MS: Final = 20
 """Deadlines are kept in slots of this length, so a lease may end so much later."""
@@ -84,6 +95,10 @@ class DeliveryWindow:
         unsettled: Messages that were handed out and are not settled.
         leased: Messages of them that are ``LEASED``.
         noted_offset: For the log: ``next_offset`` as of the change before.
+        is_strict: Messages go out in the order of their keys: only the lease that has a message
+            settles it.
+        order: That order; None without one, and until the keys are known after a restart.
+        passed: Messages that were passed over, or given back, and never handed out.
     """
 
     def __init__(
@@ -92,6 +107,9 @@ class DeliveryWindow:
         self.next_offset = self.noted_offset = start
         self.valid_from = 0
         self.unsettled = self.leased = 0
+        self.is_strict = False
+        self.order: KeyOrder | None = None
+        self.passed = 0
         self._numbers = numbers
         self._changed = on_change
         self._runs = RunList()
@@ -163,6 +181,8 @@ class DeliveryWindow:
 
     def due(self) -> Run | None:
         """Return the run with the oldest message that waits and is due; see ``tick``."""
+        if self.order is not None:
+            return self.order.first_free()
         ready = self._ready
         while ready:
             low, _, run = heapq.heappop(ready)
@@ -187,14 +207,93 @@ class DeliveryWindow:
         shift = (bits & -bits).bit_length() - 1
         again = Run(run.first + shift, bits >> shift, run.attempt + 1)
         leased = self._lease(again, member, now_ms, lease_ms)
-        self._changed(leased.first, leased.end)
+        self._note(leased.first, leased.bits)
         return leased
 
     def lose(self, run: Run, bits: int) -> None:
         """Settle messages of a run, from ``run.first`` on, that are gone from the log."""
         first, end = run.first, run.end
-        self._take(run, run.bits & bits)
+        self._settle(run, run.bits & bits)
         self._changed(first, end)
+
+    # ---- Order by key ----------------------------------------------------------------
+
+    def begin_order(self, keys: Iterable[KeyedOffset]) -> None:
+        """Begin to hand out messages in the order of their keys.
+
+        Args:
+            keys: Of all unsettled messages, in order.
+        """
+        order = self.order = KeyOrder()
+        for offset, key in keys:
+            order.add(offset, key)
+        for run in list(self.runs):
+            if run.state is RunState.WAITING:
+                if run.until_ms == 0:
+                    self.offer(run, run.bits)
+                self.hold_back(run)
+
+    def end_order(self) -> None:
+        """Hand out messages without order from now on."""
+        self.order = None
+        for run in self.runs:
+            if run.state is RunState.WAITING and run.until_ms == 0:
+                heapq.heappush(self._ready, (run.low, next(self._serial), run))
+
+    def admit(self, end: int, some: Sequence[KeyedOffset]) -> None:
+        """Let messages that were never handed out wait for their turn.
+
+        Args:
+            end: New ``next_offset``, at or behind the old one.
+            some: From the old ``next_offset`` on, over a span of at most ``MAX_RUN``; those between
+                that are not among them are settled.
+        """
+        assert self.order is not None
+        start, self.next_offset = self.next_offset, end
+        if some:
+            first = some[0][0]
+            for offset, key in some:
+                self.order.add(offset, key)
+            self._wait(Run(first, sum(1 << offset - first for offset, _ in some), 0), 0)
+        self._changed(start, end)
+
+    def take_free(self, most: int) -> list[tuple[Run, int]]:
+        """Take messages that may be handed out, by run, as bits; others wait for their keys.
+
+        The caller hands them out, or gives them back by ``offer``.
+        """
+        order = self.order
+        assert order is not None
+        taken: dict[Run, int] = {}
+        count = 0
+        while count < most and (run := order.first_free()) is not None:
+            bits = taken.get(run, 0)
+            for offset in order.chain(order.take_free()):
+                bit = 1 << offset - run.first if offset >= run.first else 0
+                if count == most or not run.bits & bit or bits & bit:
+                    break
+                bits |= bit
+                count += 1
+            if bits:
+                taken[run] = bits
+        return list(taken.items())
+
+    def offer(self, run: Run, bits: int) -> None:
+        """Note that messages of a run wait."""
+        assert self.order is not None
+        self.order.offer(run, bits)
+
+    def hold_back(self, run: Run) -> None:
+        """Take back from members what is behind messages of a run that wait, by key."""
+        if self.order is None or run.state is not RunState.WAITING:
+            return
+        for offset in {at for one in run.offsets() for at in self.order.behind(one)}:
+            for other, mask in list(self._runs.reaching(offset, offset + 1)):
+                if other.state is RunState.LEASED:
+                    back = self._carve([(other, mask)])
+                    back.attempt -= 1
+                    self._wait(back, 0)
+                    self._changed(back.first, back.end)
 
     # ---- Settle ----------------------------------------------------------------------
 
@@ -211,15 +310,16 @@ class DeliveryWindow:
         if run is not None:  # nearly always
             mask = run.within(first, bits)
             if mask.bit_count() == bits.bit_count():
-                self._take(run, mask)
-                self._changed(first, first + bits.bit_length())
+                self._settle(run, mask)
+                self._note(first, bits)
                 return Settled.OK
         claimed = self._claim(lease, first, bits)
         if isinstance(claimed, Settled):
             return claimed
+        for run, mask in claimed:
+            self._settle(run, mask)
         if claimed:
-            carved = self._carve(claimed)
-            self._changed(carved.first, carved.end)
+            self._changed(first, first + bits.bit_length())
         return Settled.OK
 
     def nack(self, lease: int, first: int, bits: int, *, due_ms: int = 0) -> Run | Settled:
@@ -263,6 +363,7 @@ class DeliveryWindow:
         run.attempt -= 1
         self._wait(run, 0)
         self._changed(run.first, run.end)
+        self.hold_back(run)
         return Settled.OK
 
     def split(self, run: Run, bits: int) -> Run:
@@ -321,6 +422,8 @@ class DeliveryWindow:
         """
         behind = first + bits.bit_length()
         start = self.next_offset
+        if self.is_strict:
+            return  # others of their keys may have been handed out before them
         if behind <= start or behind > end or behind - start > most:
             return
         if not self.valid_from <= lease <= self._numbers.first or self._numbers.is_full:
@@ -340,7 +443,7 @@ class DeliveryWindow:
         """Settle a run that was sent back, unless the window was dropped meanwhile."""
         if run.bits and run.state is RunState.LEAVING:
             first, end = run.low, run.end
-            self._remove(run)
+            self._settle(run, run.bits)
             self._changed(first, end)
 
     def wait(self, run: Run, due_ms: int) -> None:
@@ -395,7 +498,9 @@ class DeliveryWindow:
         for first, end in spans:
             yield from self._runs.reaching(first, end)
 
-    def restore(self, first: int, bits: int, attempt: int, due_ms: int) -> None:
+    def restore(
+        self, first: int, bits: int, attempt: int, due_ms: int, lease: int = NOBODY
+    ) -> None:
         """Take over a run from the log, in place of what was known of its messages.
 
         Args:
@@ -403,11 +508,12 @@ class DeliveryWindow:
             bits: Its open messages.
             attempt: How often they were handed out.
             due_ms: When they are due, wall clock; 0 if somebody had them.
+            lease: Their lease then, with order by key.
         """
         for known, _ in list(self._runs.reaching(first, first + bits.bit_length())):
             self._take(known, known.within(first, bits))
         state = RunState.WAITING if due_ms else RunState.LEASED
-        self._add(Run(first, bits, attempt, state, since_ms=due_ms))
+        self._add(Run(first, bits, attempt, state, since_ms=due_ms, noted=lease))
 
     def miss(self, end: int) -> None:
         """Take messages up to an offset as handed out: what the log says of them is damaged."""
@@ -423,7 +529,7 @@ class DeliveryWindow:
     def clear_before(self, floor: int) -> None:
         """Forget the open messages before the floor."""
         for run in self._runs.before(floor):
-            self._take(run, run.bits & ((1 << min(floor - run.first, MAX_RUN)) - 1))
+            self._settle(run, run.bits & ((1 << min(floor - run.first, MAX_RUN)) - 1))
 
     def bound(self, end: int) -> bool:
         """Forget what lies behind the end of the queue; True if there was any."""
@@ -475,6 +581,8 @@ class DeliveryWindow:
                 return Settled.LEAVING
             if run.lease not in (NOBODY, lease):
                 return Settled.STALE
+            if self.is_strict and lease not in (run.lease, run.noted):
+                return Settled.STALE
         return claimed
 
     def _claim_run(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
@@ -500,6 +608,21 @@ class DeliveryWindow:
             self._take(run, mask)
         return carved
 
+    def _note(self, first: int, bits: int) -> None:
+        """Note a change of messages; with order by key they lie far apart."""
+        if self.order is None:
+            self._changed(first, first + bits.bit_length())
+            return
+        for start, length in stretches(first, bits):
+            self._changed(start, start + length)
+
+    def _settle(self, run: Run, mask: int) -> None:
+        """Settle open messages of a run."""
+        if self.order is not None:
+            for offset in run.offsets(mask):
+                self.order.remove(offset)
+        self._take(run, mask)
+
     def _take(self, run: Run, mask: int) -> None:
         """Take open messages out of a run, which goes without any."""
         if mask == run.bits:
@@ -519,14 +642,14 @@ class DeliveryWindow:
         return run
 
     def _wait(self, run: Run, due_ms: int) -> None:
-        run.state, run.lease, run.member = RunState.WAITING, NOBODY, ""
+        run.state, run.lease, run.member, run.noted = RunState.WAITING, NOBODY, "", NOBODY
         self._add(run)
         self._until(run, due_ms)
 
     def _expire(self, run: Run) -> None:
         self._leases.pop(run.lease, None)
         self.leased -= run.count
-        run.state, run.lease, run.member = RunState.WAITING, NOBODY, ""
+        run.state, run.lease, run.member, run.noted = RunState.WAITING, NOBODY, "", NOBODY
         self._until(run, 0)
         self._changed(run.low, run.end)
 
@@ -534,6 +657,9 @@ class DeliveryWindow:
         """Set until when a run is leased, or waits; 0 for a wait that is over."""
         self._unslot(run)
         run.until_ms = until_ms
+        if until_ms == 0 and self.order is not None:
+            self.offer(run, run.bits)
+            return
         if until_ms == 0:
             heapq.heappush(self._ready, (run.low, next(self._serial), run))
             return
@@ -552,6 +678,8 @@ class DeliveryWindow:
         self.unsettled += messages
         if run.state is RunState.LEASED:
             self.leased += messages
+        if not run.attempt:
+            self.passed += messages
 
     def _add(self, run: Run) -> None:
         self._runs.add(run)

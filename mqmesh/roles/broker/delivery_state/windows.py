@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.roles.broker.delivery_state.runs import Run, RunState
+from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run, RunState
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.state_records import DeliveryRecord, DeliveryRun
@@ -167,7 +167,7 @@ class DeliveryWindows:
         for run in record.runs:
             bits = (1 << run.held) - 1 if isinstance(run.held, int) else _bits(run.held)
             if bits:
-                window.restore(run.first, bits, run.attempt, run.due_ms)
+                window.restore(run.first, bits, run.attempt, run.due_ms, run.lease)
         window.clear_before(floor)
         self._committed.place(*key, QueueOffset(floor))
 
@@ -183,7 +183,7 @@ class DeliveryWindows:
         told: dict[Run, int] = {}
         for run, mask in window.spans_of(wanted):
             told[run] = told.get(run, 0) | mask
-        runs = [self._told(run, mask) for run, mask in told.items()]
+        runs = [self._told(window, run, mask) for run, mask in told.items()]
         adds, cleared = spans is not None, [] if spans is None else wanted
         previous_offset = changes.previous_offset if adds else 0
         for start in range(0, len(runs) or 1, MOST_RUNS_PER_RECORD):
@@ -202,7 +202,7 @@ class DeliveryWindows:
             )
             previous_offset = window.next_offset
 
-    def _told(self, run: Run, mask: int) -> DeliveryRun:
+    def _told(self, window: DeliveryWindow, run: Run, mask: int) -> DeliveryRun:
         shift = (mask & -mask).bit_length() - 1
         bits = mask >> shift
         size = bits.bit_length()
@@ -216,6 +216,7 @@ class DeliveryWindows:
             size if is_whole else bits.to_bytes((size + 7) // 8, "little"),
             run.attempt,
             due_ms,
+            run.noted or (run.lease if window.is_strict else NOBODY),
         )
 
     # ---- Helpers ---------------------------------------------------------------------

@@ -23,7 +23,8 @@ from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
 
 _TAKES: Final[dict[str, str]] = {
     DeliveryMode.QUEUE: "take PushConsumer or PullConsumer",
-    DeliveryMode.MESSAGE: "take SimpleConsumer",
+    DeliveryMode.MESSAGE: 'take SimpleConsumer, or PushConsumer with delivery = "message"',
+    DeliveryMode.FIFO: 'take SimpleConsumer or PushConsumer with delivery = "fifo"',
 }
 
 

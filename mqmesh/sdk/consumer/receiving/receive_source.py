@@ -1,7 +1,7 @@
 """Receives of one topic at one broker: one at a time waits there."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -66,7 +66,7 @@ class ReceiveSource:
         group: Consumer group.
         topic: Topic.
         selector: Messages that are wanted.
-        demand: Returns what callers want; None if nobody waits.
+        demand: Returns what is to be asked for here; None for nothing.
         prefetch: Returns what to ask for together with a report, as a caller will want it soon;
             None for nothing.
         on_received: Called with what came.
@@ -77,6 +77,10 @@ class ReceiveSource:
     Attributes:
         leases: Leases with messages that are not settled, by number.
         settler: Settlements on their way.
+        dropped: Nothing more is asked for.
+        asked: Messages that the receive under way may bring; 0 without one.
+        is_known: The broker has answered a receive.
+        is_quiet: The last answer had no message.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class ReceiveSource:
         topic: str,
         selector: MessageSelector,
         *,
-        demand: Callable[[], Demand | None],
+        demand: Callable[["ReceiveSource"], Demand | None],
         prefetch: Callable[["ReceiveSource"], Demand | None],
         on_received: Callable[["ReceiveSource", ReceivedAnswer], None],
         on_hindered: Callable[["ReceiveSource", MQMeshError | None], None],
@@ -98,7 +102,11 @@ class ReceiveSource:
         self.topic = topic
         self.leases: dict[int, HeldLease] = {}
         self.settler = Settler(client, broker_name, group, topic, self.leases, self._ride)
-        self._dropped = False
+        self.dropped = False
+        self.asked = 0
+        self.is_known = False
+        self.is_quiet = True
+        self._again_ms = 0
         self._verify = False
         self._client = client
         self._group = group
@@ -107,7 +115,6 @@ class ReceiveSource:
         self._on_hindered = on_hindered
         self._on_lost = on_lost
         self._unbuffer = unbuffer
-        self._is_busy = False
         self._demand = demand
         self._prefetch = prefetch
         # The broker gives the same leases to a receive of the same number, if an answer was lost.
@@ -127,13 +134,14 @@ class ReceiveSource:
         Returns:
             True if the broker was asked.
         """
-        if self._is_busy or self._dropped:
+        now_ms = self._client.loop.clock.monotonic_ms()
+        if self.asked or self.dropped or (demand is None and now_ms < self._again_ms):
             return False
-        demand = demand or self._demand()
+        demand = demand or self._demand(self)
         if demand is None:
             return False
-        wait_ms = max(demand.until_ms - self._client.loop.clock.monotonic_ms(), 0)
-        self._is_busy = True
+        wait_ms = max(demand.until_ms - now_ms, 0)
+        self.asked = min(demand.max_messages, MAX_RECEIVED)
         report = self.settler.take()
         # With a report the broker answers at once.
         suspend_ms = 0 if report.settlements else min(wait_ms, MAX_SUSPEND_MS)
@@ -141,7 +149,7 @@ class ReceiveSource:
             self._group,
             self.topic,
             self._client.client_id,
-            min(demand.max_messages, MAX_RECEIVED),
+            self.asked,
             invisible_ms=demand.invisible_ms,
             suspend_timeout_ms=suspend_ms,
             expression=self._selector.expression,
@@ -160,9 +168,9 @@ class ReceiveSource:
         return True
 
     def _ride(self) -> bool:
-        if self._is_busy or self._dropped:
+        if self.asked or self.dropped:
             return False
-        demand = self._demand() or self._prefetch(self)
+        demand = self._demand(self) or self._prefetch(self)
         return demand is not None and self.receive(demand)
 
     def tick(self, now_ms: int, asked_ms: int) -> None:
@@ -222,16 +230,19 @@ class ReceiveSource:
         Args:
             on_done: Called once the broker has that, or does not answer.
         """
-        self._dropped = True
+        self.dropped = True
+        self._return(self.leases.values(), on_done)
+
+    def _return(self, leases: Iterable[HeldLease], on_done: OnSettled) -> None:
         self.settler.gather(
             SettleAction.RETURN,
-            [(held, held.bits) for held in self.leases.values() if held.bits],
+            [(held, held.bits) for held in leases if held.bits],
             self._client.loop.clock.monotonic_ms() + RETURN_MS,
             on_done,
         )
 
     def _answered(self, report: Report, answer: Command | MQMeshError) -> None:
-        self._is_busy = False
+        self.asked = 0
         found = ReceiveResponse()
         error = answer if isinstance(answer, MQMeshError) else None
         if not isinstance(answer, MQMeshError):
@@ -255,7 +266,9 @@ class ReceiveSource:
             self._client.call_later(RETRY_MS, self._again)
         else:
             self._on_hindered(self, error)
-            self._client.call_later(max(getattr(error, "retry_after_ms", 0), RETRY_MS), self._again)
+            pause_ms = max(getattr(error, "retry_after_ms", 0), RETRY_MS)
+            self._again_ms = self._client.loop.clock.monotonic_ms() + pause_ms
+            self._client.call_later(pause_ms, self._again)
 
     def _take(self, found: ReceiveResponse, bodies: Sequence[memoryview]) -> None:
         """Take what came.
@@ -273,9 +286,10 @@ class ReceiveSource:
         )
         for held in received.held:
             self.leases[held.lease.lease] = held
-        if self._dropped:
-            self.drop(_nobody)  # it was under way meanwhile
+        if self.dropped:
+            self._return(received.held, _nobody)  # it was under way meanwhile
             return
+        self.is_known, self.is_quiet = True, not received.messages
         # What the broker's disk has lost it finds and passes over.
         self._verify = received.error is not None
         if received.messages or received.unreadable or received.unwanted:
@@ -287,6 +301,7 @@ class ReceiveSource:
             raise received.error
 
     def _again(self) -> None:
+        self._again_ms = 0
         self.receive()
 
 

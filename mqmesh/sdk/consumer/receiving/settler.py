@@ -86,11 +86,13 @@ class Settler:
         self._ride = ride
         self._waiting: deque[Settling] = deque()
         self._is_busy = False
+        self._taken = 0
+        self._when_idle: list[Callable[[], None]] = []
 
     @property
     def is_idle(self) -> bool:
         """True when nothing is to be settled."""
-        return not self._is_busy and not self._waiting
+        return not (self._is_busy or self._waiting or self._taken)
 
     def add(self, *some: Settling) -> None:
         """Report on messages; with others that came meanwhile."""
@@ -138,6 +140,17 @@ class Settler:
             )
         )
 
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Call back once nothing is to be settled any more."""
+        self._when_idle.append(callback)
+        self._look_idle()
+
+    def _look_idle(self) -> None:
+        if self.is_idle:
+            callbacks, self._when_idle = self._when_idle, []
+            for callback in callbacks:
+                callback()
+
     def fail_all(self, error: MQMeshError) -> None:
         """End all reports that wait with an error; the client's loop does not run any more."""
         while self._waiting:
@@ -146,6 +159,7 @@ class Settler:
     def take(self) -> Report:
         """Return what waits, for a request of another kind; ``answered`` follows."""
         gathered = _gather(self._waiting)
+        self._taken += bool(gathered)
         return Report(
             gathered,
             [
@@ -164,14 +178,17 @@ class Settler:
             codes: Response code of each settlement.
             error: Why there are none.
         """
+        self._taken -= bool(report.gathered)
         delay_ms = self._note(report, codes, error)
         if self._waiting and not self._is_busy:
             self._is_busy = True
             self._client.call_later(delay_ms, self._send)
+        self._look_idle()
 
     def _send(self) -> None:
         if not self._waiting or self._ride():
             self._is_busy = False
+            self._look_idle()
             return
         report = self.take()
         request = SettleRequest(
@@ -194,9 +211,11 @@ class Settler:
             codes = decode_header(SettleResponse, answer.header).codes
         except MQMeshError as caught:
             error = caught
+        self._taken -= bool(report.gathered)
         delay_ms = self._note(report, codes, error)
         if not self._waiting:
             self._is_busy = False
+            self._look_idle()
         elif delay_ms:
             self._client.call_later(delay_ms, self._send)
         else:

@@ -55,7 +55,8 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.protocol.route import OnExpired
 from mqmesh.roles.broker.core import Core
-from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState
+from mqmesh.roles.broker.delivery_state.key_order import KeyOrder
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState, stretches
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Settled
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
 from mqmesh.roles.broker.feature import Feature
@@ -82,10 +83,16 @@ SHORT_NACK_MS: Final = 30_000
 NOTE_EVERY_MS: Final = 2
 """Hand-outs are noted in the log at the end of a turn, but no more often: a record of some hundred
 bytes each turn would be most of what a busy broker writes."""
+MAX_PASSED: Final = 10_000
+"""Messages of a queue that wait for others of their keys; beyond, it is held up."""
+KEY_REPORT_MS: Final = 60_000
+"""A key that holds up its queue is named in the log each time so much has passed."""
 NOT_SENT_BACK_MS: Final = 1_000
 """A message that could not be sent back is handed out again after so long."""
 TURN_BYTES: Final = 4 * MIB
 """Given out in one turn of the loop."""
+LEAST_ADMITTED: Final = 64
+"""Messages that are let in at a time, with order by key, if there are as many."""
 LEAST_BYTES: Final = 64 * KIB
 MAX_RETRIES: Final = 2**31
 """Limit of retries in place of the consumer's: this feature decides what is a dead letter."""
@@ -219,6 +226,8 @@ class DeliveryFeature(Feature):
         self._answered: dict[tuple[str, str], dict[str, _Answered]] = {}
         # Topics of which groups are paused, or have had what a second may bring.
         self._held_back: dict[str, None] = {}
+        # Queues that are held up by a key, and when that was reported.
+        self._blocked: dict[WindowKey, int] = {}
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -287,6 +296,8 @@ class DeliveryFeature(Feature):
             for run in window.tick(now_ms):
                 self._counts.expired += run.count
                 leaving += self._judge(key, window, run, "its lease ended before it was settled")
+                window.hold_back(run)
+            self._look_for_block(key, window, now_ms)
             if window.due() is not None:
                 self._stir(key)
         for member in [one for one, at in self._lost.items() if at <= now_ms]:
@@ -488,6 +499,7 @@ class DeliveryFeature(Feature):
             key = (wanted.group, topic, queue_id)
             try:
                 window = self._windows.find(key) or self._begin(key, wanted, is_retry)
+                self._order(key, window)
                 if known.retains:
                     window.pass_over(self._bounds(topic, queue_id)[0])
                 taking.take(key, window, is_retry, expiry if known.expires else None)
@@ -586,7 +598,18 @@ class DeliveryFeature(Feature):
         most = self._config(group).max_unsettled
         for key, window in self._windows.of_group(group).items():
             _, topic, queue_id = key
-            if topic not in held.topics or window.unsettled < most:
+            if topic in held.topics and key in self._blocked and window.order is not None:
+                name, count = window.order.longest()
+                held.pending.fail(
+                    SystemBusy(
+                        f"{window.passed} messages of queue {queue_id} of {topic!r} wait for "
+                        f"others of their sharding keys, {count} of them for {name!r}; no more "
+                        f"may ({MAX_PASSED})",
+                        retry_after_ms=self._settings.now.busy_retry_after_ms,
+                    )
+                )
+                return
+            if topic not in held.topics or window.unsettled - window.passed < most:
                 continue
             if window.next_offset < self._store.queue_bounds(topic, queue_id)[1]:
                 if key not in self._most_held:
@@ -683,6 +706,7 @@ class DeliveryFeature(Feature):
         bits = int.from_bytes(one.bits, "little")
         if not bits:
             return _ILLEGAL
+        window.is_strict = self._is_ordered(key)
         if one.first + bits.bit_length() > window.next_offset:
             end = self._store.queue_bounds(key[1], key[2])[1]
             window.meet(one.lease, one.first, bits, end, self._config(key[0]).max_unsettled)
@@ -691,6 +715,7 @@ class DeliveryFeature(Feature):
         if one.action == SettleAction.EXTEND:
             length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
             return _CODE_OF[window.extend(one.lease, one.first, bits, member, now_ms, length_ms)]
+        self._order(key, window)
         if one.action == SettleAction.RETURN:
             return _CODE_OF[window.give_back(one.lease, one.first, bits)]
         run = window.nack(one.lease, one.first, bits)
@@ -700,6 +725,7 @@ class DeliveryFeature(Feature):
             leaving.append(self._leaving(key, window, run, TO_DEAD_LETTERS, one.reason))
         else:
             leaving += self._judge(key, window, run, one.reason, one.delay_ms)
+            window.hold_back(run)
         return _OK
 
     def _judge(
@@ -747,7 +773,7 @@ class DeliveryFeature(Feature):
             if own is not None:
                 delay_ms = own.delay_ms(failures, f"{topic}/{queue_id}/{run.low}")
         is_crowded = window.unsettled > config.max_unsettled * 3 // 4
-        if delay_ms > SHORT_NACK_MS or (delay_ms and is_crowded):
+        if not window.is_strict and (delay_ms > SHORT_NACK_MS or (delay_ms and is_crowded)):
             level = next((at for at, one in enumerate(levels, 1) if one >= delay_ms), len(levels))
             yield self._leaving(key, window, run, level, reason, failures)
         elif delay_ms:
@@ -783,7 +809,7 @@ class DeliveryFeature(Feature):
         entries: list[SendBackEntry] = []
         owners: list[int] = []
         for index, one in enumerate(leaving):
-            for first, count in _stretches(one.run):
+            for first, count in stretches(one.run.first, one.run.bits):
                 entries.append(
                     SendBackEntry(
                         one.key[1],
@@ -807,6 +833,7 @@ class DeliveryFeature(Feature):
                     one.window.gone(one.run)
                 else:
                     one.window.wait(one.run, due_ms)
+                    one.window.hold_back(one.run)
                 self._stir(one.key)
             on_done(codes)
 
@@ -861,6 +888,7 @@ class DeliveryFeature(Feature):
         for key, window in self._windows.of_group(group).items():
             for run in window.release(member):
                 leaving += self._judge(key, window, run, reason)
+                window.hold_back(run)
                 self._stir(key)
         return leaving
 
@@ -874,7 +902,8 @@ class DeliveryFeature(Feature):
         if config is None:
             raise GroupNotFound(f"no consumer group {group!r}; its members have not joined yet")
         # The heartbeat says it as a matter of rights; here it is one of the request.
-        if sentence := self._group_table.other_delivery(group, DeliveryMode.MESSAGE):
+        mode = DeliveryMode.MESSAGE if config.delivery == DeliveryMode.QUEUE else config.delivery
+        if sentence := self._group_table.other_delivery(group, mode):
             raise InvalidArgument(sentence)
 
     def _check_receives(self, group: str) -> None:
@@ -898,6 +927,38 @@ class DeliveryFeature(Feature):
         self._members.setdefault(peer, {})[key] = None
         self._lost.pop(key, None)
 
+    def _is_ordered(self, key: WindowKey) -> bool:
+        """Return whether messages of a queue go out in the order of their keys."""
+        group, topic, _ = key
+        return self._config(group).delivery == DeliveryMode.FIFO and topic != retry_topic(group)
+
+    def _order(self, key: WindowKey, window: DeliveryWindow) -> None:
+        """Have a window follow the mode of its group; after a restart the keys are read anew."""
+        window.is_strict = self._is_ordered(key)
+        if window.is_strict and window.order is None:
+            offsets = (offset for run in window.runs for offset in run.offsets())
+            window.begin_order(self._reader.keys_of(key[1:], offsets))
+        elif window.order is not None and not window.is_strict:
+            window.end_order()
+
+    def _look_for_block(self, key: WindowKey, window: DeliveryWindow, now_ms: int) -> None:
+        """Note and report when one key holds up a queue."""
+        if window.order is None or window.passed < MAX_PASSED or window.due() is not None:
+            self._blocked.pop(key, None)
+        elif now_ms - self._blocked.get(key, -KEY_REPORT_MS) >= KEY_REPORT_MS:
+            self._blocked[key] = now_ms
+            name, count = window.order.longest()
+            _log.warning(
+                "group %s: queue %d of %s is held up: %d messages wait for others of their "
+                "sharding keys, %d of them for %r",
+                key[0],
+                key[2],
+                key[1],
+                window.passed,
+                count,
+                name,
+            )
+
     def _stir(self, key: WindowKey) -> None:
         self._hold.stir(key[1])
 
@@ -915,6 +976,11 @@ class DeliveryFeature(Feature):
             "messages that wait to be handed out again",
             lambda feature: feature._waiting(),
             unit="messages",
+        ),
+        gauge(
+            "delivery_blocked_queues",
+            "queues that a sharding key holds up, whose messages are not settled",
+            lambda feature: len(feature._blocked),
         ),
         gauge(
             "delivery_leases",
@@ -1021,6 +1087,9 @@ class _Taking:
         self, key: WindowKey, window: DeliveryWindow, is_retry: bool, expiry: Expiry | None
     ) -> None:
         """Take what waits in a window, then what is new."""
+        if window.order is not None:
+            self._take_in_order(key, window, window.order, expiry)
+            return
         member = self._held.wanted.member
         while not self.is_full and (run := window.due()) is not None:
             try:
@@ -1090,6 +1159,79 @@ class _Taking:
         self.expired += run.count
         self.passed = True
 
+    def _take_in_order(
+        self, key: WindowKey, window: DeliveryWindow, order: KeyOrder, expiry: Expiry | None
+    ) -> None:
+        """Take the first messages of their keys, and let in new ones until there are enough."""
+        is_open = True
+        while is_open and not self.is_full:
+            room = self._max_unsettled - (window.unsettled - window.passed)
+            if room <= 0:
+                return
+            free = window.take_free(min(self._left()[0], room))
+            if not free and not self._admit(key, window, order):
+                return
+            for run, bits in free:
+                is_open = self._take_free(key, window, run, bits, expiry) and is_open
+
+    def _take_free(
+        self, key: WindowKey, window: DeliveryWindow, run: Run, bits: int, expiry: Expiry | None
+    ) -> bool:
+        """Take messages that are free; False if not all could be read."""
+        found = Read(run.first, run.first)
+        if not self.is_full:
+            try:
+                found = self._reader.read_again(
+                    key[1:],
+                    run.first,
+                    bits,
+                    *self._left(),
+                    verify=self._verify,
+                    expiry=expiry,
+                )
+            except CorruptRecord as error:
+                _log.error("messages of group %s cannot be handed out: %s", key[0], error)
+                window.leave(run)
+                window.wait(run, self._now_ms + NOT_SENT_BACK_MS)
+                return True
+        left = bits & ~found.bits & ~found.gone
+        if found.gone:
+            window.lose(run, found.gone)
+        self.expired += found.expired
+        if found.bits:
+            is_again = run.attempt > 0
+            leased = window.hand_out_again(
+                run, found.bits, self._held.wanted.member, self._now_ms, self._lease_ms
+            )
+            if found.is_expired:
+                self._bury(key, window, leased)
+            else:
+                self.redelivered += leased.count * is_again
+                self._note(key, leased, found, is_retry=False)
+        window.offer(run, left)
+        return not left
+
+    def _admit(self, key: WindowKey, window: DeliveryWindow, order: KeyOrder) -> bool:
+        """Let new messages wait for their turn; False if there are none, or no more may wait."""
+        most = min(max(2 * self._left()[0], LEAST_ADMITTED), MAX_PASSED - window.passed)
+        if most <= 0:
+            return False
+        start = window.next_offset
+        some, end = order.take_ahead(start, most, MAX_RUN)
+        if not some:
+            keys, end = self._reader.read_keys(
+                key[1:], start, self._left()[1], self._held.filter, verify=self._verify
+            )
+            if end <= start:
+                return False
+            order.read(keys, end)
+            if keys:
+                some, end = order.take_ahead(start, most, MAX_RUN)
+        window.admit(end, some)
+        # A filter may pass over all of a long queue: others have their turn first.
+        self.passed = self.passed or not some
+        return bool(some)
+
     def _left(self) -> tuple[int, int]:
         return self._most - self.messages, self._max_bytes - self.size
 
@@ -1113,19 +1255,6 @@ class _Taking:
         self.counted += run.count
         self.counted_bytes += found.size
         self._by_group.note(*key, run.end, run.count, found.size, self._now_ms)
-
-
-def _stretches(run: Run) -> Iterator[tuple[int, int]]:
-    """Yield the open messages of a run, those that follow one another as first and count."""
-    bits, place = run.bits, run.first
-    while bits:
-        skipped = (bits & -bits).bit_length() - 1
-        bits >>= skipped
-        place += skipped
-        count = (~bits & bits + 1).bit_length() - 1
-        yield place, count
-        bits >>= count
-        place += count
 
 
 def _info_of(key: WindowKey, run: Run, now_ms: int) -> LeaseInfo:

@@ -1,5 +1,7 @@
 """Messages of a lease as an answer carries them: stored batches, whole or cut down to them."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -17,6 +19,7 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.batch.sparse_batch import cut_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.roles.broker.delivery_state.key_order import KeyedOffset
 from mqmesh.roles.broker.delivery_state.runs import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered, sift
@@ -31,6 +34,20 @@ MAX_SPLIT_BYTES: Final = 1 * MIB
 """Larger ones are split each time."""
 
 Piece = bytes | memoryview
+
+
+class _KeyOnly(msgspec.Struct, array_like=True, gc=False):
+    # A message of which the sharding key is made, and nothing else.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: msgspec.Raw = msgspec.Raw()
+    properties: msgspec.Raw = msgspec.Raw()
+    flag: msgspec.Raw = msgspec.Raw()
+    sharding_key: str | None = None
+
+
+_decode_key = msgspec.msgpack.Decoder(_KeyOnly).decode
 
 
 class Read(msgspec.Struct):
@@ -228,6 +245,61 @@ class LeaseReader:
             bits &= ~(mask << (base - first))
         return read
 
+    def read_keys(
+        self,
+        queue: tuple[str, int],
+        start: int,
+        max_bytes: int,
+        wanted: PullFilter | None,
+        *,
+        verify: bool = False,
+    ) -> tuple[list[KeyedOffset], int]:
+        """Read the sharding keys of the next messages of a queue.
+
+        Args:
+            queue: Topic and queue id.
+            start: Queue offset of the first one.
+            max_bytes: Most bytes; at least one batch is read.
+            wanted: Messages that fit; None for all.
+            verify: As for ``MessageStore.get``.
+
+        Returns:
+            Messages that fit, in order, and where to go on reading; ``start`` at the end.
+
+        Raises:
+            CorruptRecord: As ``MessageStore.get``.
+        """
+        place = (*queue, start)
+        if wanted is None:
+            found = self._store.get(*place, max_bytes=max_bytes, verify=verify)
+        else:
+            found = get_filtered(
+                self._store, self._metas, place, wanted, max_bytes=max_bytes, verify=verify
+            )
+        if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.NO_MATCHED_MESSAGE):
+            return [], found.next_queue_offset
+        if found.status is not GetStatus.FOUND:
+            return [], start
+        keys: list[KeyedOffset] = []
+        for header, batch in iter_batches(b"".join(found.data)):
+            keys += [pair for pair in self._keys(header, batch) if pair[0] >= start]
+        return keys, found.next_queue_offset
+
+    def keys_of(self, queue: tuple[str, int], offsets: Iterable[int]) -> list[KeyedOffset]:
+        """Return the sharding keys of messages, in order; none for those that cannot be read."""
+        wanted = dict.fromkeys(sorted(offsets))
+        found: list[KeyedOffset] = []
+        known: dict[int, str | None] = {}
+        for offset in wanted:
+            if offset not in known:
+                known = {}
+                with suppress(CorruptRecord):
+                    result = self._store.get(*queue, offset, max_bytes=1)
+                    if result.status is GetStatus.FOUND:
+                        known = dict(self._keys(*next(iter_batches(result.data[0]))))
+            found.append((offset, known.get(offset)))
+        return found
+
     def failures_of(self, queue: tuple[str, int], first: int, bits: int) -> dict[int, int]:
         """Return how often messages of a retry topic had failed before.
 
@@ -325,6 +397,30 @@ class LeaseReader:
             del self._split[next(iter(self._split))]
         self._split[commitlog_offset] = messages
 
+    def _messages(self, header: BatchHeader, batch: memoryview) -> list[msgspec.Raw]:
+        """Return the messages of a batch, encoded.
+
+        Raises:
+            CorruptBatch: It is damaged.
+        """
+        messages = self._split.get(header.commitlog_offset)
+        if messages is None or len(messages) != header.message_count:
+            check_batch(batch)
+            # A copy, since what is kept must not keep a map of the log.
+            messages = split_payload(bytes(read_payload(batch, header)))
+            if header.raw_size <= MAX_SPLIT_BYTES:
+                self._keep(header.commitlog_offset, messages)
+        return messages
+
+    def _keys(self, header: BatchHeader, batch: memoryview) -> list[KeyedOffset]:
+        """Return the sharding keys of a batch, which members report if it is damaged."""
+        offsets = _offsets_of(header, batch)
+        try:
+            keys = [_sharding_key(one) for one in self._messages(header, batch)]
+        except CorruptBatch:
+            return [(at, None) for at in offsets]
+        return list(zip(offsets, keys, strict=True))
+
     def _pieces(
         self, header: BatchHeader, batch: memoryview, first: int, mask: int
     ) -> tuple[Piece, ...]:
@@ -332,13 +428,7 @@ class LeaseReader:
         if mask.bit_count() == header.message_count:
             return (batch,)
         try:
-            messages = self._split.get(header.commitlog_offset)
-            if messages is None:
-                check_batch(batch)
-                # A copy, since what is kept must not keep a map of the log.
-                messages = split_payload(bytes(read_payload(batch, header)))
-                if header.raw_size <= MAX_SPLIT_BYTES:
-                    self._keep(header.commitlog_offset, messages)
+            messages = self._messages(header, batch)
             meta = self._metas.read(batch, header)
             return cut_messages(
                 header, meta, messages, _bytes_of(first - header.base_queue_offset, mask)
@@ -362,6 +452,13 @@ def _offsets_of(header: BatchHeader, batch: memoryview) -> list[int]:
         _, ordinals = read_sparse_meta(batch, header)
         return [base + at for at in ordinals]
     return list(range(base, header.next_queue_offset))
+
+
+def _sharding_key(message: msgspec.Raw) -> str | None:
+    try:
+        return _decode_key(message).sharding_key
+    except msgspec.MsgspecError as error:
+        raise CorruptBatch(f"a message cannot be read: {error}") from error
 
 
 def _lowest(bits: int, most: int) -> int:

@@ -58,7 +58,7 @@ class Case:
             "group",
             "flights",
             MessageSelector(),
-            demand=lambda: self.wanted,
+            demand=lambda _: self.wanted,
             prefetch=lambda source: self.prefetched,
             on_received=lambda _, found: self.received.append(found),
             on_hindered=lambda _, error: self.hindered.append(error),

@@ -1,6 +1,5 @@
-"""Core of simple consumers: membership, sources of messages, and what came and nobody took yet."""
+"""Core of simple consumers: membership, and what came and nobody took yet."""
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import BatchInfo, StoredMessage
-from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, DeliveryMode, SettleAction
+from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, SettleAction
 from mqmesh.protocol.membership import (
     ConsumerData,
     HeartbeatRequest,
@@ -27,17 +26,15 @@ from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
-from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, bits_of
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, bits_of
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
-from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settling
+from mqmesh.sdk.consumer.receiving.receiver import TICK_MS, Receiver
+from mqmesh.sdk.consumer.receiving.settler import OnSettled
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
-TICK_MS: Final = 250
 PREFETCH_MS: Final = 1_000
 """Brokers wait so long for messages that no caller asked for yet."""
-
-_log = logging.getLogger(__name__)
 
 
 class ReceiveEngine:
@@ -87,7 +84,16 @@ class ReceiveEngine:
             on_fatal=self._wake,
         )
         self._selectors: dict[str, MessageSelector] = {}
-        self._sources: dict[tuple[str, str], ReceiveSource] = {}
+        self._receiver = Receiver(
+            group,
+            self.client,
+            settle_timeout_ms=options.settle_timeout_ms,
+            demand=self._wanted,
+            prefetch=self._prefetch,
+            on_received=self._received,
+            on_hindered=self._hindered,
+            unbuffer=self._unbuffer,
+        )
         # Under the condition: what came; what callers want, and one wanted last; the sources that
         # were asked for them and have not answered; when a caller asked last.
         self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
@@ -95,7 +101,6 @@ class ReceiveEngine:
         self._last: Demand | None = None
         self._asked: dict[object, set[ReceiveSource]] = {}
         self._asked_ms = 0
-        self._met: set[str] = set()
 
     # ---- From any thread -------------------------------------------------------------
 
@@ -165,15 +170,15 @@ class ReceiveEngine:
         """Takes no part in a topic any more: what came of it goes back."""
         self._selectors.pop(topic, None)
         self.hindrances.end(topic)
-        for key in [key for key in self._sources if key[1] == topic]:
-            source = self._sources.pop(key)
+        for source in self._receiver.forget(topic):
             self._forget(source)
             source.drop(_ignore)
         self.client.heartbeats.send_all_soon()
 
     def leave(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
         """Gives back all that this member holds: others get it at once."""
-        left = len(self._sources)
+        sources = list(self._receiver.sources.values())
+        left = len(sources)
 
         def done(error: MQMeshError | None) -> None:
             nonlocal left
@@ -183,14 +188,13 @@ class ReceiveEngine:
 
         if not left:
             on_done(True)
-        for source in list(self._sources.values()):
+        for source in sources:
             self._forget(source)
             source.drop(done)
 
     def abandon(self) -> None:
         """Ends reports that no broker has answered; after the client was closed."""
-        for source in self._sources.values():
-            source.settler.fail_all(ClientClosed("the consumer was closed before brokers answered"))
+        self._receiver.abandon()
 
     def _forget(self, source: ReceiveSource) -> None:
         """Leave out messages that came and that no caller got yet."""
@@ -228,7 +232,7 @@ class ReceiveEngine:
             if info is not last:  # one for all messages of a batch
                 last, key = info, (info.broker_name, info.fencing_token)
                 found = by_lease.get(key)
-                if found is None and (known := self._held(*key)) is not None:
+                if found is None and (known := self._receiver.held(*key)) is not None:
                     found = by_lease[key] = (*known, [])
             if found is None:
                 error = StaleReceipt(
@@ -248,20 +252,14 @@ class ReceiveEngine:
             if left == 0:
                 on_done(error)
 
-        give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
         for source, held, offsets in by_lease.values():
             bits = bits_of(offsets, held.lease.first)
             if action == SettleAction.EXTEND:
                 source.extend(held, bits, max(delay_ms, MIN_INVISIBLE_MS), done)
             else:
-                held.reported |= bits
-                source.settler.add(Settling(held, bits, action, give_up_ms, done, delay_ms, reason))
-
-    def _held(self, broker_name: str, lease: int) -> tuple[ReceiveSource, HeldLease] | None:
-        for (name, _), source in self._sources.items():
-            if name == broker_name and (held := source.leases.get(lease)) is not None:
-                return source, held
-        return None
+                self._receiver.settle(
+                    source, held, bits, action, done, delay_ms=delay_ms, reason=reason
+                )
 
     # ---- Events ----------------------------------------------------------------------
 
@@ -271,9 +269,7 @@ class ReceiveEngine:
             self._follow(topic)
 
     def _tick(self) -> None:
-        now_ms = self.client.loop.clock.monotonic_ms()
-        for source in self._sources.values():
-            source.tick(now_ms, self._asked_ms)
+        self._receiver.tick(self._asked_ms)
 
     def _follow(self, topic: str) -> None:
         def found(route: TopicRoute | MQMeshError) -> None:
@@ -296,7 +292,7 @@ class ReceiveEngine:
             MessageModel.CLUSTERING,
             self.options.consume_from_where,
             subscriptions,
-            DeliveryMode.MESSAGE,
+            self.options.delivery,
         )
         consumers = [data] if subscriptions else []
         return HeartbeatRequest(self.client.client_id, consumers=consumers, version=VERSION)
@@ -314,41 +310,15 @@ class ReceiveEngine:
         routes = self.client.routes
         for topic in topics & self._selectors.keys():
             self.hindrances.end(topic)
-            for broker_name in {one.broker_name for one in routes.subscribe_queues(topic)}:
-                if (broker_name, topic) not in self._sources:
-                    self._add_source(broker_name, topic)
-        self._receive()
-
-    def _add_source(self, broker_name: str, topic: str) -> None:
-        self._sources[broker_name, topic] = ReceiveSource(
-            self.client,
-            broker_name,
-            self.group,
-            topic,
-            self._selectors[topic],
-            demand=self._wanted,
-            prefetch=self._prefetch,
-            on_received=self._received,
-            on_hindered=self._hindered,
-            on_lost=self._lost,
-            unbuffer=self._unbuffer,
-        )
-        try:
-            self.client.brokers.connection(broker_name)
-        except MQMeshError as error:
-            _log.info("broker %s cannot be reached: %s", broker_name, error)
+            names = dict.fromkeys(one.broker_name for one in routes.subscribe_queues(topic))
+            self._receiver.follow(topic, self._selectors[topic], names)
+        self._receiver.receive()
 
     def _broker_changed(self, broker_name: str, up: bool) -> None:
-        if not up:
-            return
-        if broker_name in self._met:
-            for (name, _), source in self._sources.items():
-                if name == broker_name:
-                    source.show()
-        self._met.add(broker_name)
-        self._receive()
+        if up:
+            self._receiver.broker_came(broker_name)
 
-    def _wanted(self) -> Demand | None:
+    def _wanted(self, source: ReceiveSource) -> Demand | None:
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
             if self._buffer:
@@ -359,48 +329,28 @@ class ReceiveEngine:
         """Return what the caller that has reported on all it got will ask for next."""
         with self.changed:
             last = None if self._buffer else self._last
-        if last is None or any(one.has_open for one in self._sources.values()):
+        if last is None or any(one.has_open for one in self._receiver.sources.values()):
             return None
         now_ms = self.client.loop.clock.monotonic_ms()
         demand = Demand(last.max_messages, last.invisible_ms, now_ms + PREFETCH_MS)
-        for other in self._sources.values():
+        for other in self._receiver.sources.values():
             if other is not source:
                 other.receive(demand)
         return demand
 
-    def _receive(self) -> None:
-        for source in list(self._sources.values()):
-            source.receive()
-
-    def _received(self, source: ReceiveSource, received: ReceivedAnswer) -> None:
-        give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
-        for held, bits, why in received.unreadable:
-            _log.error(
-                "group %s: messages from %d on of queue %d of %s at %s cannot be decoded, and are "
-                "dead letters: %s",
-                self.group,
-                held.lease.first,
-                held.lease.queue_id,
-                held.topic,
-                held.broker_name,
-                why,
-            )
-            source.settler.add(
-                Settling(held, bits, SettleAction.REJECT, give_up_ms, _ignore, -1, why[:1_000])
-            )
-        for held, bits in received.unwanted:
-            source.settler.add(Settling(held, bits, SettleAction.ACK, give_up_ms, _ignore))
-        if received.messages:
-            with self.changed:
-                self._buffer += received.messages
-            self._wake()
+    def _received(
+        self, source: ReceiveSource, messages: list[tuple[HeldLease, StoredMessage]]
+    ) -> None:
+        with self.changed:
+            self._buffer += messages
+        self._wake()
 
     def _ask(self, caller: object) -> None:
         with self.changed:
             demand = None if self._buffer else self._demands.get(caller)
         if demand is None:
             return
-        asked = {source for source in self._sources.values() if source.receive(demand)}
+        asked = {source for source in self._receiver.sources.values() if source.receive(demand)}
         with self.changed:
             if caller in self._demands:
                 self._asked.setdefault(caller, set()).update(asked)
@@ -419,11 +369,6 @@ class ReceiveEngine:
             self.hindrances.end(what)
         elif not self.client.closed and not isinstance(error, ClientClosed):
             self.hindrances.note(what, error, self.options.report_after_ms)
-
-    def _lost(self, held: HeldLease) -> None:
-        """Forget the messages of a lease that somebody else has by now."""
-        self._unbuffer(held)
-        held.bits = 0
 
     def _unbuffer(self, held: HeldLease) -> int:
         with self.changed:

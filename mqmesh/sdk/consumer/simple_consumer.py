@@ -13,6 +13,7 @@ from mqmesh.protocol.delivery import (
     MAX_NACK_MS,
     MAX_RECEIVED,
     MIN_INVISIBLE_MS,
+    DeliveryMode,
     SettleAction,
 )
 from mqmesh.protocol.membership import ConsumeFromWhere
@@ -25,7 +26,7 @@ from mqmesh.sdk.consumer.fetching.message_selector import (
     as_selector,
     check_not_subscribed,
 )
-from mqmesh.sdk.consumer.receiving.receive_engine import ReceiveEngine
+from mqmesh.sdk.consumer.receive_engine import ReceiveEngine
 from mqmesh.sdk.consumer.receiving.receive_source import Demand
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
@@ -85,6 +86,8 @@ class SimpleConsumer:
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(SimpleConsumerOptions, options, "consumer option")
+        if self.options.delivery is DeliveryMode.QUEUE:
+            raise InvalidArgument("a simple consumer has delivery = message or fifo")
         if self.options.consume_from_where == ConsumeFromWhere.TIMESTAMP:
             raise InvalidArgument("a simple consumer begins at FIRST_OFFSET or LAST_OFFSET")
         self._client = client_options(client, namesrv_addr, credentials)
