@@ -323,5 +323,5 @@ def test_the_example_of_a_job_queue_does_its_jobs(mqmesh_cluster, project_root):
     assert counts[1:] == [
         "done more than once: 0",
         "rejected: 1",
-        "dead: Reject: this is no picture",
+        "dead: mqmesh.errors.Reject: this is no picture",
     ]
