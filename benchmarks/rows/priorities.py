@@ -16,7 +16,7 @@ from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from rows.producers import bench_producer
 from rows.workload import GROUP, Report, Stopwatch, Task, hand_in, read_task, wait_go
 
