@@ -226,8 +226,9 @@ class DeliveryFeature(Feature):
         self._answered: dict[tuple[str, str], dict[str, _Answered]] = {}
         # Topics of which groups are paused, or have had what a second may bring.
         self._held_back: dict[str, None] = {}
-        # Queues that are held up by a key, and when that was reported.
-        self._blocked: dict[WindowKey, int] = {}
+        # Queues that are held up by a key; and when that was reported last.
+        self._blocked: set[WindowKey] = set()
+        self._block_reported: dict[WindowKey, int] = {}
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -290,6 +291,9 @@ class DeliveryFeature(Feature):
     def tick(self, now_ms: int) -> None:
         """End leases, and the waits of receives whose time is over; note hand-outs in the log."""
         leaving: list[Leaving] = []
+        self._blocked.clear()
+        for key in [key for key in self._block_reported if self._windows.find(key) is None]:
+            del self._block_reported[key]
         for key, window in self._windows.items():
             if not window.unsettled:
                 continue
@@ -944,9 +948,10 @@ class DeliveryFeature(Feature):
     def _look_for_block(self, key: WindowKey, window: DeliveryWindow, now_ms: int) -> None:
         """Note and report when one key holds up a queue."""
         if window.order is None or window.passed < MAX_PASSED or window.due() is not None:
-            self._blocked.pop(key, None)
-        elif now_ms - self._blocked.get(key, -KEY_REPORT_MS) >= KEY_REPORT_MS:
-            self._blocked[key] = now_ms
+            return
+        self._blocked.add(key)
+        if now_ms - self._block_reported.get(key, -KEY_REPORT_MS) >= KEY_REPORT_MS:
+            self._block_reported[key] = now_ms
             name, count = window.order.longest()
             _log.warning(
                 "group %s: queue %d of %s is held up: %d messages wait for others of their "
