@@ -18,7 +18,7 @@ import msgspec
 from harness.patience import until
 from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 
 GOT, ACKING, ACKED, GIVEN = "got", "acking", "acked", "given"
 """What a member notes; ``given`` is what it has no lease of any more, as far as it knows."""

@@ -26,7 +26,7 @@ from mqmesh.protocol.groups import GroupConfig
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.consumer.receiving.receive_source import Demand
-from mqmesh.sdk.consumer.receiving.simple_consumer import SimpleConsumer
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 
 MEMBERS: Final = 4
 LOOK_MS: Final = 100
