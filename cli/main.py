@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "filtersrv": ("processes.serve", "filtersrv"),
     "schedule": ("processes.schedule", "schedule"),
     "coordinator": ("processes.serve", "coordinator"),
+    "gateway": ("processes.gateway", "gateway"),
     "exporter": ("processes.serve", "exporter"),
     "monitor": ("processes.monitor", "monitor"),
     "console": ("processes.console", "console"),

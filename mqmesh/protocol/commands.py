@@ -54,6 +54,7 @@ class ServedBy(enum.StrEnum):
     SCHEDULE = "schedule service"
     INDEXER = "index process"
     COORDINATOR = "coordinator"
+    GATEWAY = "gateway"
     CLIENT = "client"
 
 
@@ -198,7 +199,7 @@ def _row(
     return number
 
 
-ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, CLIENT = ServedBy
+ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, GATEWAY, CLIENT = ServedBy
 NONE, PUB, SUB, FILTER, VIEW_OWN, ADMIN_OWN, VIEW, ADMIN, INTERNAL = Right
 
 

@@ -191,6 +191,61 @@ class Server(Protocol):
         """Stops listening."""
 
 
+class StreamHandler(Protocol):
+    """The owner of a stream: a protocol on it. Called in the loop's thread."""
+
+    def on_bytes(self, data: bytes) -> None:
+        """Take bytes that came; none in the turn after ``again``."""
+
+    def on_stuck(self) -> None:
+        """Note that the system takes no more of what was written for now."""
+
+    def on_drained(self) -> None:
+        """Note that all that was written has left, after some of it had to wait."""
+
+    def on_closed(self) -> None:
+        """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
+
+
+class Stream(Protocol):
+    """Interface of ``mqmesh.transport.zmq.streams.Stream``: a connection without ZeroMQ.
+
+    Attributes:
+        peer: Other end: ``host:port``, or ``unix``.
+        waiting_bytes: Bytes that were written and that the system has not taken yet.
+        is_closed: Nothing more is written or comes.
+    """
+
+    peer: str
+    waiting_bytes: int
+    is_closed: bool
+
+    def start(self, handler: StreamHandler) -> None:
+        """Give what comes to this handler, from the next turn on."""
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Write bytes, now or when the system takes them; never blocks."""
+
+    def pause(self) -> None:
+        """Read nothing until ``resume``."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+    def close(self) -> None:
+        """End the connection; what the system takes at once of what was written is sent still."""
+
+
+class StreamListener(Protocol):
+    """Interface of ``mqmesh.transport.zmq.streams.StreamListener``."""
+
+    def bind(self, endpoint: str) -> str:
+        """Listens on an endpoint; returns it with the real port."""
+
+    def close(self) -> None:
+        """Stops listening; connections are their owners' concern."""
+
+
 class Publisher(Protocol):
     """Interface of ``mqmesh.transport.zmq.hints.HintPublisher``."""
 
@@ -344,6 +399,13 @@ class Transport(Protocol):
         limits: ServerLimits | None = None,
     ) -> Server:
         """Make a server that is not bound yet."""
+
+    def listen(self, accept: Callable[[Stream], None]) -> StreamListener:
+        """Make a listener for connections without ZeroMQ that is not bound yet.
+
+        Args:
+            accept: Called with each connection that comes, which it starts or closes.
+        """
 
     def publish(self) -> Publisher:
         """Make a publisher of hints that is not bound yet."""

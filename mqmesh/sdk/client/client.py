@@ -7,33 +7,29 @@ from typing import Final, TypeVar
 from mqmesh.errors import (
     AuthenticationFailed,
     ClientClosed,
-    EndpointUnreachable,
     MQMeshError,
     NoRoute,
-    NotMaster,
     RequestTimeout,
     TopicNotFound,
     TransportError,
     UnsupportedCommand,
 )
 from mqmesh.protocol.command import Command, encode_header
-from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.broker_connections import BrokerConnections
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.heartbeats import Heartbeats
+from mqmesh.sdk.client.master_requests import MasterRequests
 from mqmesh.sdk.client.options import ClientOptions, client_transport, new_client_id
 from mqmesh.sdk.client.replica_connections import ReplicaConnections
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
-from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
+from mqmesh.transport.interface import Connection, LoopThread, Transport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 REPLACE_TIMEOUT_S: Final = 10.0
 """Longest wait of a client that is started again for the end of its former client loop."""
-NO_MASTER_MS: Final = 200
-"""While a group has no master requests are repeated so often."""
 SLICE_S: Final = 0.1
 """Time slice in which a call from another thread waits; then it checks for a closed client."""
 
@@ -65,6 +61,7 @@ class ClientEngine:
         brokers: The connections to them.
         replicas: The connections to followers that are read from.
         heartbeats: Heartbeats to brokers, and their answers.
+        request: Asks a broker group's master; see ``MasterRequests.request``.
     """
 
     def __init__(
@@ -121,6 +118,9 @@ class ClientEngine:
             on_answer=on_heartbeat,
             closed=lambda: self._closed,
         )
+        self.request = MasterRequests(
+            self.loop, self.routes, self.brokers, lambda: self._closed
+        ).request
         tell_of_forks(self._forked)
 
     # ---- Life; from any thread -------------------------------------------------------
@@ -267,64 +267,7 @@ class ClientEngine:
         """Calls once in the client loop, not before ``delay_ms``."""
         self.loop.call_later(delay_ms, callback)
 
-    def request(
-        self,
-        broker_name: str,
-        code: int,
-        on_done: OnDone,
-        *parts: bytes | memoryview,
-        header: bytes,
-        timeout_ms: int,
-    ) -> None:
-        """Asks a broker group's master.
-
-        Who is no master refuses it: then it is asked of the one that he names, at once, or asked
-        again until there is one; but for sends, of which their sender must know that they may be
-        stored. Every outcome, bad or good, goes to ``on_done``, and never before this returns;
-        only when the client is closed it may be that none comes any more.
-        """
-        clock, epoch = self.loop.clock, self.routes.epoch(broker_name)
-        until_ms = clock.monotonic_ms() + timeout_ms
-        follows = code != RequestCode.SEND_MESSAGE
-
-        def done(answer: Command | MQMeshError) -> None:
-            if isinstance(answer, ClientClosed) and not self._closed:
-                answer = self._moved(broker_name)
-            if not (isinstance(answer, NotMaster) and follows and not self._closed):
-                on_done(answer)
-                return
-            self.routes.follow(answer, broker_name)
-            delay_ms = 0 if self.routes.epoch(broker_name) > epoch else NO_MASTER_MS
-            left_ms = until_ms - clock.monotonic_ms() - delay_ms
-            if left_ms <= 0:
-                on_done(answer)
-                return
-            self.loop.call_later(
-                delay_ms,
-                lambda: self.request(
-                    broker_name, code, on_done, *parts, header=header, timeout_ms=left_ms
-                ),
-            )
-
-        failure: MQMeshError
-        try:
-            client = self.brokers.connection(broker_name)
-            client.request(code, done, *parts, header=header, timeout_ms=timeout_ms)
-            return
-        except MQMeshError as error:
-            failure = error
-        except Exception as error:
-            # The caller counts on an outcome.
-            _log.exception("broker %s could not be asked", broker_name)
-            failure = EndpointUnreachable(f"broker {broker_name} could not be asked: {error}")
-        self.loop.call_later(0, lambda: on_done(failure))
-
     # ---- Helpers ---------------------------------------------------------------------
-
-    def _moved(self, broker_name: str) -> MQMeshError:
-        what = f"broker {broker_name} has moved; whether the request was carried out is unknown"
-        # Where masters are replaced nobody failed: the new one is asked again.
-        return NotMaster(what) if self.routes.epoch(broker_name) else EndpointUnreachable(what)
 
     def _check_open(self) -> None:
         if self._closed:

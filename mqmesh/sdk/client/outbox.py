@@ -10,7 +10,8 @@ import msgspec
 
 from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.protocol.command import Command
-from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.broker_connections import BrokerConnections
+from mqmesh.transport.interface import Loop, OnDone
 
 WATCH_MS: Final = 100
 """Interval of looks at what waits for brokers without a connection."""
@@ -67,6 +68,48 @@ class RequestSource(Protocol):
         """End what is late, without a connection to a broker that something waits for."""
 
 
+class Network(Protocol):
+    """Way of requests to brokers; ``ClientEngine`` is one.
+
+    Attributes:
+        loop: The loop that all callbacks come in.
+        brokers: The connections to masters.
+    """
+
+    loop: Loop
+    brokers: BrokerConnections
+
+    @property
+    def closed(self) -> bool:
+        """True when nothing is sent any more."""
+
+    @property
+    def request(self) -> "MasterRequest":
+        """Function that asks a broker group's master, ``MasterRequests.request``."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop, soon; from any thread.
+
+        Raises:
+            ClientClosed: It is closed.
+        """
+
+
+class MasterRequest(Protocol):
+    """Type of ``MasterRequests.request``."""
+
+    def __call__(
+        self,
+        broker_name: str,
+        code: int,
+        on_done: OnDone,
+        *parts: bytes | memoryview,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Ask a broker group's master."""
+
+
 class Turns:
     """State of pumps, planned and under way; shared by senders and the client loop.
 
@@ -102,7 +145,7 @@ class RequestOutbox:
     otherwise.
 
     Args:
-        network: The client's engine.
+        network: Where requests go.
         source: Makes the requests and judges the answers.
         max_in_flight: Requests in flight a broker. More would not be faster: what waits
             meanwhile makes the next request larger.
@@ -111,7 +154,7 @@ class RequestOutbox:
 
     def __init__(
         self,
-        network: ClientEngine,
+        network: Network,
         source: RequestSource,
         max_in_flight: int,
         turns: Turns | None = None,

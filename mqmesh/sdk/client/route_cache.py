@@ -1,5 +1,7 @@
 """Cache of routes. Pure: routes in, queues and addresses out."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from mqmesh.errors import NotMaster
@@ -58,6 +60,19 @@ class RouteCache:
             for queue_id in range(data.read_queue_nums)
         )
         return True
+
+    def learn(self, brokers: Iterable[BrokerData]) -> bool:
+        """Take broker groups as a name server lists them; return True if one is another now."""
+        is_news = False
+        for broker in brokers:
+            newer = self._newer(broker)
+            if self._brokers.get(broker.broker_name) == newer:
+                continue
+            is_news = True
+            self._brokers[broker.broker_name] = newer
+            for topic in self.topics_of(broker.broker_name):
+                self.update(self._routes[topic])
+        return is_news
 
     def follow(self, refusal: NotMaster, broker_name: str) -> bool:
         """Note the master that a replica names in its refusal.

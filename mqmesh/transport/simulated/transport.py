@@ -8,7 +8,7 @@ from functools import partial
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits
+from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits, Stream
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -25,6 +25,7 @@ from mqmesh.transport.simulated.node import (
     SimulatedNode,
 )
 from mqmesh.transport.simulated.server import SimulatedServer
+from mqmesh.transport.simulated.streams import SimulatedStreamListener
 
 
 class SimulatedTransport:
@@ -85,6 +86,10 @@ class SimulatedTransport:
         return SimulatedServer(
             self._network, self.loop, handlers, on_disconnect, own=self._own(), guard=self.guard
         )
+
+    def listen(self, accept: Callable[[Stream], None]) -> SimulatedStreamListener:
+        """Make a listener for connections without ZeroMQ that is not bound yet."""
+        return SimulatedStreamListener(self._network, self.loop, accept)
 
     def publish(self) -> SimulatedHintPublisher:
         """Make a publisher of hints that is not bound yet."""

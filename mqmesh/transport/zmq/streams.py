@@ -9,9 +9,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mqmesh.transport.descriptors import NONE_LEFT
+from mqmesh.transport.interface import StreamHandler
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.sockets import KEEPALIVE_S, LOCAL_SEND_BUFFER_BYTES
 from mqmesh.units import KIB, MIB
@@ -37,22 +38,6 @@ Address = str | tuple[Any, ...]
 """Address of a socket: a path, or host and port."""
 
 _log = logging.getLogger(__name__)
-
-
-class StreamHandler(Protocol):
-    """The owner of a stream: a protocol on it. Called in the loop's thread."""
-
-    def on_bytes(self, data: bytes) -> None:
-        """Take bytes that came; none in the turn after ``again``."""
-
-    def on_stuck(self) -> None:
-        """Note that the system takes no more of what was written for now."""
-
-    def on_drained(self) -> None:
-        """Note that all that was written has left, after some of it had to wait."""
-
-    def on_closed(self) -> None:
-        """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
 
 
 class StreamGroup:

@@ -23,6 +23,7 @@ from mqmesh.transport.zmq.plain_channel import PlainChannel
 from mqmesh.transport.zmq.plain_client import PlainClient
 from mqmesh.transport.zmq.plain_server import PlainServer
 from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.transport.zmq.streams import Stream, StreamListener
 from mqmesh.transport.zmq.zap import ZapHandler
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ class ZmqTransport:
         return CommandServer(
             self.context, self.loop, handlers, on_disconnect, limits, own=own, guard=guard
         )
+
+    def listen(self, accept: Callable[[Stream], None]) -> StreamListener:
+        """Make a listener for connections without ZeroMQ that is not bound yet."""
+        return StreamListener(self.loop, accept)
 
     def publish(self) -> HintPublisher:
         """Make a publisher of hints that is not bound yet."""

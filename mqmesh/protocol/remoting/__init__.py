@@ -1,0 +1,1 @@
+"""RocketMQ's remoting protocol: frames, codes, bodies and message records; no sockets."""

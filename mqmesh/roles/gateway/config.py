@@ -1,0 +1,102 @@
+"""Settings of a gateway. The defaults stand here only."""
+
+import ipaddress
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.config import check_names
+from mqmesh.errors import ConfigError
+from mqmesh.hosts import check_listen
+from mqmesh.security.config import SecurityConfig
+from mqmesh.units import MIB
+
+_Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a gateway, by which RocketMQ's own clients speak to a cluster.
+
+    Attributes:
+        enable: Let `mqmesh up` run a gateway; `mqmesh up --gateway` does so, too.
+        name: Name of the instance, shown in logs and to administrators.
+        store_path_root_dir: Folder of the file that keeps the ports of broker groups. It must not
+            be lost while clients run: they know broker groups by their ports.
+        listen_host: Address to listen at. The default serves this machine only.
+        advertised_host: IPv4 address that clients are given; "" for ``listen_host``.
+        allow_insecure_bind: Listen beyond this machine, where everybody who reaches it may do
+            everything.
+        namesrv_port: TCP port that clients take for that of a name server, 0 to 65,535; 0 takes a
+            free one, for tests.
+        broker_port_base: TCP port of the first broker group, 1,024 to 60,000; each further one has
+            a port that is 10 higher, and keeps it.
+        vip_ports: Listen two ports below each broker group's, too, where clients look with
+            ``vipChannelEnabled`` and RocketMQ's dashboard always.
+
+        namesrv_addr: Name servers of the cluster, ``host:port`` each.
+        use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
+        security: Its keys; see docs/security.md.
+
+        max_connections: Connections at a time, 1 to 100,000; also clients at broker groups.
+        max_frame_bytes: Longest request of a client, 1 MiB to 64 MiB.
+        max_requests_in_flight: Requests of one connection without an answer, 1 to 100,000; nothing
+            more is read of it then.
+        max_output_bytes: Answers that one connection has not taken, 1 MiB to 1 GiB; nothing more is
+            read of it then.
+        idle_timeout_ms: A connection that is silent for so long is closed, 10,000 to 3,600,000 ms.
+            RocketMQ's clients send something each 30 s.
+        max_waiting_bytes: Bodies that wait for brokers, 1 MiB to 4 GiB; sends are refused then.
+        pull_cache_bytes: Messages that brokers gave beyond what a pull took, 0 to 4 GiB.
+    """
+
+    enable: bool = False
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "gateway"
+    store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/gateway"
+    listen_host: _Address = "127.0.0.1"
+    advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    allow_insecure_bind: bool = False
+    namesrv_port: _Port = 19_876
+    broker_port_base: Annotated[int, msgspec.Meta(ge=1_024, le=60_000)] = 20_911
+    vip_ports: bool = True
+
+    namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=16)] = (
+        msgspec.field(default_factory=lambda: ["127.0.0.1:9876", "127.0.0.1:9877"])
+    )
+    use_ipc: bool = True
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
+
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    max_frame_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=64 * MIB)] = 16 * MIB
+    max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
+    max_output_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=1024 * MIB)] = 16 * MIB
+    idle_timeout_ms: Annotated[int, msgspec.Meta(ge=10_000, le=3_600_000)] = 120_000
+    max_waiting_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=4_096 * MIB)] = 128 * MIB
+    pull_cache_bytes: Annotated[int, msgspec.Meta(ge=0, le=4_096 * MIB)] = 64 * MIB
+
+    def __post_init__(self) -> None:
+        """Checks what needs more than a bound.
+
+        Raises:
+            ConfigError: Names the field and what to write instead.
+        """
+        check_names(self, "name")
+        check_listen(
+            "gateway",
+            self.listen_host,
+            self.advertised_host,
+            allow_insecure_bind=self.allow_insecure_bind,
+            advice="put it behind what checks clients",
+        )
+        try:
+            ipaddress.IPv4Address(self.client_host)
+        except ValueError:
+            raise ConfigError(
+                f"advertised_host = {self.client_host!r} is no IPv4 address; RocketMQ's ids of "
+                "messages have room for no other: set advertised_host to one that clients reach"
+            ) from None
+
+    @property
+    def client_host(self) -> str:
+        """IPv4 address that clients are given."""
+        return self.advertised_host or self.listen_host

@@ -1,0 +1,171 @@
+"""Messages between RocketMQ's clients and mqmesh: what a property of one is at the other. Pure."""
+
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import (
+    NO_KEYS,
+    RESERVED_PROPERTIES,
+    RETRY_PREFIX,
+    Message,
+    StoredMessage,
+)
+from mqmesh.protocol.remoting.records import NAME_END, PAIR_END, Place, encode_record
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+UNIQ_KEY: Final = "UNIQ_KEY"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+DELAY_LEVEL: Final = "DELAY"
+DELAY_MS: Final = "TIMER_DELAY_MS"
+DELAY_S: Final = "TIMER_DELAY_SEC"
+DELIVER_MS: Final = "TIMER_DELIVER_MS"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+ORDINALS: Final = 65_536
+"""Messages that one batch may have: a batch's offset in the log times this, and the message's
+ordinal, is the offset that RocketMQ's clients see."""
+
+_FIELDS: Final = frozenset({TAGS, SHARDING_KEY, DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS})
+"""Properties that are fields of an mqmesh message."""
+_DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC}
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where RocketMQ's clients find a broker group.
+
+    Attributes:
+        host: IPv4 address, in text.
+        port: The gateway's port for the group.
+    """
+
+    host: str
+    port: int
+
+    @property
+    def ip(self) -> bytes:
+        """The address as 4 bytes."""
+        return socket.inet_aton(self.host)
+
+    def __str__(self) -> str:
+        """Return ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+
+def to_message(
+    topic: str, body: bytes, properties: Mapping[str, str], flag: int, now_ms: int
+) -> Message:
+    """Return the message that a client sends.
+
+    The client's own id and the words of its key text are keys, so that it is found by them.
+
+    Args:
+        topic: Where to.
+        body: Its body, not compressed.
+        properties: As the client wrote them. Those that only mqmesh sets are left out.
+        flag: The user's number.
+        now_ms: Wall clock, for delays.
+
+    Raises:
+        InvalidArgument: A delay is no number.
+    """
+    keys = tuple(dict.fromkeys(properties.get(KEYS, "").split()))
+    unique = properties.get(UNIQ_KEY)
+    if unique and unique not in keys:
+        keys = (*keys, unique)
+    own = {name: value for name, value in properties.items() if name not in _DROPPED}
+    level, deliver_at_ms = _delay(properties, now_ms)
+    return Message(
+        topic,
+        body,
+        properties.get(TAGS) or None,
+        keys or NO_KEYS,
+        own or None,
+        flag,
+        properties.get(SHARDING_KEY) or None,
+        level,
+        deliver_at_ms,
+    )
+
+
+def _delay(properties: Mapping[str, str], now_ms: int) -> tuple[int, int]:
+    """Return delay level and time of delivery; 0 for none."""
+    if DELIVER_MS in properties:
+        return 0, _number(properties, DELIVER_MS)
+    if DELAY_MS in properties:
+        return 0, now_ms + _number(properties, DELAY_MS)
+    if DELAY_S in properties:
+        return 0, now_ms + _number(properties, DELAY_S) * 1_000
+    if DELAY_LEVEL in properties:
+        return _number(properties, DELAY_LEVEL), 0
+    return 0, 0
+
+
+def _number(properties: Mapping[str, str], name: str) -> int:
+    text = properties[name]
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise InvalidArgument(
+            f"property {name} must be a number of at most 15 digits: {text!r:.50}"
+        )
+    return int(text)
+
+
+def log_offset(commitlog_offset: int, ordinal: int) -> int:
+    """Return the offset in the log that RocketMQ's clients see of a message."""
+    return commitlog_offset * ORDINALS + ordinal
+
+
+def offset_message_id(address: Address, offset: int) -> str:
+    """Return the id by which RocketMQ's clients find a message without an index.
+
+    Args:
+        address: Of the broker group.
+        offset: ``log_offset``.
+    """
+    return f"{address.ip.hex()}{address.port:08x}{offset:016x}".upper()
+
+
+def to_record(message: StoredMessage, address: Address) -> bytes:
+    """Return a stored message as a consumer of RocketMQ reads it.
+
+    Args:
+        message: The message.
+        address: Of its broker group.
+    """
+    info = message.info
+    properties = {
+        name: value
+        for name, value in (message.properties or {}).items()
+        if name not in RESERVED_PROPERTIES
+    }
+    if KEYS not in properties and message.keys:
+        properties[KEYS] = " ".join(message.keys)
+    if message.tag is not None:
+        properties[TAGS] = message.tag
+    if message.sharding_key is not None:
+        properties[SHARDING_KEY] = message.sharding_key
+    properties.setdefault(UNIQ_KEY, message.message_id)
+    if info.topic.startswith(RETRY_PREFIX) and message.topic != info.topic:
+        properties[RETRY_TOPIC] = message.topic
+    place = Place(
+        info.queue_id,
+        message.queue_offset,
+        log_offset(info.commitlog_offset, message.ordinal),
+        info.born_timestamp,
+        info.store_timestamp,
+        address.ip,
+        address.port,
+        message.reconsume_times,
+        max(info.prepared_transaction_offset, 0),
+    )
+    readable = {name: value for name, value in properties.items() if _is_writable(name + value)}
+    return encode_record(info.topic, message.body, readable, message.flag, place)
+
+
+def _is_writable(text: str) -> bool:
+    """Return False for a property that would be read as several."""
+    return NAME_END not in text and PAIR_END not in text

@@ -1,0 +1,130 @@
+"""Requests of RocketMQ's producers."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound, UnsupportedCommand
+from mqmesh.message import Message, MessageQueue
+from mqmesh.message_checks import check_messages
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.protocol.remoting.records import decode_batch, decode_properties, decompress
+from mqmesh.roles.gateway.members import broker_of
+from mqmesh.roles.gateway.messages import log_offset, offset_message_id, to_message
+from mqmesh.roles.gateway.ports import BrokerPorts
+from mqmesh.roles.gateway.sends import MAX_BATCH_MESSAGES, Sends, Stored
+from mqmesh.roles.gateway.session import Handler, RemotingSession
+from mqmesh.roles.gateway.upstream import Upstream
+
+TRANSACTION: Final = 0x4 | 0x8
+"""Bits of the system flag of messages that belong to a transaction."""
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+
+_STATUS: Final = {
+    SendStatus.SEND_OK: RemotingStatus.SUCCESS,
+    SendStatus.FLUSH_DISK_TIMEOUT: RemotingStatus.FLUSH_DISK_TIMEOUT,
+    SendStatus.FLUSH_SLAVE_TIMEOUT: RemotingStatus.FLUSH_SLAVE_TIMEOUT,
+    SendStatus.SLAVE_NOT_AVAILABLE: RemotingStatus.SLAVE_NOT_AVAILABLE,
+}
+_LONG: Final = {
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "flag": "h",
+    "properties": "i",
+}
+"""Fields of SEND_MESSAGE_V2 by their names in SEND_MESSAGE."""
+
+
+class Producing:
+    """Handlers of sends.
+
+    Args:
+        upstream: Source of routes.
+        sends: Sends to brokers.
+        ports: Addresses of broker groups.
+        clock: For delays.
+    """
+
+    def __init__(self, upstream: Upstream, sends: Sends, ports: BrokerPorts, clock: Clock) -> None:
+        self._upstream = upstream
+        self._sends = sends
+        self._ports = ports
+        self._clock = clock
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers of producers' requests."""
+        return {
+            RemotingCode.SEND_MESSAGE: self._send,
+            RemotingCode.SEND_MESSAGE_V2: self._send,
+            RemotingCode.SEND_BATCH_MESSAGE: self._send,
+        }
+
+    def _send(self, session: RemotingSession, request: RemotingCommand) -> None:
+        broker_name = broker_of(session)
+        fields = request.fields
+        if request.code != RemotingCode.SEND_MESSAGE:
+            fields = {name: fields[short] for name, short in _LONG.items() if short in fields}
+        system_flag = _number(fields, "sysFlag", 0)
+        if system_flag & TRANSACTION:
+            # To store a half message as a plain one would deliver it before its transaction ends.
+            raise UnsupportedCommand("transactions do not go by the gateway yet; use mqmesh's SDK")
+        queue = MessageQueue(fields.get("topic", ""), broker_name, _number(fields, "queueId"))
+        messages = check_messages(
+            self._messages(request, fields, system_flag), max_message_size=MAX_MESSAGE_BYTES
+        )
+        self._sends.send(
+            queue, messages, partial(self._sent, session, request, queue, len(messages))
+        )
+
+    def _messages(
+        self, request: RemotingCommand, fields: Mapping[str, str], system_flag: int
+    ) -> Sequence[Message]:
+        topic, now_ms = fields.get("topic", ""), self._clock.wall_ms()
+        if request.code == RemotingCode.SEND_BATCH_MESSAGE:
+            return [
+                to_message(topic, one.body, one.properties, one.flag, now_ms)
+                for one in decode_batch(request.body, MAX_BATCH_MESSAGES)
+            ]
+        body = decompress(request.body, system_flag, MAX_MESSAGE_BYTES)
+        properties = decode_properties(fields.get("properties", ""))
+        return [to_message(topic, body, properties, _number(fields, "flag", 0), now_ms)]
+
+    def _sent(
+        self,
+        session: RemotingSession,
+        request: RemotingCommand,
+        queue: MessageQueue,
+        count: int,
+        result: Stored | MQMeshError,
+    ) -> None:
+        if isinstance(result, MQMeshError):
+            if isinstance(result, TopicNotFound):
+                self._upstream.refresh(queue.topic)
+            session.fail(request, result)
+            return
+        address = self._ports.address(queue.broker_name)
+        ids = [
+            offset_message_id(address, log_offset(result.commitlog_offset, result.ordinal + at))
+            for at in range(count)
+        ]
+        answer = {
+            "msgId": ",".join(ids),
+            "queueId": str(queue.queue_id),
+            "queueOffset": str(result.queue_offset),
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+        }
+        session.answer(request, _STATUS[SendStatus(result.status)], answer)
+
+
+def _number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = fields.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 11):
+        raise RemoteProtocolError(f"{name} of a send must be a number from 0: {text!r:.50}")
+    return int(text)

@@ -1,0 +1,81 @@
+"""Routes for RocketMQ's clients: every broker group stands at one address, the gateway's port."""
+
+from collections.abc import Callable
+
+from mqmesh.errors import MQMeshError, TopicNotFound
+from mqmesh.message import RETRY_PREFIX
+from mqmesh.protocol.remoting.bodies import RouteBody, RouteBroker, RouteQueue, encode_body
+from mqmesh.protocol.remoting.codes import RemotingCode
+from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.protocol.route import Perm, TopicRoute
+from mqmesh.roles.gateway.ports import BrokerPorts
+from mqmesh.roles.gateway.session import Handler, RemotingSession, text_field
+from mqmesh.roles.gateway.upstream import Upstream
+
+
+class Routing:
+    """Answers of the gateway's name server port.
+
+    Args:
+        upstream: Source of routes.
+        ports: Addresses of broker groups.
+        has_members: Returns True for a consumer group that has members here.
+    """
+
+    def __init__(
+        self, upstream: Upstream, ports: BrokerPorts, has_members: Callable[[str], bool]
+    ) -> None:
+        self._upstream = upstream
+        self._ports = ports
+        self._has_members = has_members
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers of requests for routes."""
+        return {RemotingCode.GET_ROUTEINFO_BY_TOPIC: self._route}
+
+    def _route(self, session: RemotingSession, request: RemotingCommand) -> None:
+        topic = text_field(request, "topic")
+
+        def done(found: TopicRoute | MQMeshError) -> None:
+            if isinstance(found, TopicNotFound) and self._is_retry_topic(topic):
+                # The topic comes with the first retry. A client that did not know it until then
+                # would get that retry only after its next look at routes, 30 s later.
+                session.answer(request, body=encode_body(self._retry_route()))
+            elif isinstance(found, MQMeshError):
+                session.fail(request, found)
+            else:
+                session.answer(request, body=encode_body(self._body(found)))
+
+        self._upstream.find_route(topic, done)
+
+    def _is_retry_topic(self, topic: str) -> bool:
+        return topic.startswith(RETRY_PREFIX) and self._has_members(
+            topic.removeprefix(RETRY_PREFIX)
+        )
+
+    def _body(self, route: TopicRoute) -> RouteBody:
+        order = None
+        if route.order:
+            order = ";".join(f"{one.broker_name}:{one.write_queue_nums}" for one in route.queues)
+        clusters = {one.broker_name: one.cluster_name for one in route.brokers}
+        return RouteBody(
+            [
+                RouteQueue(one.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm)
+                for one in route.queues
+            ],
+            [
+                RouteBroker(cluster, name, {0: str(self._ports.address(name))})
+                for name, cluster in clusters.items()
+            ],
+            order_topic_conf=order,
+        )
+
+    def _retry_route(self) -> RouteBody:
+        groups = self._ports.groups()
+        return RouteBody(
+            [RouteQueue(name, 1, 1, Perm.READ_WRITE.value) for name in groups],
+            [
+                RouteBroker(cluster, name, {0: str(self._ports.address(name))})
+                for name, cluster in groups.items()
+            ],
+        )

@@ -1,0 +1,339 @@
+"""Sends of RocketMQ's producers: what comes in one turn for one queue is one record batch."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts
+from mqmesh.clock import Clock
+from mqmesh.errors import (
+    LocalProtocolError,
+    MQMeshError,
+    NotMaster,
+    RemoteProtocolError,
+    SystemBusy,
+)
+from mqmesh.message import Message, MessageQueue
+from mqmesh.producer_key import producer_id_of
+from mqmesh.protocol.codes import ResponseCode, error_of
+from mqmesh.protocol.command import Command
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.messaging import (
+    MAX_BATCHES_PER_REQUEST,
+    BatchOutcome,
+    decode_outcomes,
+    encode_send,
+)
+from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge
+from mqmesh.transport.requests import no_connection
+from mqmesh.units import KIB, MIB
+
+MAX_REQUESTS_IN_FLIGHT: Final = 2
+"""Requests in flight a broker, as of the SDK's producers."""
+MAX_REQUEST_BYTES: Final = 512 * KIB
+MAX_BATCH_MESSAGES: Final = 1_000
+MAX_BATCH_BYTES: Final = 1 * MIB
+"""Bodies of one batch, unless one alone has more."""
+SEND_MS: Final = 3_000
+"""Time for a send, all tries together: RocketMQ's clients give up then, too."""
+COMPRESS_OVER_BYTES: Final = 4_096
+RETRIES: Final = 2
+
+_OK: Final = int(ResponseCode.SUCCESS)
+_AT_TIMES: Final = -1
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Place of messages that were stored.
+
+    Attributes:
+        status: ``SendStatus``.
+        queue_offset: Of the first one.
+        commitlog_offset: Where their batch begins in the log.
+        ordinal: Of the first one in the batch.
+    """
+
+    status: int
+    queue_offset: int
+    commitlog_offset: int
+    ordinal: int
+
+
+OnSent = Callable[[Stored | MQMeshError], None]
+
+
+class _Waiting(msgspec.Struct, eq=False):
+    """Messages of one send, which stay together."""
+
+    messages: list[Message]
+    on_sent: OnSent
+    size: int
+    delay: int
+
+
+class _Batch(msgspec.Struct, eq=False):
+    """Sends that go as one record batch; encoded once."""
+
+    queue: MessageQueue
+    sends: list[_Waiting]
+    parts: tuple[bytes, ...]
+    deadline_ms: int
+    attempts: int = 0
+    failure: MQMeshError | None = None
+
+
+class _Line(msgspec.Struct, eq=False):
+    """Sends of one queue: those that wait, and the batch that is tried."""
+
+    waiting: deque[_Waiting]
+    batch: _Batch | None = None
+
+
+class Sends:
+    """Sends on their way to brokers. One batch of a queue is under way at a time.
+
+    Args:
+        outbox: Makes the outbox that carries the requests of this source.
+        clock: Of the loop.
+        key: Of the gateway as a producer, see ``producer_key``.
+        born_host: The gateway, as stored messages name it.
+        follow: Called with a refusal that names another master, and the broker group.
+        max_waiting_bytes: Bodies that may wait; more are refused.
+
+    Attributes:
+        messages: Messages that were stored.
+        waiting_bytes: Bytes of bodies without an outcome.
+    """
+
+    def __init__(
+        self,
+        outbox: Callable[["Sends"], RequestOutbox],
+        clock: Clock,
+        key: bytes,
+        born_host: str,
+        follow: Callable[[NotMaster, str], bool],
+        max_waiting_bytes: int,
+    ) -> None:
+        self._clock = clock
+        self._key = key
+        self._producer_id = producer_id_of(key)
+        self._born_host = born_host
+        self._follow = follow
+        self._max_waiting_bytes = max_waiting_bytes
+        self._next_sequence = 0
+        self._lines: dict[MessageQueue, _Line] = {}
+        self._ready: dict[str, dict[MessageQueue, None]] = {}
+        self.messages = 0
+        self.waiting_bytes = 0
+        self._outbox = outbox(self)
+
+    def send(self, queue: MessageQueue, messages: list[Message], on_sent: OnSent) -> None:
+        """Send messages, which were checked, to a queue.
+
+        Args:
+            queue: Where to.
+            messages: At least one; all with one delay level, all with points in time, or neither.
+            on_sent: Called once with their place, or why they have none.
+
+        Raises:
+            SystemBusy: Too much waits already.
+        """
+        size = sum(len(one.body) for one in messages)
+        if self.waiting_bytes + size > self._max_waiting_bytes:
+            raise SystemBusy(
+                f"{self.waiting_bytes} bytes wait for brokers (limit {self._max_waiting_bytes}, "
+                "max_waiting_bytes)",
+                retry_after_ms=BACKOFF_MS,
+            )
+        self.waiting_bytes += size
+        line = self._lines.get(queue)
+        if line is None:
+            line = self._lines[queue] = _Line(deque())
+        first = messages[0]
+        delay = _AT_TIMES if first.deliver_at_ms else first.delay_level
+        line.waiting.append(_Waiting(messages, on_sent, size, delay))
+        if line.batch is None:
+            self._ready.setdefault(queue.broker_name, {})[queue] = None
+            self._outbox.schedule()
+
+    def close(self, error: MQMeshError) -> None:
+        """End everything that has no outcome."""
+        self._outbox.close(error)
+        for line in list(self._lines.values()):
+            batch = line.batch
+            sends = [*(batch.sends if batch is not None else ()), *line.waiting]
+            self._end(sends, error)
+        self._lines.clear()
+        self._ready.clear()
+
+    # ---- For the outbox ------------------------------------------------------------------
+
+    def brokers(self) -> Collection[str]:
+        """Return the brokers that something waits for."""
+        return [name for name, queues in self._ready.items() if queues]
+
+    def take(self, broker_name: str) -> OutgoingRequest | None:
+        """Return the next request to a broker; None when nothing may go now."""
+        ready, batches, parts = self._ready.get(broker_name, {}), list[_Batch](), list[bytes]()
+        size = 0
+        while ready and size < MAX_REQUEST_BYTES and len(batches) < MAX_BATCHES_PER_REQUEST:
+            queue = next(iter(ready))
+            del ready[queue]
+            batch = self._next_batch(self._lines[queue], queue)
+            if batch is None:
+                continue
+            batch.attempts += 1
+            batches.append(batch)
+            parts += batch.parts
+            size += sum(map(len, batch.parts))
+        if not batches:
+            return None
+        left_ms = max(one.deadline_ms for one in batches) - self._clock.monotonic_ms()
+        timeout_ms = max(left_ms, 1)
+        return OutgoingRequest(
+            RequestCode.SEND_MESSAGE,
+            parts,
+            encode_send(timeout_ms, len(batches), self._key),
+            timeout_ms,
+            partial(self._answered, broker_name, batches),
+        )
+
+    def without(self, broker_name: str) -> None:
+        """End what is late, without a connection to a broker that something waits for."""
+        now_ms = self._clock.monotonic_ms()
+        for queue in list(self._ready.get(broker_name, {})):
+            line = self._lines[queue]
+            batch = self._next_batch(line, queue)
+            if batch is not None and batch.deadline_ms <= now_ms:
+                self._finish(line, batch, batch.failure or no_connection(f"broker {broker_name}"))
+
+    # ---- Batches -------------------------------------------------------------------------
+
+    def _next_batch(self, line: _Line, queue: MessageQueue) -> _Batch | None:
+        """Return the batch of a queue that is to be sent, made if there is none."""
+        while line.batch is None and line.waiting:
+            sends = [line.waiting.popleft()]
+            count, size = len(sends[0].messages), sends[0].size
+            while line.waiting:
+                other = line.waiting[0]
+                count, size = count + len(other.messages), size + other.size
+                if (
+                    other.delay != sends[0].delay
+                    or count > MAX_BATCH_MESSAGES
+                    or size > MAX_BATCH_BYTES
+                ):
+                    break
+                sends.append(line.waiting.popleft())
+            try:
+                parts = self._encode(queue, sends)
+            except LocalProtocolError as error:
+                self._end(sends, error)
+                continue
+            line.batch = _Batch(queue, sends, parts, self._clock.monotonic_ms() + SEND_MS)
+        if line.batch is None:
+            del self._lines[queue]
+        return line.batch
+
+    def _encode(self, queue: MessageQueue, sends: Sequence[_Waiting]) -> tuple[bytes, ...]:
+        messages = [message for one in sends for message in one.messages]
+        payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
+        attributes, meta, delay = 0, None, sends[0].delay
+        if delay:
+            attributes = int(Attributes.HAS_DELAY)
+            times = pack_due_times([one.deliver_at_ms for one in messages])
+            at_times = delay == _AT_TIMES
+            meta = DelayedMeta(
+                queue.topic,
+                payload.tag_hashes,
+                self._born_host,
+                0 if at_times else delay,
+                times if at_times else b"",
+            )
+        parts = batch_parts(
+            payload,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            producer_id=self._producer_id,
+            first_sequence=self._next_sequence,
+            born_timestamp=self._clock.wall_ms(),
+            born_host=self._born_host,
+            attributes=attributes,
+            meta=meta,
+        )
+        self._next_sequence += len(messages)
+        return parts
+
+    def _answered(
+        self, broker_name: str, batches: list[_Batch], answer: Command | MQMeshError
+    ) -> Effects:
+        effects = Effects()
+        results: Sequence[BatchOutcome | MQMeshError]
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            results = decode_outcomes(answer.header, answer.body)
+            if len(results) != len(batches):
+                raise RemoteProtocolError(f"{len(results)} outcomes for {len(batches)} batches")
+        except MQMeshError as error:
+            if isinstance(error, NotMaster):
+                self._follow(error, broker_name)
+            results = [error] * len(batches)
+        for batch, result in zip(batches, results, strict=True):
+            self._judge(batch, result, effects)
+        return effects
+
+    def _judge(self, batch: _Batch, result: BatchOutcome | MQMeshError, effects: Effects) -> None:
+        line = self._lines.get(batch.queue)
+        if line is None:
+            return  # closing ended it
+        if isinstance(result, BatchOutcome):
+            if result.code == _OK:
+                self._finish(line, batch, result)
+                return
+            result = error_of(result.code, result.remark, result.retry_after_ms)
+        batch.failure = result
+        verdict = judge(result, attempts=batch.attempts, retries=RETRIES)
+        if batch.deadline_ms <= self._clock.monotonic_ms() or verdict is SendFailure.GIVE_UP:
+            self._finish(line, batch, result)
+            return
+        if verdict is not SendFailure.TRY_AGAIN:
+            batch.attempts -= 1
+        # The line has its batch until then, so that nothing overtakes it.
+        effects.later.append((BACKOFF_MS, partial(self._again, batch.queue)))
+
+    def _again(self, queue: MessageQueue) -> None:
+        if queue in self._lines:
+            self._ready.setdefault(queue.broker_name, {})[queue] = None
+
+    def _finish(self, line: _Line, batch: _Batch, result: BatchOutcome | MQMeshError) -> None:
+        line.batch = None
+        if line.waiting:
+            self._again(batch.queue)
+        else:
+            del self._lines[batch.queue]
+            self._ready.get(batch.queue.broker_name, {}).pop(batch.queue, None)
+        self._end(batch.sends, result)
+
+    def _end(self, sends: Sequence[_Waiting], result: BatchOutcome | MQMeshError) -> None:
+        ordinal = 0
+        for one in sends:
+            self.waiting_bytes -= one.size
+            if isinstance(result, MQMeshError):
+                one.on_sent(result)
+                continue
+            self.messages += len(one.messages)
+            one.on_sent(
+                Stored(
+                    result.status,
+                    result.base_queue_offset + ordinal,
+                    result.commitlog_offset,
+                    ordinal,
+                )
+            )
+            ordinal += len(one.messages)

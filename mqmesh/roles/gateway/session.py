@@ -1,0 +1,262 @@
+"""One connection of a RocketMQ client: its frames, the requests in flight, and their answers."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.frame import (
+    ONEWAY,
+    RESPONSE,
+    FrameReader,
+    RemotingCommand,
+    encode_frame,
+)
+from mqmesh.transport.interface import Stream
+
+_log = logging.getLogger(__name__)
+
+_STATUS: Final = {
+    ResponseCode.SYSTEM_BUSY: RemotingStatus.SYSTEM_BUSY,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RemotingStatus.REQUEST_CODE_NOT_SUPPORTED,
+    ResponseCode.MESSAGE_ILLEGAL: RemotingStatus.MESSAGE_ILLEGAL,
+    ResponseCode.SERVICE_NOT_AVAILABLE: RemotingStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.DISK_FULL: RemotingStatus.SERVICE_NOT_AVAILABLE,
+    ResponseCode.NO_PERMISSION: RemotingStatus.NO_PERMISSION,
+    ResponseCode.TOPIC_NOT_EXIST: RemotingStatus.TOPIC_NOT_EXIST,
+}
+"""What a client of RocketMQ is answered for a refusal; SYSTEM_ERROR for all others, which it tries
+again where that may help."""
+
+
+class SessionLimits(msgspec.Struct, frozen=True):
+    """Limits of one connection.
+
+    Attributes:
+        max_frame_bytes: Longest frame that may come.
+        max_requests_in_flight: Requests without an answer; nothing more is read then.
+        max_output_bytes: Answers that the client has not taken; nothing more is read then.
+        idle_timeout_ms: A connection that is silent for so long is closed.
+    """
+
+    max_frame_bytes: int
+    max_requests_in_flight: int
+    max_output_bytes: int
+    idle_timeout_ms: int
+
+
+class Handler(Protocol):
+    """Handler of a request, which answers it by ``session.answer`` or ``session.fail``, now or
+    later."""
+
+    def __call__(self, session: "RemotingSession", request: RemotingCommand) -> None:
+        """Handle a request.
+
+        Raises:
+            MQMeshError: Why it is refused.
+        """
+
+
+class RemotingSession:
+    """A connection, from its acceptance to its end.
+
+    Args:
+        stream: The connection.
+        broker_name: Broker group whose port it came to; "" for that of the name server.
+        handlers: By request code.
+        limits: Its limits.
+        now_ms: Monotonic clock.
+        on_end: Called when it is over.
+
+    Attributes:
+        broker_name: See above.
+        client_id: The client, once it has sent a heartbeat.
+        peer: Address of the client.
+        is_closed: Nothing is answered any more.
+        heard_ms: When something came last, monotonic clock.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        broker_name: str,
+        handlers: Mapping[int, Handler],
+        limits: SessionLimits,
+        now_ms: Callable[[], int],
+        on_end: Callable[["RemotingSession"], None],
+    ) -> None:
+        self._stream = stream
+        self._handlers = handlers
+        self._limits = limits
+        self._now_ms = now_ms
+        self._on_end = on_end
+        self._reader = FrameReader(limits.max_frame_bytes)
+        self._waiting = 0
+        self._next_opaque = 0
+        self._is_paused = False
+        self.broker_name = broker_name
+        self.client_id = ""
+        self.peer = stream.peer
+        self.is_closed = False
+        self.heard_ms = now_ms()
+
+    # ---- Of the stream -------------------------------------------------------------------
+
+    def on_bytes(self, data: bytes) -> None:
+        """Serve the requests that are whole now."""
+        self.heard_ms = self._now_ms()
+        try:
+            for command in self._reader.feed(data):
+                if not command.flag & RESPONSE:
+                    self._serve(command)
+                if self.is_closed:
+                    return
+        except RemoteProtocolError as error:
+            _log.warning("%s speaks no remoting: %s; closing its connection", self.peer, error)
+            self.close()
+            return
+        self._look_at_limits()
+
+    def on_stuck(self) -> None:
+        """Do nothing: ``answer`` looks at what waits."""
+
+    def on_drained(self) -> None:
+        """Read again."""
+        self._look_at_limits()
+
+    def on_closed(self) -> None:
+        """Note the end of the connection."""
+        self._finish()
+
+    # ---- Of the handlers -----------------------------------------------------------------
+
+    def answer(
+        self,
+        request: RemotingCommand,
+        code: int = RemotingStatus.SUCCESS,
+        fields: dict[str, str] | None = None,
+        *,
+        body: bytes = b"",
+        remark: str = "",
+    ) -> None:
+        """Answer a request; nothing is sent to a one-way one, or once the client is gone."""
+        self._waiting -= 1
+        if self.is_closed:
+            return
+        if not request.is_oneway:
+            self._send(request.answer(code, fields, body=body, remark=remark))
+        self._look_at_limits()
+
+    def fail(self, request: RemotingCommand, error: Exception) -> None:
+        """Answer a request with an error."""
+        code = _STATUS.get(code_of(error), RemotingStatus.SYSTEM_ERROR)
+        remark = str(error)
+        if code is RemotingStatus.SYSTEM_BUSY:
+            remark = f"[OVERLOAD]{remark}"  # RocketMQ's clients look for it
+        self.answer(request, code, remark=remark)
+
+    def notify(self, code: int, fields: dict[str, str], body: bytes = b"") -> None:
+        """Send a one-way command to the client."""
+        if not self.is_closed:
+            self._next_opaque += 1
+            self._send(RemotingCommand(code, self._next_opaque, ONEWAY, fields, body))
+
+    def close(self) -> None:
+        """End the connection; closing twice does no harm."""
+        if not self.is_closed:
+            self._stream.close()
+            self._finish()
+
+    def end_if_idle(self, now_ms: int) -> None:
+        """End the connection if nothing came for too long."""
+        if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
+            _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
+            self.close()
+
+    def _serve(self, command: RemotingCommand) -> None:
+        self._waiting += 1
+        handler = self._handlers.get(command.code)
+        if handler is None:
+            self.answer(
+                command,
+                RemotingStatus.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f"request code {command.code} is not served by mqmesh's gateway",
+            )
+            return
+        try:
+            handler(self, command)
+        except MQMeshError as error:
+            self.fail(command, error)
+        except Exception as error:
+            _log.exception("request %s failed", name_of(command.code))
+            self.fail(command, error)
+
+    def _send(self, command: RemotingCommand) -> None:
+        head, body = encode_frame(command)
+        if body:
+            self._stream.write(head, body)
+        else:
+            self._stream.write(head)
+
+    def _look_at_limits(self) -> None:
+        limits, stream = self._limits, self._stream
+        is_full = (
+            self._waiting >= limits.max_requests_in_flight
+            or stream.waiting_bytes >= limits.max_output_bytes
+        )
+        if is_full == self._is_paused or self.is_closed:
+            return
+        self._is_paused = is_full
+        if is_full:
+            stream.pause()
+        else:
+            stream.resume()
+
+    def _finish(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._on_end(self)
+
+
+def name_of(code: int) -> str:
+    """Return the name of a request code, for people."""
+    try:
+        return RemotingCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def text_field(request: RemotingCommand, name: str) -> str:
+    """Return a field of a request.
+
+    Raises:
+        RemoteProtocolError: It has none.
+    """
+    value = request.fields.get(name)
+    if value is None:
+        raise RemoteProtocolError(f"{name_of(request.code)} without the field {name!r}")
+    return value
+
+
+def number_field(request: RemotingCommand, name: str, default: int | None = None) -> int:
+    """Return a field of a request, as a number.
+
+    Raises:
+        RemoteProtocolError: It has none, and there is no default; or it is no number of 64 bits.
+    """
+    value = request.fields.get(name)
+    if value is None:
+        if default is not None:
+            return default
+        raise RemoteProtocolError(f"{name_of(request.code)} without the field {name!r}")
+    try:
+        number = int(value) if len(value) <= 20 else 2**64
+    except ValueError:
+        number = 2**64
+    if not -(2**63) <= number < 2**63:
+        raise RemoteProtocolError(f"the field {name!r} is no number: {value!r:.50}")
+    return number

@@ -1,0 +1,179 @@
+"""Way of the gateway to name servers and brokers: an ordinary client on the role's own loop."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.route import BrokerData, ClusterInfo, GetClusterRequest, RouteHint
+from mqmesh.sdk.client.broker_connections import BrokerConnections
+from mqmesh.sdk.client.master_requests import MasterRequests
+from mqmesh.sdk.client.namesrv_link import NamesrvLink
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
+from mqmesh.transport.endpoints import learn_keys, usable_brokers
+from mqmesh.transport.interface import Connection, OnDone, Transport
+
+CLUSTER_MS: Final = 5_000
+"""Interval at which the broker groups are asked for again."""
+TIDY_MS: Final = 30_000
+
+_log = logging.getLogger(__name__)
+
+
+class Upstream:
+    """Routes and connections of the gateway.
+
+    Args:
+        transport: Of the process.
+        namesrv_addr: Name servers, ``host:port`` each.
+        use_ipc: Reach brokers of this machine by their Unix sockets.
+        on_groups: Called with the broker groups whenever they were asked for.
+        on_command: Called with commands that a broker sends by itself, with the broker's name.
+        on_broker: Called when the connection to a broker was made or broke.
+
+    Attributes:
+        loop: Of the process.
+        routes: Cache of routes.
+        brokers: The connections to masters.
+        closed: Nothing is asked any more.
+        request: Asks a broker group's master; see ``MasterRequests.request``.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        namesrv_addr: list[str],
+        *,
+        use_ipc: bool,
+        on_groups: Callable[[list[BrokerData]], None],
+        on_command: Callable[[str, Command], None],
+        on_broker: Callable[[str, bool], None],
+    ) -> None:
+        options = ClientOptions(namesrv_addr=namesrv_addr, use_ipc=use_ipc)
+        self._transport = transport
+        self._options = options
+        self._on_groups = on_groups
+        self._on_broker = on_broker
+        self._link: NamesrvLink | None = None
+        self.loop = transport.loop
+        self.closed = False
+        self.routes = RouteCache()
+        self.brokers = BrokerConnections(
+            transport,
+            self.routes,
+            use_ipc=use_ipc,
+            stand_ins=False,
+            closed=lambda: self.closed,
+            on_command=on_command,
+            on_up=self._came,
+            on_down=self._went,
+        )
+        self._finder = RouteFinder(
+            transport,
+            list(namesrv_addr),
+            options,
+            self.routes,
+            on_changed=self._routes_changed,
+            lost=self.brokers.unreachable,
+            closed=lambda: self.closed,
+        )
+        self.request = MasterRequests(
+            self.loop, self.routes, self.brokers, lambda: self.closed
+        ).request
+
+    def start(self) -> None:
+        """Connect to a name server, and begin to look for broker groups."""
+        self._finder.start()
+        self._link = NamesrvLink(
+            self._transport,
+            list(self._options.namesrv_addresses()),
+            timeout_ms=self._options.namesrv_timeout_ms,
+            on_hint=self._on_hint,
+            on_connected=self._look,
+        )
+        self.loop.call_every(CLUSTER_MS, self._look)
+        self.loop.call_every(TIDY_MS, self.brokers.tidy)
+
+    def close(self, farewell: Callable[[], None]) -> None:
+        """Close all connections; closing twice does no harm.
+
+        Args:
+            farewell: Called first, to send what brokers are to know.
+        """
+        if self.closed:
+            return
+        farewell()
+        self.closed = True
+        for _, connection in self.brokers.connected():
+            connection.close()
+        self._finder.close()
+        if self._link is not None:
+            self._link.close()
+
+    def find_route(self, topic: str, on_done: OnRoute) -> None:
+        """Find the route of a topic, which is kept fresh from now on.
+
+        Args:
+            topic: Topic.
+            on_done: Called with the route, or why there is none; maybe before this returns.
+        """
+        known = self.routes.route(topic)
+        if known is not None:
+            on_done(known)
+        else:
+            self._finder.find(topic, on_done)
+
+    def refresh(self, topic: str) -> None:
+        """Ask for a route again: a broker refused what it says."""
+        self._finder.refresh([topic])
+
+    def ask(self, broker_name: str, code: int, header: bytes, on_done: OnDone) -> None:
+        """Ask a broker group's master within the usual time."""
+        self.request(broker_name, code, on_done, header=header, timeout_ms=REQUEST_MS)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop, soon."""
+        self.loop.call_later(0, callback)
+
+    def _on_hint(self, hint: RouteHint) -> None:
+        if not hint.topics:
+            self._look()
+
+    def _look(self) -> None:
+        if self._link is not None and not self.closed:
+            header = encode_header(GetClusterRequest())
+            self._link.request(RequestCode.GET_BROKER_CLUSTER_INFO, header, self._take_cluster)
+
+    def _take_cluster(self, answer: Command | MQMeshError) -> None:
+        if isinstance(answer, MQMeshError) or self.closed:
+            return
+        try:
+            cluster = decode_header(ClusterInfo, answer.header)
+        except RemoteProtocolError as error:
+            _log.warning("a name server cannot be understood: %s", error)
+            return
+        brokers = usable_brokers(cluster.brokers, _log.warning)
+        for group in brokers:
+            learn_keys(self._transport.ring, group.addresses.values())
+        if self.routes.learn(brokers):
+            self.brokers.follow_routes()
+        self._on_groups(brokers)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        self.brokers.follow_routes()
+
+    def _came(self, broker_name: str, connection: Connection) -> None:
+        self._on_broker(broker_name, True)
+
+    def _went(self, broker_name: str) -> None:
+        for topic in self.routes.topics_of(broker_name):
+            self._finder.refresh([topic])
+        self._on_broker(broker_name, False)
+
+
+REQUEST_MS: Final = 3_000
+"""Time for one answer of a broker."""
