@@ -101,6 +101,7 @@ class Members:
         self._upstream = upstream
         self._max_members = max_members
         self._members: dict[tuple[str, str], Member] = {}
+        self._changed: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
         """Return the number of members."""
@@ -137,10 +138,11 @@ class Members:
         Raises:
             RemoteProtocolError: The command cannot be read.
         """
-        group = decode_header(ConsumerIdsChanged, command.header).group
-        for member in self._members.values():
-            if member.broker_name == broker_name and member.consumes(group):
-                self.notify_changed(member, group)
+        changed = (broker_name, decode_header(ConsumerIdsChanged, command.header).group)
+        # The broker sends one for each member of the gateway's connection.
+        if changed not in self._changed:
+            self._changed.add(changed)
+            self._upstream.loop.call_later(0, partial(self._pass_on, *changed))
 
     def notify_changed(self, member: Member, group: str) -> None:
         """Have a member look at its group anew."""
@@ -157,6 +159,12 @@ class Members:
         """Have all clients leave: the gateway stops."""
         for member in list(self._members.values()):
             self._leave(member)
+
+    def _pass_on(self, broker_name: str, group: str) -> None:
+        self._changed.discard((broker_name, group))
+        for member in self._members.values():
+            if member.broker_name == broker_name and member.consumes(group):
+                self.notify_changed(member, group)
 
     # ---- Heartbeats ----------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from mqmesh.roles.broker.ha_config import HaConfig
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.server import CoordinatorServer
+from mqmesh.roles.gateway.config import GatewayConfig
+from mqmesh.roles.gateway.server import GatewayServer
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -110,8 +112,8 @@ class Process:
         for server in self._dead:
             if isinstance(server, ScheduleServer):
                 server._close_env(None)
-                if server._lock is not None:
-                    server._lock.release()
+            if isinstance(server, ScheduleServer | GatewayServer) and server._lock is not None:
+                server._lock.release()
 
     def _ended(self) -> None:
         # The loop failed: the store has stopped.
@@ -308,6 +310,15 @@ class World:
 
         process = self.schedules[broker_name] = Process(self, name, make)
         return process
+
+    def add_gateway(self) -> Process:
+        """Adds the gateway, at port 19876 and from 20911 on."""
+        config = GatewayConfig(
+            namesrv_addr=self.namesrv_addr.split(";"),
+            store_path_root_dir=str(self.folder / "gateway"),
+            use_ipc=False,
+        )
+        return Process(self, "gateway", lambda transport: GatewayServer(config, transport))
 
     def processes(self) -> list[Process]:
         """Returns all roles."""

@@ -1,0 +1,398 @@
+"""Clients of RocketMQ by the gateway: groups, offsets, failovers, and other protocols."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from simulation.test_election import Site
+
+from mqmesh import Message, Producer, PullConsumer
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.frame import (
+    ONEWAY,
+    RESPONSE,
+    FrameReader,
+    RemotingCommand,
+    encode_frame,
+)
+from mqmesh.transport.simulated.streams import SimulatedStream, dial
+
+NAMESRV, BROKER, VIP = 19_876, 20_911, 20_909
+
+
+class Client:
+    """A client of RocketMQ, on one connection to the gateway."""
+
+    def __init__(self, site: Site, port: int, name: str = "java", client_id: str = "") -> None:
+        world = site.world
+        self._site = site
+        self._reader = FrameReader(1 << 24)
+        self._transport = world.transport(name)
+        self.client_id = client_id or name
+        self.answers: dict[int, RemotingCommand] = {}
+        self.commands: list[RemotingCommand] = []
+        self.is_closed = False
+        self._next = 0
+        self.stream: SimulatedStream = dial(
+            world.network, self._transport.loop, f"tcp://127.0.0.1:{port}"
+        )
+        self.stream.start(self)
+
+    def on_bytes(self, data: bytes) -> None:
+        for command in self._reader.feed(data):
+            if command.flag & RESPONSE:
+                assert command.opaque not in self.answers, "answered twice"
+                self.answers[command.opaque] = command
+            else:
+                self.commands.append(command)
+
+    def on_stuck(self) -> None:
+        pass
+
+    def on_drained(self) -> None:
+        pass
+
+    def on_closed(self) -> None:
+        self.is_closed = True
+
+    def post(self, code: int, body: object = b"", flag: int = 0, **fields: object) -> int:
+        """Sends a request; its number."""
+        self._next += 1
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        texts = {name: str(value) for name, value in fields.items()}
+        command = RemotingCommand(code, self._next, flag, texts, data, is_json=self._next % 2 == 0)
+        self.stream.write(*encode_frame(command))
+        return self._next
+
+    def ask(self, code: int, body: object = b"", within_ms: int = 10_000, **fields: object):
+        """Sends a request and waits for its answer."""
+        number = self.post(code, body, **fields)
+        return self.wait(number, within_ms)
+
+    def wait(self, number: int, within_ms: int = 10_000) -> RemotingCommand:
+        for _ in range(within_ms // 10):
+            if number in self.answers:
+                return self.answers[number]
+            self._site.run(10)
+        raise AssertionError(f"no answer to request {number}")
+
+    def beat(self, group: str = "g", topic: str = "t") -> RemotingCommand:
+        consumer = {
+            "groupName": group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+            "subscriptionDataSet": [{"topic": topic, "subString": "*", "expressionType": "TAG"}],
+        }
+        body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+        return self.ask(RemotingCode.HEART_BEAT, body)
+
+    def send(self, body: bytes, *, queue: int = 0, properties: str = "", topic: str = "t") -> int:
+        """Posts a message; the request's number."""
+        return self.post(
+            RemotingCode.SEND_MESSAGE_V2,
+            body,
+            a="p",
+            b=topic,
+            c="TBW102",
+            d=4,
+            e=queue,
+            f=0,
+            g=0,
+            h=0,
+            i=properties,
+        )
+
+    def pull(self, offset: int, *, queue: int = 0, most: int = 32, suspend_ms: int = 0, **more):
+        return self.ask(
+            RemotingCode.PULL_MESSAGE,
+            within_ms=suspend_ms + 10_000,
+            consumerGroup="g",
+            topic="t",
+            queueId=queue,
+            queueOffset=offset,
+            maxMsgNums=most,
+            sysFlag=2 if suspend_ms else 0,
+            suspendTimeoutMillis=suspend_ms,
+            **more,
+        )
+
+    def offset(self, code: int, **fields: object) -> int:
+        answer = self.ask(code, topic="t", queueId=0, **fields)
+        assert answer.code == RemotingStatus.SUCCESS, answer.remark
+        return int(answer.fields["offset"])
+
+
+def bodies_of(answer: RemotingCommand) -> list[bytes]:
+    """The bodies of the records of a pull's answer."""
+    data, found = answer.body, []
+    while data:
+        size, body_size = struct.unpack_from(">i", data)[0], struct.unpack_from(">i", data, 84)[0]
+        found.append(data[88 : 88 + body_size])
+        data = data[size:]
+    return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    site.admin.create_topic("t", queues=2)
+    gateway = site.world.add_gateway()
+    gateway.start()
+    site.run(500)
+    yield site
+    gateway.stop()
+    gateway.release()
+    site.close()
+
+
+def test_a_route_shows_each_broker_group_at_the_gateway(site):
+    client = Client(site, NAMESRV)
+    route = json.loads(client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="t").body)
+    assert route["brokerDatas"] == [
+        {
+            "cluster": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerAddrs": {"0": f"127.0.0.1:{BROKER}"},
+        }
+    ]
+    (queues,) = route["queueDatas"]
+    assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (2, 2, 6)
+    missing = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="nothing")
+    assert missing.code == RemotingStatus.TOPIC_NOT_EXIST
+
+
+def test_what_is_sent_is_pulled_by_both(site):
+    client = Client(site, VIP)
+    properties = "TAGS\x01new\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01FD01\x02to\x01FR\x02"
+    numbers = [client.send(b"%d" % number, properties=properties) for number in range(40)]
+    answers = [client.wait(number) for number in numbers]
+    assert {one.code for one in answers} == {RemotingStatus.SUCCESS}
+    assert [int(one.fields["queueOffset"]) for one in answers] == list(range(40))
+    assert len({one.fields["msgId"] for one in answers}) == 40
+    first = client.pull(0)
+    assert bodies_of(first) == [b"%d" % number for number in range(32)]
+    assert (first.fields["nextBeginOffset"], first.fields["maxOffset"]) == ("32", "40")
+    rest = client.pull(32)
+    assert bodies_of(rest) == [b"%d" % number for number in range(32, 40)]
+    assert client.pull(40).code == RemotingStatus.PULL_NOT_FOUND
+    world = site.world
+    with PullConsumer(
+        "own",
+        client=world.client_options(),
+        transport=world.transport("consumer"),
+        consume_from_where="FIRST_OFFSET",
+    ) as consumer:
+        consumer.subscribe("t")
+        got = []
+        while len(got) < 40:
+            got += consumer.poll(5_000)
+    assert (got[0].tag, got[0].keys) == ("new", ("k1", "k2", "FD01"))
+    assert got[0].property("to") == "FR"
+
+
+def test_a_pull_waits_for_a_message_of_mqmesh(site):
+    client, world = Client(site, BROKER), site.world
+    number = client.post(
+        RemotingCode.PULL_MESSAGE,
+        consumerGroup="g",
+        topic="t",
+        queueId=1,
+        queueOffset=0,
+        maxMsgNums=32,
+        sysFlag=2,
+        suspendTimeoutMillis=20_000,
+    )
+    site.run(2_000)
+    assert number not in client.answers
+    with Producer(
+        "p", client=world.client_options(), transport=world.transport("producer")
+    ) as producer:
+        for _ in range(2):
+            producer.send(Message("t", b"late", properties={"a": "1\x02b"}))
+    assert bodies_of(client.wait(number)) == [b"late"]
+
+
+def test_nothing_acknowledged_is_lost_when_the_master_is_killed(site):
+    client = Client(site, BROKER)
+    client.beat()
+    sent: dict[int, bytes] = {}
+    for number in range(120):
+        body = b"%d" % number
+        sent[client.send(body, queue=number % 2)] = body
+        site.run(20)
+        if number in (30, 80):
+            leader = site.replicas[site.leader() - 1]
+            leader.kill()
+            site.world.simulation.after(3_000, leader.start)
+    site.run(8_000)
+    answers = {body: client.answers.get(number) for number, body in sent.items()}
+    assert None not in answers.values()
+    good = {body for body, one in answers.items() if one.code == RemotingStatus.SUCCESS}
+    assert len(good) >= 110, {one.remark for one in answers.values()}
+    stored: list[bytes] = []
+    for queue in range(2):
+        offset, end = (
+            0,
+            int(client.ask(RemotingCode.GET_MAX_OFFSET, topic="t", queueId=queue).fields["offset"]),
+        )
+        while offset < end:
+            found = client.pull(offset, queue=queue)
+            stored += bodies_of(found)
+            offset = int(found.fields["nextBeginOffset"])
+    assert good <= set(stored)
+    assert len(stored) == len(set(stored)), "a send that is tried again is stored once"
+
+
+def test_offsets_are_kept_and_claims_follow_the_members(site):
+    one = Client(site, BROKER, "one")
+    assert one.beat().code == RemotingStatus.SUCCESS
+    one.wait(one.send(b"x"))
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    assert (
+        one.ask(RemotingCode.QUERY_CONSUMER_OFFSET, **fields).code == RemotingStatus.QUERY_NOT_FOUND
+    )
+    one.post(RemotingCode.UPDATE_CONSUMER_OFFSET, flag=ONEWAY, commitOffset=1, **fields)
+    site.run(100)
+    assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
+    site.run(1_000)
+    one.commands.clear()
+    other = Client(site, BROKER, "other")
+    other.beat()
+    site.run(1_000)
+    assert [c.code for c in one.commands] == [RemotingCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert json.loads(listed.body) == {"consumerIdList": ["one", "other"]}
+    assert other.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1, "a claim"
+    late = one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=0, **fields)
+    assert late.code == RemotingStatus.SYSTEM_ERROR, "the queue is the other member's"
+    assert other.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields).code == 0
+
+
+def test_a_client_whose_connection_ends_leaves_and_one_that_comes_back_stays(site):
+    one, other = Client(site, BROKER, "one"), Client(site, BROKER, "other")
+    one.beat()
+    other.beat()
+    other.stream.close()
+    again = Client(site, BROKER, "again", "other")
+    again.beat()
+    site.run(3_000)
+    listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert json.loads(listed.body)["consumerIdList"] == ["one", "other"]
+    again.stream.close()
+    site.run(3_000)
+    listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert json.loads(listed.body)["consumerIdList"] == ["one"]
+    one.ask(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
+    gone = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert gone.code == RemotingStatus.SYSTEM_ERROR
+
+
+def test_members_are_known_to_the_next_master(site):
+    one = Client(site, BROKER, "one")
+    one.beat()
+    leader = site.replicas[site.leader() - 1]
+    leader.kill()
+    site.run(8_000)
+    listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert json.loads(listed.body)["consumerIdList"] == ["one"]
+    leader.start()
+    site.run(2_000)
+
+
+def test_a_queue_is_locked_for_one_member(site):
+    one, other = Client(site, BROKER, "one"), Client(site, BROKER, "other")
+    one.beat()
+    other.beat()
+    site.run(8_000)  # a broker that was just elected grants nothing yet
+    queue = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
+
+    def lock(client: Client, code: int = RemotingCode.LOCK_BATCH_MQ) -> RemotingCommand:
+        body = {"consumerGroup": "g", "clientId": client.client_id, "mqSet": [queue]}
+        return client.ask(code, body)
+
+    assert json.loads(lock(one).body) == {"lockOKMQSet": [queue]}
+    assert json.loads(lock(other).body) == {"lockOKMQSet": []}
+    assert json.loads(lock(one).body) == {"lockOKMQSet": [queue]}, "its own again"
+    assert lock(one, RemotingCode.UNLOCK_BATCH_MQ).code == RemotingStatus.SUCCESS
+    assert json.loads(lock(other).body) == {"lockOKMQSet": [queue]}
+
+
+def test_a_message_that_is_sent_back_is_a_retry_with_its_topic(site):
+    one = Client(site, BROKER, "one")
+    one.beat()
+    site.world.add_schedule("broker-a").start()
+    one.wait(one.send(b"bad"))
+    record = one.pull(0).body
+    offset = struct.unpack_from(">q", record, 28)[0]
+    back = one.ask(
+        RemotingCode.CONSUMER_SEND_MSG_BACK,
+        group="g",
+        offset=offset,
+        delayLevel=1,
+        originTopic="t",
+        maxReconsumeTimes=16,
+    )
+    assert back.code == RemotingStatus.SUCCESS, back.remark
+    site.run(6_000)
+    fields = {"consumerGroup": "g", "topic": "%RETRY%g", "queueId": 0, "queueOffset": 0}
+    retry = one.ask(RemotingCode.PULL_MESSAGE, sysFlag=0, maxMsgNums=32, **fields)
+    assert bodies_of(retry) == [b"bad"]
+    assert struct.unpack_from(">i", retry.body, 72)[0] == 1, "its number of tries"
+    assert b"RETRY_TOPIC\x01t\x02" in retry.body
+    gone = one.ask(RemotingCode.CONSUMER_SEND_MSG_BACK, group="g", offset=2**50, delayLevel=0)
+    assert gone.code == RemotingStatus.SYSTEM_ERROR
+
+
+def test_a_retry_topic_is_shown_before_it_is_there(site):
+    names, one = Client(site, NAMESRV, "names"), Client(site, BROKER, "one")
+    topic = "%RETRY%g"
+    missing = names.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+    one.beat()
+    found = names.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+    assert found.code == RemotingStatus.SUCCESS, (missing.code, found.remark)
+    fields = {"consumerGroup": "g", "topic": topic, "queueId": 0}
+    asked = one.ask(RemotingCode.QUERY_CONSUMER_OFFSET, **fields)
+    assert asked.code in (RemotingStatus.SUCCESS, RemotingStatus.QUERY_NOT_FOUND)
+    assert one.ask(RemotingCode.GET_MAX_OFFSET, topic=topic, queueId=0).fields["offset"] == "0"
+    pulled = one.ask(RemotingCode.PULL_MESSAGE, queueOffset=0, maxMsgNums=1, sysFlag=0, **fields)
+    assert pulled.code == RemotingStatus.PULL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "why"),
+    [
+        ({"f": 4}, RemotingStatus.REQUEST_CODE_NOT_SUPPORTED, "transactions"),
+        ({"e": "x"}, RemotingStatus.MESSAGE_ILLEGAL, "queueId"),
+        ({"b": "%RETRY%g"}, RemotingStatus.MESSAGE_ILLEGAL, "reserved"),
+        ({"b": "no such topic!"}, RemotingStatus.MESSAGE_ILLEGAL, "topic"),
+        ({"e": 77}, RemotingStatus.MESSAGE_ILLEGAL, "77"),
+        ({"i": "DELAY\x01soon\x02"}, RemotingStatus.MESSAGE_ILLEGAL, "DELAY"),
+    ],
+)
+def test_a_send_that_cannot_be_done_is_refused_with_a_sentence(site, fields, code, why):
+    client = Client(site, BROKER)
+    usual = {"b": "t", "e": 0, "f": 0, "h": 0, "i": ""}
+    answer = client.ask(RemotingCode.SEND_MESSAGE_V2, b"x", **(usual | fields))
+    assert answer.code == code, answer.remark
+    assert why in answer.remark
+
+
+def test_unknown_requests_are_refused_and_other_protocols_end(site):
+    client = Client(site, BROKER)
+    answer = client.ask(30_050)
+    assert answer.code == RemotingStatus.REQUEST_CODE_NOT_SUPPORTED
+    assert "30050" in answer.remark
+    client.stream.write(b"GET / HTTP/1.1\r\n\r\n")
+    site.run(100)
+    assert client.is_closed
+
+
+def test_a_silent_connection_is_closed(site):
+    client = Client(site, NAMESRV)
+    site.run(131_000)
+    assert client.is_closed

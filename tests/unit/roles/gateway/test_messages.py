@@ -1,0 +1,103 @@
+"""Properties of RocketMQ's messages, and what they are at mqmesh."""
+
+import pytest
+
+from mqmesh.batch.record_batch import decode_messages, encode_batch, read_header
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import Message
+from mqmesh.protocol.remoting.records import decode_properties
+from mqmesh.roles.gateway.messages import (
+    Address,
+    log_offset,
+    offset_message_id,
+    to_message,
+    to_record,
+)
+
+ADDRESS = Address("10.0.0.1", 20_911)
+
+
+def stored(message: Message, topic: str = ""):
+    data = encode_batch(
+        [message],
+        topic=topic or message.topic,
+        queue_id=3,
+        producer_id=1,
+        first_sequence=2,
+        born_timestamp=1_000,
+    )
+    return decode_messages(data, read_header(data))[0]
+
+
+def properties_of(message: Message, topic: str = "") -> dict[str, str]:
+    record = to_record(stored(message, topic), ADDRESS)
+    return decode_properties(
+        record[record.index((topic or message.topic).encode()) :][2:]
+        .decode(errors="replace")
+        .partition("\x00")[2][1:]
+    )
+
+
+def test_a_clients_message_has_its_tag_keys_and_id():
+    properties = {
+        "TAGS": "new",
+        "KEYS": "k1 k2 k1",
+        "UNIQ_KEY": "FD01",
+        "__SHARDINGKEY": "s",
+        "WAIT": "true",
+        "RECONSUME_TIMES": "7",
+        "to": "FR",
+    }
+    found = to_message("orders", b"b", properties, 5, 0)
+    assert (found.tag, found.sharding_key, found.flag) == ("new", "s", 5)
+    assert found.keys == ("k1", "k2", "FD01")
+    assert found.properties == {"KEYS": "k1 k2 k1", "UNIQ_KEY": "FD01", "to": "FR"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "delay"),
+    [
+        ({"DELAY": "3"}, (3, 0)),
+        ({"TIMER_DELIVER_MS": "9000"}, (0, 9_000)),
+        ({"TIMER_DELAY_MS": "500"}, (0, 1_500)),
+        ({"TIMER_DELAY_SEC": "2"}, (0, 3_000)),
+        ({}, (0, 0)),
+    ],
+)
+def test_delays_are_levels_or_points_in_time(properties, delay):
+    found = to_message("orders", b"b", properties, 0, 1_000)
+    assert (found.delay_level, found.deliver_at_ms) == delay
+    assert found.properties is None
+
+
+def test_a_delay_that_is_no_number_is_refused():
+    with pytest.raises(InvalidArgument, match="DELAY must be a number"):
+        to_message("orders", b"b", {"DELAY": "-1"}, 0, 0)
+
+
+def test_what_a_client_sent_it_reads_again():
+    sent = {"TAGS": "new", "KEYS": "k1 k2", "UNIQ_KEY": "FD01", "to": "FR"}
+    assert properties_of(to_message("orders", b"b", sent, 0, 0)) == sent
+
+
+def test_a_message_of_mqmesh_has_its_own_id_and_its_keys():
+    found = properties_of(Message("orders", b"b", keys=("a", "b"), sharding_key="s"))
+    assert found["KEYS"] == "a b"
+    assert found["__SHARDINGKEY"] == "s"
+    assert found["UNIQ_KEY"] == stored(Message("orders", b"b")).message_id
+
+
+def test_a_retried_message_names_its_topic():
+    found = properties_of(Message("orders", b"b"), "%RETRY%billing")
+    assert found["RETRY_TOPIC"] == "orders"
+
+
+def test_a_property_that_would_be_read_as_several_is_left_out():
+    found = properties_of(Message("orders", b"b", properties={"a": "1\x02b\x012", "c": "3"}))
+    assert "a" not in found
+    assert "b" not in found
+    assert found["c"] == "3"
+
+
+def test_ids_have_address_and_offset():
+    assert offset_message_id(ADDRESS, log_offset(0x12, 3)) == "0A000001000051AF0000000000120003"
