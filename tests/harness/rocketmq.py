@@ -18,20 +18,16 @@ VERSION = "5.3.3"
 DOWNLOAD_S = 240
 TRAFFIC_S = 150
 PROGRAM = Path(__file__).with_name("RocketMQTraffic.java")
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>mqmesh</groupId><artifactId>rocketmq</artifactId><version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-broker</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-namesrv</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-  </dependencies>
+  <dependencies>%s</dependencies>
 </project>
+"""
+DEPENDENCY = """
+    <dependency>
+      <groupId>org.apache.rocketmq</groupId><artifactId>%s</artifactId><version>%s</version>
+    </dependency>
 """
 
 
@@ -77,7 +73,7 @@ def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]
     """
     java = [
         *("java", "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-        *("-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}", "-cp", f"{_jars()}/*"),
+        *("-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}", "-cp", f"{rocketmq_jars()}/*"),
         *("-Dfile.encoding=UTF-8", str(PROGRAM), str(folder), *metrics, "--", *events),
     ]
     alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"']
@@ -99,18 +95,21 @@ def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]
     )
 
 
-def _jars() -> Path:
-    """Returns the folder of all jars, from Maven Central the first time."""
+def rocketmq_jars(
+    version: str = VERSION, artifacts: tuple[str, ...] = ("rocketmq-broker", "rocketmq-namesrv")
+) -> Path:
+    """Returns the folder of all jars that artifacts need, from Maven Central the first time."""
     for program in "java", "javac", "mvn", "unshare":
         if shutil.which(program) is None:
             leave_out(f"{program} is not installed")
-    folder = Path(tempfile.gettempdir()) / f"mqmesh-rocketmq-{VERSION}-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"mqmesh-rocketmq-{version}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     jars = folder / "jars"
     with (folder / "lock").open("w") as lock:
         flock(lock, LOCK_EX)
         if not jars.exists():
-            (folder / "pom.xml").write_text(POM)
+            needed = "".join(DEPENDENCY % (one, version) for one in artifacts)
+            (folder / "pom.xml").write_text(POM % needed)
             unpacked = folder / "unpacked"
             shutil.rmtree(unpacked, ignore_errors=True)
             done = subprocess.run(

@@ -1,0 +1,137 @@
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** An unchanged client of RocketMQ. Prints a line for each thing that happened, fields by tabs. */
+public class GatewayClient {
+    static String namesrv;
+
+    public static void main(String[] arguments) throws Exception {
+        namesrv = arguments[0];
+        switch (arguments[1]) {
+            case "send" -> send(arguments[2]);
+            case "consume" -> consume(arguments[2], arguments[3], arguments[4].equals("orderly"));
+            default -> throw new IllegalArgumentException(arguments[1]);
+        }
+        System.exit(0);
+    }
+
+    static synchronized void say(Object... fields) {
+        List<String> texts = new ArrayList<>();
+        for (Object field : fields) {
+            texts.add(String.valueOf(field));
+        }
+        System.out.println(String.join("\t", texts));
+    }
+
+    static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    static void sent(SendResult result) {
+        say("sent", result.getSendStatus(), result.getMsgId(), result.getOffsetMsgId());
+    }
+
+    /** All kinds of sends. */
+    static void send(String topic) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("java-producer");
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(30_000);
+        producer.setCompressMsgBodyOverHowmuch(1_000);
+        producer.start();
+        Message message = new Message(topic, "new", "k1 k2", bytes("sync"));
+        message.putUserProperty("to", "größe");
+        message.setFlag(5);
+        sent(producer.send(message));
+        sent(producer.send(new Message(topic, bytes("x".repeat(5_000)))));
+        sent(producer.send(List.of(new Message(topic, bytes("batch 1")), new Message(topic, bytes("batch 2")))));
+        Message late = new Message(topic, bytes("late"));
+        late.setDelayTimeLevel(1);
+        sent(producer.send(late));
+        CountDownLatch done = new CountDownLatch(20);
+        for (int number = 0; number < 20; number++) {
+            producer.send(new Message(topic, bytes("async " + number)), new SendCallback() {
+                @Override
+                public void onSuccess(SendResult result) {
+                    sent(result);
+                    done.countDown();
+                }
+
+                @Override
+                public void onException(Throwable error) {
+                    say("failed", error);
+                    done.countDown();
+                }
+            });
+        }
+        done.await(30, TimeUnit.SECONDS);
+        producer.sendOneway(new Message(topic, "bad", bytes("oneway")));
+        try {
+            producer.send(new Message("%RETRY%somebody", bytes("x")), 3_000);
+            say("failed", "a reserved topic was taken");
+        } catch (Exception error) {
+            say("refused", error.getClass().getSimpleName());
+        }
+        producer.shutdown();
+    }
+
+    /** Consumes until standard input ends. Whatever has the tag "bad" fails the first time. */
+    static void consume(String topic, String group, boolean orderly) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        Map<String, Integer> seen = new ConcurrentHashMap<>();
+        if (orderly) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                for (MessageExt one : messages) {
+                    got(one);
+                    if ("bad".equals(one.getTags()) && seen.merge(one.getMsgId(), 1, Integer::sum) == 1) {
+                        context.setSuspendCurrentQueueTimeMillis(100);
+                        return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
+                    }
+                }
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                for (MessageExt one : messages) {
+                    got(one);
+                    if ("bad".equals(one.getTags()) && one.getReconsumeTimes() == 0) {
+                        context.setDelayLevelWhenNextConsume(1);
+                        return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+                    }
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        }
+        consumer.start();
+        say("started");
+        while (System.in.read() >= 0) {
+            // Whoever started this ends it so.
+        }
+        consumer.shutdown();
+        say("ended");
+    }
+
+    static void got(MessageExt one) {
+        say("got", new String(one.getBody(), StandardCharsets.UTF_8), one.getTags(), one.getKeys(), one.getUserProperty("to"),
+            one.getFlag(), one.getReconsumeTimes(), one.getTopic(), one.getQueueId());
+    }
+}

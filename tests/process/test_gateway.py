@@ -1,0 +1,211 @@
+"""Unchanged clients of RocketMQ, old and new, by the gateway: they and mqmesh's share topics."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness.commands import free_ports
+from harness.debian_package import leave_out
+from harness.patience import until
+from harness.rocketmq import rocketmq_jars
+
+from mqmesh import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
+from mqmesh.errors import ConfigError
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.spark.jvm.java import find_java
+from mqmesh.testing.processes import ProcessCluster, RoleProcess
+
+pytestmark = pytest.mark.timeout(300)
+
+JAVA_S = 100
+FIRST = ConsumeFromWhere.FIRST_OFFSET
+SENT = {
+    *("sync", "x" * 5_000, "batch 1", "batch 2", "late", "oneway"),
+    *(f"async {number}" for number in range(20)),
+}
+
+
+class Java:
+    """Programs of one version of RocketMQ's client."""
+
+    def __init__(self, namesrv: str, jars: str) -> None:
+        try:
+            java = find_java().home / "bin" / "java"
+        except ConfigError as error:
+            leave_out(str(error))
+        program = Path(__file__).parents[1] / "harness" / "GatewayClient.java"
+        options = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Drocketmq.client.logUseSlf4j=true")
+        self._command = [str(java), *options, "-cp", jars, str(program), namesrv]
+
+    def send(self, topic: str) -> list[list[str]]:
+        """Sends in all ways; what happened."""
+        done = subprocess.run(
+            [*self._command, "send", topic],
+            capture_output=True,
+            text=True,
+            timeout=JAVA_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]
+        return lines_of(done.stdout)
+
+    @contextmanager
+    def consuming(self, topic: str, group: str, mode: str = "concurrently") -> Iterator[list]:
+        """A consumer; yields what it got, which grows."""
+        process = subprocess.Popen(
+            [*self._command, "consume", topic, group, mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        found: list[list[str]] = []
+        output = process.stdout
+
+        def read() -> None:
+            for line in output:
+                found.extend(fields[1:] for fields in lines_of(line) if fields[0] == "got")
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield found
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(JAVA_S)
+            finally:
+                process.kill()
+                reader.join()
+                output.close()
+        assert process.returncode == 0
+
+
+def lines_of(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        cluster.start_schedule()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster, tmp_path_factory) -> Iterator[str]:
+    """Where clients find the name server."""
+    folder = tmp_path_factory.mktemp("gateway")
+    quoted = ", ".join(f'"{one.endpoint}"' for one in cluster.namesrvs)
+    process = RoleProcess(
+        "gateway",
+        {
+            "namesrv_addr": f"[{quoted}]",
+            "store_path_root_dir": str(folder / "data"),
+            "namesrv_port": "0",
+            "broker_port_base": str(free_ports(1)[0]),
+            "vip_ports": "false",
+        },
+        folder / "gateway.log",
+    )
+    yield process.endpoint
+    assert process.stop() == 0
+
+
+@pytest.fixture(scope="module", params=["4.9.8", "5.3.3"])
+def java(request, gateway) -> Java:
+    artifacts = {"4.9.8": ("rocketmq-client",)}.get(request.param)
+    jars = rocketmq_jars(request.param, artifacts) if artifacts else rocketmq_jars()
+    return Java(gateway, f"{jars}/*")
+
+
+def test_what_java_sends_both_consume(cluster, java):
+    topic = f"sent-{id(java)}"
+    address = cluster.namesrv_addr
+    with AdminClient(address) as admin:
+        admin.create_topic(topic, queues=2)
+    with Producer("python", namesrv_addr=address) as producer:
+        own = Message(topic, b"python", tag="own", keys=["p1", "p2"], properties={"to": "FR"})
+        producer.send(own)
+    said = java.send(topic)
+    kinds = [fields[0] for fields in said]
+    assert kinds.count("sent") == 24
+    assert kinds.count("refused") == 1
+    assert "failed" not in kinds, said
+    assert {fields[1] for fields in said if fields[0] == "sent"} == {"SEND_OK"}
+    with java.consuming(topic, f"g-{id(java)}") as got:
+        until(lambda: {one[0] for one in got} == {*SENT, "python"} and len(got) >= len(SENT) + 2)
+    by_body = {one[0]: one for one in got}
+    assert by_body["sync"][1:6] == ["new", "k1 k2", "größe", "5", "0"]
+    assert by_body["python"][1:4] == ["own", "p1 p2", "FR"]
+    retried = [one for one in got if one[0] == "oneway"]
+    assert [(one[5], one[6]) for one in retried] == [("0", topic), ("1", topic)]
+    with PullConsumer("audit", namesrv_addr=address, consume_from_where=FIRST) as consumer:
+        consumer.subscribe(topic)
+        read = {}
+        while len(read) < len(SENT) + 1:
+            read |= {one.body.decode(): one for one in consumer.poll(1_000)}
+    assert read.keys() == {*SENT, "python"}
+    one = read["sync"]
+    assert (one.tag, one.property("to"), one.flag) == ("new", "größe", 5)
+    assert set(one.keys) >= {"k1", "k2"}
+
+
+def test_java_and_python_share_the_queues_of_a_group(cluster, java):
+    topic, group = f"shared-{id(java)}", f"shared-{id(java)}"
+    address = cluster.namesrv_addr
+    mine: list[str] = []
+    with AdminClient(address) as admin:
+        admin.create_topic(topic, queues=4)
+    consumer = PushConsumer(group, namesrv_addr=address, consume_from_where=FIRST)
+    consumer.subscribe(
+        topic, listener=lambda messages: mine.extend(one.body.decode() for one in messages)
+    )
+    with (
+        consumer,
+        java.consuming(topic, group) as theirs,
+        Producer("python", namesrv_addr=address) as producer,
+    ):
+        count = 0
+
+        def both_have_queues() -> bool:
+            nonlocal count
+            for _ in range(8):
+                producer.send(Message(topic, b"%d" % count))
+                count += 1
+            return bool(theirs) and bool(mine)
+
+        until(both_have_queues, 120)  # clients of 5.x take up to 20 s
+        until(lambda: len({*mine, *(one[0] for one in theirs)}) == count)
+        settled_mine, settled_theirs, settled = len(mine), len(theirs), count
+        for _ in range(100):
+            producer.send(Message(topic, b"%d" % count))
+            count += 1
+        until(lambda: len({*mine, *(one[0] for one in theirs)}) == count)
+        late = mine[settled_mine:] + [one[0] for one in theirs[settled_theirs:]]
+    assert sorted(late, key=int) == [str(number) for number in range(settled, count)]
+    assert len(mine) > settled_mine
+    assert len(theirs) > settled_theirs
+
+
+def test_an_orderly_consumer_of_java_keeps_the_order(cluster, java):
+    topic, group = f"orderly-{id(java)}", f"orderly-{id(java)}"
+    with AdminClient(cluster.namesrv_addr) as admin:
+        admin.create_topic(topic, queues=2)
+    with Producer("python", namesrv_addr=cluster.namesrv_addr) as producer:
+        for number in range(40):
+            tag = "bad" if number == 7 else "good"
+            producer.send(Message(topic, b"%d" % number, tag=tag, sharding_key=str(number % 5)))
+    with java.consuming(topic, group, "orderly") as got:
+        until(lambda: len(got) == 41)
+    for queue in "0", "1":
+        bodies = [int(one[0]) for one in got if one[7] == queue]
+        assert bodies == sorted(bodies)
+    assert [one[0] for one in got].count("7") == 2
