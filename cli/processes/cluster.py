@@ -120,6 +120,7 @@ _data_dir_option = click.option(
 )
 @click.option("--metrics", is_flag=True, help="Run an exporter for Prometheus, too.")
 @click.option("--console", is_flag=True, help="Run the web console, too.")
+@click.option("--gateway", is_flag=True, help="Let RocketMQ's own clients in by a gateway, too.")
 @click.option(
     "--secure",
     is_flag=True,
@@ -138,6 +139,7 @@ def up(
     replicas: int | None,
     metrics: bool,
     console: bool,
+    gateway: bool,
     secure: bool,
     insecure: bool,
 ) -> int:
@@ -155,6 +157,7 @@ def up(
       mqmesh up --replicas 3
       mqmesh up --metrics
       mqmesh up --console
+      mqmesh up --gateway
       mqmesh up --secure
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
@@ -163,6 +166,7 @@ def up(
         raise click.UsageError("--secure and --insecure are opposites; leave one out")
     settings = _with_data_dir(overrides, data_dir)
     settings += ["exporter.enable=true"] * metrics + ["console.enable=true"] * console
+    settings += ["gateway.enable=true"] * gateway
     settings += [*SECURE] * secure + [*INSECURE] * insecure
     flags = StartFlags(file=config_path, replicas=replicas, secure=secure, insecure=insecure)
     config = load_cluster(config_path, settings, replicas=replicas)
@@ -369,7 +373,10 @@ def _print_moved(entries: list[RoleEntry]) -> int:
 
 def _ready_note(config: ClusterConfig) -> str:
     console = f"; console: {console_of(config).address()}" if config.console.enable else ""
-    return f"name servers {config.namesrv_addr}{console}; stop with Ctrl-C or `mqmesh down`"
+    own = config.gateway
+    gateway = f"; for RocketMQ: {own.client_host}:{own.namesrv_port}" if own.enable else ""
+    where = f"name servers {config.namesrv_addr}{console}{gateway}"
+    return f"{where}; stop with Ctrl-C or `mqmesh down`"
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:

@@ -21,6 +21,7 @@ from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.supervisor.death_notes import ReplicaSeat
@@ -105,6 +106,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         monitor: Alarms, where it is enabled; it watches the processes of this file, and keeps what
             it has seen below ``data_dir`` unless it says another ``state_file``.
         console: The web console, where it is enabled; it shows the cluster of this file.
+        gateway: For RocketMQ's own clients, where it is enabled; it asks the name servers of this
+            file, and keeps its ports below ``data_dir``.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -124,6 +127,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     exporter: ExporterConfig = msgspec.field(default_factory=ExporterConfig)
     monitor: MonitorConfig = msgspec.field(default_factory=MonitorConfig)
     console: ConsoleConfig = msgspec.field(default_factory=ConsoleConfig)
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
     security: ClusterSecurity = ClusterSecurity()
 
     @property
@@ -423,6 +427,10 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
         yield "monitor", MONITOR, "", BROKER_STAGE, _monitor_of(config)
     if config.console.enable:
         yield "console", config.console.name, "", NAMESRV_STAGE, console_of(config)
+    if config.gateway.enable:
+        gateway = _gateway_of(config)
+        endpoint = f"tcp://{bindable(gateway.listen_host)}:{gateway.namesrv_port}"
+        yield "gateway", gateway.name, endpoint, BROKER_STAGE, gateway
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -479,6 +487,21 @@ def _monitor_of(config: ClusterConfig) -> MonitorConfig:
     return msgspec.structs.replace(config.monitor, state_file=state_file, **watching)
 
 
+def _gateway_of(config: ClusterConfig) -> GatewayConfig:
+    own = config.gateway
+    if config.security.enable and not own.security.enable:
+        raise ConfigError(
+            "security is on, and clients of RocketMQ prove nothing to the gateway: leave --gateway "
+            "out, or give it keys whose rights everybody may have who reaches it, in "
+            "[gateway.security], and set gateway.allow_anonymous = true"
+        )
+    return msgspec.structs.replace(
+        own,
+        namesrv_addr=config.namesrv_addr.split(";"),
+        store_path_root_dir=str(config.folder.absolute() / quote(own.name, safe="")),
+    )
+
+
 def console_of(config: ClusterConfig) -> ConsoleConfig:
     """Returns the settings of the console; with security on, it asks who somebody is."""
     own = config.console
@@ -514,6 +537,9 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     for page in (config.exporter, config.console):
         if page.enable:
             yield page.name, "listen_port", page.listen_host, page.listen_port
+    if config.gateway.enable:
+        own = config.gateway
+        yield own.name, "namesrv_port", own.listen_host, own.namesrv_port
     for broker in config.broker:
         yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 

@@ -26,6 +26,7 @@ from mqmesh.roles.exporter.families import ExportedMetric
 from mqmesh.roles.exporter.monitor_config import MonitorConfig, RuleChange
 from mqmesh.roles.exporter.names import NODE_LABELS, exported_as_own
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.namesrv.config import CHANGEABLE as CHANGEABLE_OF_NAMESRV
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -84,6 +85,7 @@ _REPORTERS: Final = (
     ("Name server", ("mqmesh.roles.namesrv.",)),
     ("Schedule service", ("mqmesh.roles.schedule.",)),
     ("Filter server", ("mqmesh.roles.filtersrv.",)),
+    ("Gateway", ("mqmesh.roles.gateway.",)),
     ("Index process", ("mqmesh.roles.indexer.",)),
     ("Coordinator", ("mqmesh.roles.coordinator.",)),
     ("Supervisor", ("mqmesh.roles.supervisor.",)),
@@ -98,6 +100,7 @@ _ROLES: Final = (
     ("Schedule service", "schedule.toml", ScheduleConfig, ()),
     ("Filter server", "filtersrv.toml", FiltersrvConfig, ()),
     ("Coordinator", "coordinator.toml", CoordinatorConfig, ()),
+    ("Gateway", "gateway.toml", GatewayConfig, ()),
     ("Exporter", "exporter.toml", ExporterConfig, ()),
     ("Monitor", "monitor.toml", MonitorConfig, ()),
     ("Web console", "", ConsoleConfig, ()),

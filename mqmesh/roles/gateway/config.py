@@ -37,6 +37,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         namesrv_addr: Name servers of the cluster, ``host:port`` each.
         use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
         security: Its keys; see docs/security.md.
+        allow_anonymous: With security on: let in clients of RocketMQ, who prove nothing; whoever
+            reaches the gateway may do what its keys may.
 
         max_connections: Connections at a time, 1 to 100,000; also clients at broker groups.
         max_frame_bytes: Longest request of a client, 1 MiB to 64 MiB.
@@ -65,6 +67,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     use_ipc: bool = True
     security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
+    allow_anonymous: bool = False
 
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
     max_frame_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=64 * MIB)] = 16 * MIB
@@ -81,6 +84,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ConfigError: Names the field and what to write instead.
         """
         check_names(self, "name")
+        if self.security.enable and not self.allow_anonymous:
+            raise ConfigError(
+                "security is on, and clients of RocketMQ prove nothing to the gateway; set "
+                "allow_anonymous = true where everybody who reaches it may do what its keys may"
+            )
         check_listen(
             "gateway",
             self.listen_host,

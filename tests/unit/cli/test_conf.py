@@ -15,6 +15,7 @@ from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
 
@@ -24,6 +25,7 @@ ROLES = [
     ("coordinator.toml", CoordinatorConfig),
     ("exporter.toml", ExporterConfig),
     ("filtersrv.toml", FiltersrvConfig),
+    ("gateway.toml", GatewayConfig),
     ("monitor.toml", MonitorConfig),
     ("namesrv.toml", NamesrvConfig),
     ("schedule.toml", ScheduleConfig),
