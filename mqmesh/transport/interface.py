@@ -207,7 +207,7 @@ class StreamHandler(Protocol):
         """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Interface of ``mqmesh.transport.zmq.streams.Stream``: a connection without ZeroMQ.
 
     Attributes:
@@ -236,7 +236,7 @@ class Stream(Protocol):
         """End the connection; what the system takes at once of what was written is sent still."""
 
 
-class StreamListener(Protocol):
+class ByteStreamListener(Protocol):
     """Interface of ``mqmesh.transport.zmq.streams.StreamListener``."""
 
     def bind(self, endpoint: str) -> str:
@@ -400,7 +400,7 @@ class Transport(Protocol):
     ) -> Server:
         """Make a server that is not bound yet."""
 
-    def listen(self, accept: Callable[[Stream], None]) -> StreamListener:
+    def listen(self, accept: Callable[[ByteStream], None]) -> ByteStreamListener:
         """Make a listener for connections without ZeroMQ that is not bound yet.
 
         Args:

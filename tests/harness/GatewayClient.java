@@ -2,6 +2,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -13,7 +14,10 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -26,6 +30,7 @@ public class GatewayClient {
         namesrv = arguments[0];
         switch (arguments[1]) {
             case "send" -> send(arguments[2]);
+            case "transact" -> transact(arguments[2]);
             case "consume" -> consume(arguments[2], arguments[3], arguments[4].equals("orderly"));
             default -> throw new IllegalArgumentException(arguments[1]);
         }
@@ -81,6 +86,8 @@ public class GatewayClient {
             });
         }
         done.await(30, TimeUnit.SECONDS);
+        long now = System.currentTimeMillis();
+        say("found", find(() -> producer.queryMessage(topic, "k2", 32, 0, now + 60_000).getMessageList().size()));
         producer.sendOneway(new Message(topic, "bad", bytes("oneway")));
         try {
             producer.send(new Message("%RETRY%somebody", bytes("x")), 3_000);
@@ -88,6 +95,50 @@ public class GatewayClient {
         } catch (Exception error) {
             say("refused", error.getClass().getSimpleName());
         }
+        producer.shutdown();
+    }
+
+    /** The number of messages that a query finds, which waits for the index. */
+    static int find(Callable<Integer> query) throws Exception {
+        for (int attempt = 0; ; attempt++) {
+            try {
+                return query.call();
+            } catch (Exception error) {
+                if (attempt == 60) {
+                    throw error;
+                }
+                Thread.sleep(500);
+            }
+        }
+    }
+
+    /** Transactions: one is committed, one rolled back, and of one the producer knows only when it is asked. */
+    static void transact(String topic) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer("java-bank");
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(30_000);
+        CountDownLatch asked = new CountDownLatch(1);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return (LocalTransactionState) argument;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                say("asked", new String(message.getBody(), StandardCharsets.UTF_8), message.getTopic(), message.getTransactionId());
+                asked.countDown();
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        producer.start();
+        for (LocalTransactionState state : LocalTransactionState.values()) {
+            Message message = new Message(topic, bytes(state.name()));
+            message.putUserProperty("CHECK_IMMUNITY_TIME_IN_SECONDS", "1");
+            say("sent", producer.sendMessageInTransaction(message, state).getTransactionId());
+        }
+        asked.await(90, TimeUnit.SECONDS);
+        Thread.sleep(500); // the answer is one-way
         producer.shutdown();
     }
 
@@ -99,9 +150,14 @@ public class GatewayClient {
         consumer.subscribe(topic, "*");
         Map<String, Integer> seen = new ConcurrentHashMap<>();
         if (orderly) {
+            consumer.setMaxReconsumeTimes(2);
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 for (MessageExt one : messages) {
                     got(one);
+                    if ("poison".equals(one.getTags())) {
+                        context.setSuspendCurrentQueueTimeMillis(100);
+                        return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
+                    }
                     if ("bad".equals(one.getTags()) && seen.merge(one.getMsgId(), 1, Integer::sum) == 1) {
                         context.setSuspendCurrentQueueTimeMillis(100);
                         return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;

@@ -17,6 +17,7 @@ from harness.rocketmq import rocketmq_jars
 from mqmesh import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.dead_letters import DeadLetterClient
 from mqmesh.spark.jvm.java import find_java
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
@@ -42,10 +43,10 @@ class Java:
         options = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Drocketmq.client.logUseSlf4j=true")
         self._command = [str(java), *options, "-cp", jars, str(program), namesrv]
 
-    def send(self, topic: str) -> list[list[str]]:
-        """Sends in all ways; what happened."""
+    def run(self, job: str, topic: str) -> list[list[str]]:
+        """Does a job to its end; what happened."""
         done = subprocess.run(
-            [*self._command, "send", topic],
+            [*self._command, job, topic],
             capture_output=True,
             text=True,
             timeout=JAVA_S,
@@ -134,10 +135,11 @@ def test_what_java_sends_both_consume(cluster, java):
     with Producer("python", namesrv_addr=address) as producer:
         own = Message(topic, b"python", tag="own", keys=["p1", "p2"], properties={"to": "FR"})
         producer.send(own)
-    said = java.send(topic)
+    said = java.run("send", topic)
     kinds = [fields[0] for fields in said]
     assert kinds.count("sent") == 24
     assert kinds.count("refused") == 1
+    assert ["found", "1"] in said, "by a key"
     assert "failed" not in kinds, said
     assert {fields[1] for fields in said if fields[0] == "sent"} == {"SEND_OK"}
     with java.consuming(topic, f"g-{id(java)}") as got:
@@ -201,11 +203,32 @@ def test_an_orderly_consumer_of_java_keeps_the_order(cluster, java):
         admin.create_topic(topic, queues=2)
     with Producer("python", namesrv_addr=cluster.namesrv_addr) as producer:
         for number in range(40):
-            tag = "bad" if number == 7 else "good"
+            tag = {7: "bad", 11: "poison"}.get(number, "good")
             producer.send(Message(topic, b"%d" % number, tag=tag, sharding_key=str(number % 5)))
-    with java.consuming(topic, group, "orderly") as got:
-        until(lambda: len(got) == 41)
+    with (
+        java.consuming(topic, group, "orderly") as got,
+        DeadLetterClient(cluster.namesrv_addr) as dead,
+    ):
+        until(lambda: len(got) == 43)
+        until(lambda: [one.body for one in dead.list(group)] == [b"11"])
     for queue in "0", "1":
         bodies = [int(one[0]) for one in got if one[7] == queue]
         assert bodies == sorted(bodies)
-    assert [one[0] for one in got].count("7") == 2
+    assert [[one[0] for one in got].count(name) for name in ("7", "11", "12")] == [2, 3, 1]
+
+
+def test_transactions_of_java_end_as_it_says(cluster, java):
+    topic = f"bank-{id(java)}"
+    with AdminClient(cluster.namesrv_addr) as admin:
+        admin.create_topic(topic, queues=1)
+    said = java.run("transact", topic)
+    (asked,) = [one for one in said if one[0] == "asked"]
+    assert asked[1:3] == ["UNKNOW", topic]
+    assert asked[3] in [one[1] for one in said if one[0] == "sent"]
+    with PullConsumer("audit", namesrv_addr=cluster.namesrv_addr, consume_from_where=FIRST) as one:
+        one.subscribe(topic)
+        bodies: set[bytes] = set()
+        while len(bodies) < 2:
+            bodies |= {message.body for message in one.poll(1_000)}
+        assert bodies == {b"COMMIT_MESSAGE", b"UNKNOW"}
+        assert not one.poll(100)

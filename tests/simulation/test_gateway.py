@@ -15,8 +15,8 @@ from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import (
     ONEWAY,
     RESPONSE,
-    FrameReader,
     RemotingCommand,
+    RemotingReader,
     encode_frame,
 )
 from mqmesh.transport.simulated.streams import SimulatedStream, dial
@@ -30,7 +30,7 @@ class Client:
     def __init__(self, site: Site, port: int, name: str = "java", client_id: str = "") -> None:
         world = site.world
         self._site = site
-        self._reader = FrameReader(1 << 24)
+        self._reader = RemotingReader(1 << 24)
         self._transport = world.transport(name)
         self.client_id = client_id or name
         self.answers: dict[int, RemotingCommand] = {}
@@ -366,9 +366,10 @@ def test_a_retry_topic_is_shown_before_it_is_there(site):
 @pytest.mark.parametrize(
     ("fields", "code", "why"),
     [
-        ({"f": 4}, RemotingStatus.REQUEST_CODE_NOT_SUPPORTED, "transactions"),
+        ({"f": 4, "a": "no group!"}, RemotingStatus.MESSAGE_ILLEGAL, "group"),
         ({"e": "x"}, RemotingStatus.MESSAGE_ILLEGAL, "queueId"),
-        ({"b": "%RETRY%g"}, RemotingStatus.MESSAGE_ILLEGAL, "reserved"),
+        ({"b": "%DLQ%g"}, RemotingStatus.MESSAGE_ILLEGAL, "reserved"),
+        ({"b": "%RETRY%g"}, RemotingStatus.MESSAGE_ILLEGAL, "UNIQ_KEY"),
         ({"b": "no such topic!"}, RemotingStatus.MESSAGE_ILLEGAL, "topic"),
         ({"e": 77}, RemotingStatus.MESSAGE_ILLEGAL, "77"),
         ({"i": "DELAY\x01soon\x02"}, RemotingStatus.MESSAGE_ILLEGAL, "DELAY"),
@@ -396,3 +397,72 @@ def test_a_silent_connection_is_closed(site):
     client = Client(site, NAMESRV)
     site.run(131_000)
     assert client.is_closed
+
+
+def producer_beat(client: Client, group: str = "p") -> None:
+    producers = [{"groupName": group}]
+    body = {"clientID": client.client_id, "producerDataSet": producers, "consumerDataSet": []}
+    assert client.ask(RemotingCode.HEART_BEAT, body).code == RemotingStatus.SUCCESS
+
+
+def send_half(client: Client, body: bytes) -> RemotingCommand:
+    properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01{body.decode()}\x02"
+    fields = {"a": "p", "b": "t", "e": 0, "f": 4, "h": 0, "i": properties}
+    answer = client.ask(RemotingCode.SEND_MESSAGE_V2, body, **fields)
+    assert answer.code == RemotingStatus.SUCCESS, answer.remark
+    assert answer.fields["transactionId"] == body.decode()
+    return answer
+
+
+def end(client: Client, offset: int, decision: int) -> RemotingCommand:
+    fields = {"producerGroup": "p", "commitLogOffset": offset, "commitOrRollback": decision}
+    return client.ask(RemotingCode.END_TRANSACTION, tranStateTableOffset=0, **fields)
+
+
+def offset_of(answer: RemotingCommand) -> int:
+    """The offset in the log that a client reads in an id."""
+    return int(answer.fields["msgId"][16:], 16)
+
+
+def test_a_half_message_is_delivered_when_its_transaction_is_committed(site):
+    client = Client(site, BROKER)
+    producer_beat(client)
+    yes, no = send_half(client, b"yes"), send_half(client, b"no")
+    assert client.pull(0).code == RemotingStatus.PULL_NOT_FOUND
+    assert end(client, offset_of(no), 12).code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(yes), 8).code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(yes), 8).code == RemotingStatus.SUCCESS, "a repetition"
+    assert end(client, 12_345, 8).code == RemotingStatus.SUCCESS, "one that nobody knows any more"
+    site.run(500)
+    assert bodies_of(client.pull(0)) == [b"yes"]
+
+
+def test_a_producer_is_asked_about_its_transaction_and_one_of_mqmesh_is_answered_too(site):
+    client, other = Client(site, BROKER, "one"), Client(site, BROKER, "other")
+    producer_beat(client)
+    send_half(client, b"late")
+    client.stream.close()
+    producer_beat(other)
+    for _ in range(200):
+        site.run(1_000)
+        other.post(RemotingCode.UNREGISTER_CLIENT, clientID="nobody")  # it is not silent
+        if other.commands:
+            break
+    (check,) = [c for c in other.commands if c.code == RemotingCode.CHECK_TRANSACTION_STATE]
+    assert check.fields["transactionId"] == "late"
+    assert bodies_of(check) == [b"late"]
+    assert b"PGROUP\x01p\x02" in check.body
+    assert b"\x01t" in check.body, "the topic that it is for"
+    assert end(other, int(check.fields["commitLogOffset"]), 0).code == RemotingStatus.SUCCESS
+    assert end(other, int(check.fields["commitLogOffset"]), 8).code == RemotingStatus.SUCCESS
+    site.run(500)
+    assert bodies_of(other.pull(0)) == [b"late"]
+
+
+def test_a_message_is_seen_at_its_place_in_the_log(site):
+    client = Client(site, BROKER)
+    sent = client.wait(client.send(b"x"))
+    viewed = client.ask(RemotingCode.VIEW_MESSAGE_BY_ID, offset=offset_of(sent))
+    assert bodies_of(viewed) == [b"x"]
+    wrong = client.ask(RemotingCode.VIEW_MESSAGE_BY_ID, offset=offset_of(sent) + 1)
+    assert wrong.code == RemotingStatus.SYSTEM_ERROR

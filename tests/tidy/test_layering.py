@@ -163,7 +163,7 @@ CONFINED = {
     "mqmesh.transport.zmq": (
         "mqmesh.transport.zmq mqmesh.sdk.client.options mqmesh.testing.thread_cluster "
         "mqmesh.cli.processes.serve mqmesh.cli.processes.schedule mqmesh.cli.processes.indexer "
-        "mqmesh.cli.processes.secure"
+        "mqmesh.cli.processes.gateway mqmesh.cli.processes.secure"
     ),
     "mmap": "mqmesh.storage.log.mapped_file",
     "lmdb": "mqmesh.storage.lmdb.env",
@@ -197,6 +197,7 @@ CARRY_OUT = {
     "monitor",
     "alarm_notes",
     "death_notes",
+    "upstream",
 }
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""

@@ -33,7 +33,7 @@ class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
     expression_type: Text | None = "TAG"
 
 
-class ConsumerData(msgspec.Struct, rename="camel", gc=False):
+class ConsumerBody(msgspec.Struct, rename="camel", gc=False):
     """A consumer's part of a heartbeat.
 
     Attributes:
@@ -74,7 +74,7 @@ class HeartbeatData(msgspec.Struct, gc=False):
     producers: Annotated[list[ProducerData], msgspec.Meta(max_length=MAX_GROUPS)] = msgspec.field(
         name="producerDataSet", default_factory=list
     )
-    consumers: Annotated[list[ConsumerData], msgspec.Meta(max_length=MAX_GROUPS)] = msgspec.field(
+    consumers: Annotated[list[ConsumerBody], msgspec.Meta(max_length=MAX_GROUPS)] = msgspec.field(
         name="consumerDataSet", default_factory=list
     )
 
@@ -98,7 +98,7 @@ class LockBody(msgspec.Struct, rename="camel", gc=False):
 
     Attributes:
         consumer_group: Group.
-        client_id: Member.
+        client_id: GatewayMember.
         mq_set: Queues.
     """
 
@@ -121,7 +121,7 @@ class ConsumerIds(msgspec.Struct, rename="camel", gc=False):
     """Body of the answer to GET_CONSUMER_LIST_BY_GROUP.
 
     Attributes:
-        consumer_id_list: Members of the group.
+        consumer_id_list: GatewayMembers of the group.
     """
 
     consumer_id_list: list[str]

@@ -115,7 +115,7 @@ class RemotingCommand(msgspec.Struct):
         )
 
 
-class FrameReader:
+class RemotingReader:
     """Reader of the frames of one connection.
 
     Args:

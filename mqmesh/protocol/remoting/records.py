@@ -62,7 +62,7 @@ _BATCH_HEAD = struct.Struct(">iiiii")
 _MOST_TOPIC_V1: Final = 127
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class RecordPlace(msgspec.Struct, frozen=True, gc=False):
     """Place of a stored message, and what its broker noted.
 
     Attributes:
@@ -89,7 +89,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_record(
-    topic: str, body: bytes, properties: Mapping[str, str], flag: int, place: Place
+    topic: str, body: bytes, properties: Mapping[str, str], flag: int, place: RecordPlace
 ) -> bytes:
     """Encode a stored message for a consumer.
 

@@ -1,4 +1,4 @@
-"""Requests of RocketMQ's consumers: pulls, offsets, and messages that are sent back."""
+"""Requests of RocketMQ's consumers: pulls and offsets."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -7,16 +7,14 @@ from typing import Final
 import msgspec
 
 from mqmesh.batch.iter_batches import iter_batches
-from mqmesh.batch.record_batch import check_stored, decode_messages, read_header, read_meta
+from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import (
     CorruptBatch,
     MQMeshError,
-    OffsetIllegal,
     StaleGeneration,
     TopicNotFound,
 )
 from mqmesh.message import RETRY_PREFIX, StoredMessage
-from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import (
@@ -33,18 +31,17 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
-    ViewMessageRequest,
 )
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
-from mqmesh.protocol.retries import (
-    DEFAULT_MAX_RECONSUME_TIMES,
-    SendBackEntry,
-    SendBackRequest,
-    SendBackResponse,
+from mqmesh.roles.gateway.members import (
+    MOST_CLAIMS,
+    GatewayMember,
+    GatewayMembers,
+    QueueKey,
+    broker_of,
 )
-from mqmesh.roles.gateway.members import MOST_CLAIMS, Member, Members, QueueKey, broker_of
-from mqmesh.roles.gateway.messages import ORDINALS, to_record
+from mqmesh.roles.gateway.messages import to_record
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.session import (
     Handler,
@@ -70,7 +67,7 @@ HAS_SUBSCRIPTION: Final = 4
 """Bits of a pull's system flag."""
 
 
-class Run(msgspec.Struct, eq=False):
+class PulledRun(msgspec.Struct, eq=False):
     """Messages of a queue that a broker gave, behind one another.
 
     Attributes:
@@ -105,15 +102,15 @@ class PullCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._runs: dict[_RunKey, Run] = {}
+        self._runs: dict[_RunKey, PulledRun] = {}
         self.held_bytes = 0
 
-    def find(self, key: _RunKey, offset: int) -> Run | None:
+    def find(self, key: _RunKey, offset: int) -> PulledRun | None:
         """Return the run that has the messages from an offset on."""
         run = self._runs.get(key)
         return run if run is not None and run.first <= offset < run.next else None
 
-    def keep(self, key: _RunKey, run: Run) -> None:
+    def keep(self, key: _RunKey, run: PulledRun) -> None:
         """Keep a run in place of the former one of its queue and expression."""
         self.drop(key)
         self._runs[key] = run
@@ -138,7 +135,7 @@ class Consuming:
 
     Args:
         upstream: Way to the brokers.
-        members: Members of groups.
+        members: GatewayMembers of groups.
         ports: Addresses of broker groups.
         cache: Messages that pulls left.
 
@@ -147,7 +144,7 @@ class Consuming:
     """
 
     def __init__(
-        self, upstream: Upstream, members: Members, ports: BrokerPorts, cache: PullCache
+        self, upstream: Upstream, members: GatewayMembers, ports: BrokerPorts, cache: PullCache
     ) -> None:
         self._upstream = upstream
         self._members = members
@@ -159,12 +156,12 @@ class Consuming:
         """Return the handlers of consumers' requests."""
         return {
             RemotingCode.PULL_MESSAGE: self._pull,
+            RemotingCode.LITE_PULL_MESSAGE: self._pull,
             RemotingCode.QUERY_CONSUMER_OFFSET: self._query_offset,
             RemotingCode.UPDATE_CONSUMER_OFFSET: self._update_offset,
             RemotingCode.GET_MAX_OFFSET: self._bound,
             RemotingCode.GET_MIN_OFFSET: self._bound,
             RemotingCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
-            RemotingCode.CONSUMER_SEND_MSG_BACK: self._send_back,
         }
 
     # ---- Pulls ---------------------------------------------------------------------------
@@ -224,7 +221,12 @@ class Consuming:
         )
 
     def _expression(
-        self, request: RemotingCommand, flag: int, member: Member | None, group: str, topic: str
+        self,
+        request: RemotingCommand,
+        flag: int,
+        member: GatewayMember | None,
+        group: str,
+        topic: str,
     ) -> tuple[str, str]:
         """Return type and text of the expression of a pull."""
         if flag & HAS_SUBSCRIPTION and request.fields.get("subscription"):
@@ -260,7 +262,9 @@ class Consuming:
         else:
             messages = self._decode(key, body, offset)
             offsets = [one.queue_offset for one in messages]
-            run = Run(offset, found.next_queue_offset, [*offsets], messages, len(body), bounds)
+            run = PulledRun(
+                offset, found.next_queue_offset, [*offsets], messages, len(body), bounds
+            )
             self._cache.keep(key, run)
             self._give(session, request, key, run, offset, most)
 
@@ -283,7 +287,7 @@ class Consuming:
         session: RemotingSession,
         request: RemotingCommand,
         key: _RunKey,
-        run: Run,
+        run: PulledRun,
         offset: int,
         most: int,
     ) -> None:
@@ -376,7 +380,7 @@ class Consuming:
     def _commit(
         self,
         broker_name: str,
-        member: Member | None,
+        member: GatewayMember | None,
         key: QueueKey,
         offset: int,
         on_done: Callable[[MQMeshError | None], None],
@@ -439,65 +443,6 @@ class Consuming:
         )
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         self._upstream.ask(broker_of(session), code, header, done)
-
-    # ---- Messages sent back --------------------------------------------------------------
-
-    def _send_back(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """Send a message back; it is named by its offset in the log, so first its queue is read."""
-        broker_name, offset = broker_of(session), number_field(request, "offset")
-        start, ordinal = divmod(offset, ORDINALS)
-
-        def viewed(answer: Command | MQMeshError) -> None:
-            try:
-                if isinstance(answer, MQMeshError):
-                    raise answer
-                header = read_header(answer.body)
-                topic = read_meta(answer.body, header).topic
-                if ordinal >= header.message_count:
-                    raise OffsetIllegal(f"no message is at the offset {offset} of the log")
-                place = header.base_queue_offset + ordinal
-                self._send_back_from(session, request, topic, header.queue_id, place)
-            except MQMeshError as error:
-                session.fail(request, error)
-
-        header = encode_header(ViewMessageRequest(max(start, 0)))
-        self._upstream.ask(broker_name, RequestCode.VIEW_MESSAGE, header, viewed)
-
-    def _send_back_from(
-        self,
-        session: RemotingSession,
-        request: RemotingCommand,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-    ) -> None:
-        most = number_field(request, "maxReconsumeTimes", DEFAULT_MAX_RECONSUME_TIMES)
-        entry = SendBackEntry(
-            topic,
-            queue_id,
-            queue_offset,
-            delay_level=max(number_field(request, "delayLevel", 0), -1),
-        )
-        asked = SendBackRequest(
-            text_field(request, "group"),
-            [entry],
-            most if most >= 0 else DEFAULT_MAX_RECONSUME_TIMES,
-        )
-
-        def done(answer: Command | MQMeshError) -> None:
-            try:
-                if isinstance(answer, MQMeshError):
-                    raise answer
-                result = decode_header(SendBackResponse, answer.header).results[0]
-                if result.code != ResponseCode.SUCCESS:
-                    raise error_of(result.code, result.remark)
-            except MQMeshError as error:
-                session.fail(request, error)
-            else:
-                session.answer(request)
-
-        header = encode_header(asked)
-        self._upstream.ask(broker_of(session), RequestCode.CONSUMER_SEND_MSG_BACK, header, done)
 
 
 def _queue_key(request: RemotingCommand) -> QueueKey:

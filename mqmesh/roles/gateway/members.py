@@ -55,7 +55,7 @@ QueueKey = tuple[str, str, int]
 """Group, topic and queue."""
 
 
-class Member(msgspec.Struct, eq=False):
+class GatewayMember(msgspec.Struct, eq=False):
     """A client of RocketMQ at one broker group.
 
     Attributes:
@@ -88,7 +88,7 @@ class Member(msgspec.Struct, eq=False):
         return None
 
 
-class Members:
+class GatewayMembers:
     """All clients of RocketMQ that are connected.
 
     Args:
@@ -100,7 +100,7 @@ class Members:
     def __init__(self, upstream: Upstream, max_members: int) -> None:
         self._upstream = upstream
         self._max_members = max_members
-        self._members: dict[tuple[str, str], Member] = {}
+        self._members: dict[tuple[str, str], GatewayMember] = {}
         self._changed: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
@@ -118,11 +118,15 @@ class Members:
             RemotingCode.UNLOCK_BATCH_MQ: self._unlock,
         }
 
-    def of(self, session: RemotingSession) -> Member | None:
+    def of(self, session: RemotingSession) -> GatewayMember | None:
         """Return the member that a connection speaks for."""
         return self._members.get((session.broker_name, session.client_id))
 
-    def consumers(self, group: str) -> Iterable[Member]:
+    def all(self) -> Iterable[GatewayMember]:
+        """Return all members."""
+        return self._members.values()
+
+    def consumers(self, group: str) -> Iterable[GatewayMember]:
         """Return the members of a consumer group, of all brokers."""
         return [one for one in self._members.values() if one.consumes(group)]
 
@@ -144,7 +148,7 @@ class Members:
             self._changed.add(changed)
             self._upstream.loop.call_later(0, partial(self._pass_on, *changed))
 
-    def notify_changed(self, member: Member, group: str) -> None:
+    def notify_changed(self, member: GatewayMember, group: str) -> None:
         """Have a member look at its group anew."""
         fields = {"consumerGroup": group}
         member.session.notify(RemotingCode.NOTIFY_CONSUMER_IDS_CHANGED, fields)
@@ -188,7 +192,7 @@ class Members:
                 _log.error("%d clients are the limit (max_connections)", self._max_members)
                 session.close()
                 return
-            member = Member(*key, session, heartbeat)
+            member = GatewayMember(*key, session, heartbeat)
             self._members[key] = member
         session.client_id = data.client_id
         member.session, member.heartbeat = session, heartbeat
@@ -202,7 +206,7 @@ class Members:
         self._send_heartbeat(member, done)
 
     def _send_heartbeat(
-        self, member: Member, on_done: Callable[[MQMeshError | None], None]
+        self, member: GatewayMember, on_done: Callable[[MQMeshError | None], None]
     ) -> None:
         def done(answer: Command | MQMeshError) -> None:
             try:
@@ -243,11 +247,11 @@ class Members:
                 self._leave(member)
         session.answer(request)
 
-    def _leave_if_gone(self, member: Member) -> None:
+    def _leave_if_gone(self, member: GatewayMember) -> None:
         if member.session.is_closed:
             self._leave(member)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: GatewayMember) -> None:
         key = (member.broker_name, member.client_id)
         if self._members.get(key) is not member:
             return
@@ -329,14 +333,14 @@ class Members:
         header = encode_header(UnlockBatchRequest(group, member.client_id, entries))
         self._upstream.ask(member.broker_name, RequestCode.UNLOCK_BATCH_MQ, header, done)
 
-    def _member(self, session: RemotingSession, client_id: str) -> Member:
+    def _member(self, session: RemotingSession, client_id: str) -> GatewayMember:
         member = self._members.get((session.broker_name, client_id))
         if member is None:
             raise RemoteProtocolError(f"client {client_id!r:.100} has sent no heartbeat here")
         return member
 
 
-def _consumer(data: bodies.ConsumerData) -> ConsumerData:
+def _consumer(data: bodies.ConsumerBody) -> ConsumerData:
     where = data.consume_from_where.removeprefix(_FROM)
     model = data.message_model
     return ConsumerData(

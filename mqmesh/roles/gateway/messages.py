@@ -1,6 +1,6 @@
 """Messages between RocketMQ's clients and mqmesh: what a property of one is at the other. Pure."""
 
-import socket
+import ipaddress
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +14,7 @@ from mqmesh.message import (
     Message,
     StoredMessage,
 )
-from mqmesh.protocol.remoting.records import NAME_END, PAIR_END, Place, encode_record
+from mqmesh.protocol.remoting.records import NAME_END, PAIR_END, RecordPlace, encode_record
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -24,6 +24,7 @@ DELAY_LEVEL: Final = "DELAY"
 DELAY_MS: Final = "TIMER_DELAY_MS"
 DELAY_S: Final = "TIMER_DELAY_SEC"
 DELIVER_MS: Final = "TIMER_DELIVER_MS"
+PRODUCER_GROUP: Final = "PGROUP"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
 ORDINALS: Final = 65_536
@@ -36,7 +37,7 @@ _DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where RocketMQ's clients find a broker group.
+    """Address at which RocketMQ's clients find a broker group.
 
     Attributes:
         host: IPv4 address, in text.
@@ -49,7 +50,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def ip(self) -> bytes:
         """The address as 4 bytes."""
-        return socket.inet_aton(self.host)
+        return ipaddress.IPv4Address(self.host).packed
 
     def __str__(self) -> str:
         """Return ``host:port``."""
@@ -129,14 +130,16 @@ def offset_message_id(address: Address, offset: int) -> str:
     return f"{address.ip.hex()}{address.port:08x}{offset:016x}".upper()
 
 
-def to_record(message: StoredMessage, address: Address) -> bytes:
-    """Return a stored message as a consumer of RocketMQ reads it.
+def to_record(message: StoredMessage, address: Address, half_group: str = "") -> bytes:
+    """Return a stored message as a client of RocketMQ reads it.
 
     Args:
         message: The message.
         address: Of its broker group.
+        half_group: Of a half message that its producer is asked about: the producer group.
     """
     info = message.info
+    topic = message.topic if half_group else info.topic
     properties = {
         name: value
         for name, value in (message.properties or {}).items()
@@ -151,7 +154,9 @@ def to_record(message: StoredMessage, address: Address) -> bytes:
     properties.setdefault(UNIQ_KEY, message.message_id)
     if info.topic.startswith(RETRY_PREFIX) and message.topic != info.topic:
         properties[RETRY_TOPIC] = message.topic
-    place = Place(
+    if half_group:
+        properties[PRODUCER_GROUP] = half_group
+    place = RecordPlace(
         info.queue_id,
         message.queue_offset,
         log_offset(info.commitlog_offset, message.ordinal),
@@ -163,7 +168,7 @@ def to_record(message: StoredMessage, address: Address) -> bytes:
         max(info.prepared_transaction_offset, 0),
     )
     readable = {name: value for name, value in properties.items() if _is_writable(name + value)}
-    return encode_record(info.topic, message.body, readable, message.flag, place)
+    return encode_record(topic, message.body, readable, message.flag, place)
 
 
 def _is_writable(text: str) -> bool:

@@ -22,7 +22,7 @@ class _Numbers(msgspec.Struct, forbid_unknown_fields=True):
     """Content of the file.
 
     Attributes:
-        brokers: Place of each broker group that was ever seen, from 0.
+        brokers: RecordPlace of each broker group that was ever seen, from 0.
     """
 
     brokers: dict[str, int] = {}

@@ -5,22 +5,24 @@ from functools import partial
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound, UnsupportedCommand
-from mqmesh.message import Message, MessageQueue
+from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound
+from mqmesh.message import RETRY_PREFIX, Message, MessageQueue, check_group
 from mqmesh.message_checks import check_messages
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.remoting.records import decode_batch, decode_properties, decompress
 from mqmesh.roles.gateway.members import broker_of
-from mqmesh.roles.gateway.messages import log_offset, offset_message_id, to_message
+from mqmesh.roles.gateway.messages import UNIQ_KEY, log_offset, offset_message_id, to_message
 from mqmesh.roles.gateway.ports import BrokerPorts
+from mqmesh.roles.gateway.send_backs import GatewaySendBacks
 from mqmesh.roles.gateway.sends import MAX_BATCH_MESSAGES, Sends, Stored
 from mqmesh.roles.gateway.session import Handler, RemotingSession
+from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 
-TRANSACTION: Final = 0x4 | 0x8
-"""Bits of the system flag of messages that belong to a transaction."""
+PREPARED: Final = 0x4
+"""Bit of the system flag of a half message."""
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 _STATUS: Final = {
@@ -30,6 +32,7 @@ _STATUS: Final = {
     SendStatus.SLAVE_NOT_AVAILABLE: RemotingStatus.SLAVE_NOT_AVAILABLE,
 }
 _LONG: Final = {
+    "producerGroup": "a",
     "topic": "b",
     "queueId": "e",
     "sysFlag": "f",
@@ -46,13 +49,25 @@ class Producing:
         upstream: Source of routes.
         sends: Sends to brokers.
         ports: Addresses of broker groups.
+        transactions: Notes half messages.
+        send_backs: Takes messages that consumers send to retry topics by themselves.
         clock: For delays.
     """
 
-    def __init__(self, upstream: Upstream, sends: Sends, ports: BrokerPorts, clock: Clock) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        sends: Sends,
+        ports: BrokerPorts,
+        transactions: GatewayTransactions,
+        send_backs: GatewaySendBacks,
+        clock: Clock,
+    ) -> None:
         self._upstream = upstream
         self._sends = sends
         self._ports = ports
+        self._transactions = transactions
+        self._send_backs = send_backs
         self._clock = clock
 
     def handlers(self) -> dict[int, Handler]:
@@ -69,16 +84,20 @@ class Producing:
         if request.code != RemotingCode.SEND_MESSAGE:
             fields = {name: fields[short] for name, short in _LONG.items() if short in fields}
         system_flag = _number(fields, "sysFlag", 0)
-        if system_flag & TRANSACTION:
-            # To store a half message as a plain one would deliver it before its transaction ends.
-            raise UnsupportedCommand("transactions do not go by the gateway yet; use mqmesh's SDK")
-        queue = MessageQueue(fields.get("topic", ""), broker_name, _number(fields, "queueId"))
+        topic = fields.get("topic", "")
+        if topic.startswith(RETRY_PREFIX):
+            properties = decode_properties(fields.get("properties", ""))
+            self._send_backs.send_back_by_id(session, request, topic, properties)
+            return
+        half_group = fields.get("producerGroup", "") if system_flag & PREPARED else ""
+        queue = MessageQueue(topic, broker_name, _number(fields, "queueId"))
         messages = check_messages(
             self._messages(request, fields, system_flag), max_message_size=MAX_MESSAGE_BYTES
         )
-        self._sends.send(
-            queue, messages, partial(self._sent, session, request, queue, len(messages))
-        )
+        if half_group:
+            check_group(half_group)
+        sent = partial(self._sent, session, request, queue, messages, half_group)
+        self._sends.send(queue, messages, sent, half_group)
 
     def _messages(
         self, request: RemotingCommand, fields: Mapping[str, str], system_flag: int
@@ -98,7 +117,8 @@ class Producing:
         session: RemotingSession,
         request: RemotingCommand,
         queue: MessageQueue,
-        count: int,
+        messages: Sequence[Message],
+        half_group: str,
         result: Stored | MQMeshError,
     ) -> None:
         if isinstance(result, MQMeshError):
@@ -107,10 +127,8 @@ class Producing:
             session.fail(request, result)
             return
         address = self._ports.address(queue.broker_name)
-        ids = [
-            offset_message_id(address, log_offset(result.commitlog_offset, result.ordinal + at))
-            for at in range(count)
-        ]
+        first = log_offset(result.commitlog_offset, result.ordinal)
+        ids = [offset_message_id(address, first + at) for at in range(len(messages))]
         answer = {
             "msgId": ",".join(ids),
             "queueId": str(queue.queue_id),
@@ -118,6 +136,9 @@ class Producing:
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
         }
+        if half_group:
+            self._transactions.note_sent(queue.broker_name, first, half_group, result)
+            answer["transactionId"] = messages[0].property(UNIQ_KEY, "") or ids[0]
         session.answer(request, _STATUS[SendStatus(result.status)], answer)
 
 

@@ -8,10 +8,12 @@ from typing import Final
 import msgspec
 
 from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
+from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.clock import Clock
 from mqmesh.errors import (
+    EndpointUnreachable,
     LocalProtocolError,
     MQMeshError,
     NotMaster,
@@ -31,7 +33,6 @@ from mqmesh.protocol.messaging import (
 )
 from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge
-from mqmesh.transport.requests import no_connection
 from mqmesh.units import KIB, MIB
 
 MAX_REQUESTS_IN_FLIGHT: Final = 2
@@ -54,15 +55,23 @@ class Stored(msgspec.Struct, frozen=True):
 
     Attributes:
         status: ``SendStatus``.
-        queue_offset: Of the first one.
+        base_queue_offset: Queue offset of the first message of their batch; of half messages, in
+            the half topic.
         commitlog_offset: Where their batch begins in the log.
         ordinal: Of the first one in the batch.
+        first_sequence: Of the first message of the batch.
     """
 
     status: int
-    queue_offset: int
+    base_queue_offset: int
     commitlog_offset: int
     ordinal: int
+    first_sequence: int
+
+    @property
+    def queue_offset(self) -> int:
+        """Queue offset of the first message."""
+        return self.base_queue_offset + self.ordinal
 
 
 OnSent = Callable[[Stored | MQMeshError], None]
@@ -75,6 +84,7 @@ class _Waiting(msgspec.Struct, eq=False):
     on_sent: OnSent
     size: int
     delay: int
+    half_group: str
 
 
 class _Batch(msgspec.Struct, eq=False):
@@ -82,6 +92,7 @@ class _Batch(msgspec.Struct, eq=False):
 
     queue: MessageQueue
     sends: list[_Waiting]
+    first_sequence: int
     parts: tuple[bytes, ...]
     deadline_ms: int
     attempts: int = 0
@@ -107,6 +118,7 @@ class Sends:
         max_waiting_bytes: Bodies that may wait; more are refused.
 
     Attributes:
+        producer_id: Of the gateway as a producer.
         messages: Messages that were stored.
         waiting_bytes: Bytes of bodies without an outcome.
     """
@@ -122,7 +134,7 @@ class Sends:
     ) -> None:
         self._clock = clock
         self._key = key
-        self._producer_id = producer_id_of(key)
+        self.producer_id = producer_id_of(key)
         self._born_host = born_host
         self._follow = follow
         self._max_waiting_bytes = max_waiting_bytes
@@ -133,13 +145,20 @@ class Sends:
         self.waiting_bytes = 0
         self._outbox = outbox(self)
 
-    def send(self, queue: MessageQueue, messages: list[Message], on_sent: OnSent) -> None:
+    def send(
+        self,
+        queue: MessageQueue,
+        messages: list[Message],
+        on_sent: OnSent,
+        half_group: str = "",
+    ) -> None:
         """Send messages, which were checked, to a queue.
 
         Args:
             queue: Where to.
             messages: At least one; all with one delay level, all with points in time, or neither.
             on_sent: Called once with their place, or why they have none.
+            half_group: Producer group whose transaction they belong to; "" for plain ones.
 
         Raises:
             SystemBusy: Too much waits already.
@@ -157,7 +176,7 @@ class Sends:
             line = self._lines[queue] = _Line(deque())
         first = messages[0]
         delay = _AT_TIMES if first.deliver_at_ms else first.delay_level
-        line.waiting.append(_Waiting(messages, on_sent, size, delay))
+        line.waiting.append(_Waiting(messages, on_sent, size, delay, half_group))
         if line.batch is None:
             self._ready.setdefault(queue.broker_name, {})[queue] = None
             self._outbox.schedule()
@@ -207,11 +226,12 @@ class Sends:
     def without(self, broker_name: str) -> None:
         """End what is late, without a connection to a broker that something waits for."""
         now_ms = self._clock.monotonic_ms()
+        gone = EndpointUnreachable(f"there is no connection to broker {broker_name}")
         for queue in list(self._ready.get(broker_name, {})):
             line = self._lines[queue]
             batch = self._next_batch(line, queue)
             if batch is not None and batch.deadline_ms <= now_ms:
-                self._finish(line, batch, batch.failure or no_connection(f"broker {broker_name}"))
+                self._finish(line, batch, batch.failure or gone)
 
     # ---- Batches -------------------------------------------------------------------------
 
@@ -224,7 +244,7 @@ class Sends:
                 other = line.waiting[0]
                 count, size = count + len(other.messages), size + other.size
                 if (
-                    other.delay != sends[0].delay
+                    (other.delay, other.half_group) != (sends[0].delay, sends[0].half_group)
                     or count > MAX_BATCH_MESSAGES
                     or size > MAX_BATCH_BYTES
                 ):
@@ -235,7 +255,9 @@ class Sends:
             except LocalProtocolError as error:
                 self._end(sends, error)
                 continue
-            line.batch = _Batch(queue, sends, parts, self._clock.monotonic_ms() + SEND_MS)
+            deadline_ms = self._clock.monotonic_ms() + SEND_MS
+            line.batch = _Batch(queue, sends, self._next_sequence, parts, deadline_ms)
+            self._next_sequence += sum(len(one.messages) for one in sends)
         if line.batch is None:
             del self._lines[queue]
         return line.batch
@@ -244,6 +266,18 @@ class Sends:
         messages = [message for one in sends for message in one.messages]
         payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
         attributes, meta, delay = 0, None, sends[0].delay
+        if sends[0].half_group:
+            return half_parts(
+                payload,
+                producer_group=sends[0].half_group,
+                real_topic=queue.topic,
+                real_queue_id=queue.queue_id,
+                has_immunity=have_immunity(messages),
+                producer_id=self.producer_id,
+                first_sequence=self._next_sequence,
+                born_timestamp=self._clock.wall_ms(),
+                born_host=self._born_host,
+            )
         if delay:
             attributes = int(Attributes.HAS_DELAY)
             times = pack_due_times([one.deliver_at_ms for one in messages])
@@ -255,19 +289,17 @@ class Sends:
                 0 if at_times else delay,
                 times if at_times else b"",
             )
-        parts = batch_parts(
+        return batch_parts(
             payload,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            producer_id=self._producer_id,
+            producer_id=self.producer_id,
             first_sequence=self._next_sequence,
             born_timestamp=self._clock.wall_ms(),
             born_host=self._born_host,
             attributes=attributes,
             meta=meta,
         )
-        self._next_sequence += len(messages)
-        return parts
 
     def _answered(
         self, broker_name: str, batches: list[_Batch], answer: Command | MQMeshError
@@ -318,9 +350,14 @@ class Sends:
         else:
             del self._lines[batch.queue]
             self._ready.get(batch.queue.broker_name, {}).pop(batch.queue, None)
-        self._end(batch.sends, result)
+        self._end(batch.sends, result, batch.first_sequence)
 
-    def _end(self, sends: Sequence[_Waiting], result: BatchOutcome | MQMeshError) -> None:
+    def _end(
+        self,
+        sends: Sequence[_Waiting],
+        result: BatchOutcome | MQMeshError,
+        first_sequence: int = 0,
+    ) -> None:
         ordinal = 0
         for one in sends:
             self.waiting_bytes -= one.size
@@ -331,9 +368,10 @@ class Sends:
             one.on_sent(
                 Stored(
                     result.status,
-                    result.base_queue_offset + ordinal,
+                    result.base_queue_offset,
                     result.commitlog_offset,
                     ordinal,
+                    first_sequence,
                 )
             )
             ordinal += len(one.messages)

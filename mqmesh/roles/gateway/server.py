@@ -9,9 +9,10 @@ from mqmesh.clock import Clock
 from mqmesh.errors import (
     ClientClosed,
     ConfigError,
+    CorruptBatch,
     CorruptRecord,
     MQMeshError,
-    RemoteProtocolError,
+    ProtocolError,
 )
 from mqmesh.host import socket_path
 from mqmesh.metrics import Measured, counter, gauge
@@ -22,12 +23,15 @@ from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.gateway.consuming import Consuming, PullCache
-from mqmesh.roles.gateway.members import Members
+from mqmesh.roles.gateway.members import GatewayMembers
 from mqmesh.roles.gateway.ports import VIP_STEP, BrokerPorts
 from mqmesh.roles.gateway.producing import Producing
+from mqmesh.roles.gateway.queries import Queries
 from mqmesh.roles.gateway.routing import Routing
+from mqmesh.roles.gateway.send_backs import GatewaySendBacks
 from mqmesh.roles.gateway.sends import MAX_REQUESTS_IN_FLIGHT, Sends
 from mqmesh.roles.gateway.session import Handler, RemotingSession, SessionLimits
+from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import begin_in
@@ -35,7 +39,7 @@ from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.client.outbox import RequestOutbox
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.interface import Stream, StreamListener, Transport
+from mqmesh.transport.interface import ByteStream, ByteStreamListener, Transport
 
 PORTS_FILE: Final = "gateway.json"
 IDLE_LOOK_MS: Final = 10_000
@@ -61,7 +65,7 @@ class GatewayServer:
         self._root = Path(config.store_path_root_dir)
         self._lock: StoreLock | None = None
         self._shell = RoleShell(ServedBy.GATEWAY, "gateway", config.name, transport, clock)
-        self._listeners: list[StreamListener] = []
+        self._listeners: list[ByteStreamListener] = []
         self._sessions: dict[RemotingSession, None] = {}
         self._limits = SessionLimits(
             config.max_frame_bytes,
@@ -81,18 +85,25 @@ class GatewayServer:
         self._ports = BrokerPorts(
             config.client_host, config.broker_port_base, self._serve_broker, self._save_ports
         )
-        self._members = Members(self._upstream, config.max_connections)
+        self._members = GatewayMembers(self._upstream, config.max_connections)
+        key = new_key(transport.random)
         self._sends = Sends(
             lambda source: RequestOutbox(self._upstream, source, MAX_REQUESTS_IN_FLIGHT),
             self._clock,
-            new_key(transport.random),
+            key,
             born_host(),
             self._upstream.brokers.follow,
             config.max_waiting_bytes,
         )
         self._cache = PullCache(config.pull_cache_bytes)
         self._consuming = Consuming(self._upstream, self._members, self._ports, self._cache)
-        producing = Producing(self._upstream, self._sends, self._ports, self._clock)
+        self._transactions = GatewayTransactions(
+            self._upstream, self._members, self._ports, self._sends.producer_id, key
+        )
+        send_backs = GatewaySendBacks(self._upstream)
+        producing = Producing(
+            self._upstream, self._sends, self._ports, self._transactions, send_backs, self._clock
+        )
         routing = Routing(
             self._upstream, self._ports, lambda group: bool(self._members.consumers(group))
         )
@@ -101,6 +112,9 @@ class GatewayServer:
             **producing.handlers(),
             **self._consuming.handlers(),
             **self._members.handlers(),
+            **self._transactions.handlers(),
+            **send_backs.handlers(),
+            **Queries(self._upstream, self._ports).handlers(),
         }
 
     def start(self) -> str:
@@ -141,7 +155,9 @@ class GatewayServer:
         self._listeners.clear()
         for session in list(self._sessions):
             session.close()
-        self._sends.close(ClientClosed("the gateway stops"))
+        stopping = ClientClosed("the gateway stops")
+        self._sends.close(stopping)
+        self._transactions.close(stopping)
         self._upstream.close(self._members.leave_all)
         self._shell.close()
         if self._lock is not None:
@@ -165,7 +181,7 @@ class GatewayServer:
         if self._config.vip_ports:
             self._listen(port - VIP_STEP, broker_name)
 
-    def _accept(self, broker_name: str, stream: Stream) -> None:
+    def _accept(self, broker_name: str, stream: ByteStream) -> None:
         if len(self._sessions) >= self._config.max_connections:
             self.refused_connections += 1
             stream.close()
@@ -197,11 +213,12 @@ class GatewayServer:
             self._ports.serve(group.broker_name, group.cluster_name)
 
     def _take_command(self, broker_name: str, command: Command) -> None:
-        if command.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            return
         try:
-            self._members.on_changed(broker_name, command)
-        except RemoteProtocolError as error:
+            if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                self._members.on_changed(broker_name, command)
+            elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
+                self._transactions.on_check(broker_name, command)
+        except (ProtocolError, CorruptBatch) as error:
             _log.warning("broker %s cannot be understood: %s", broker_name, error)
 
     def _broker_changed(self, broker_name: str, up: bool) -> None:

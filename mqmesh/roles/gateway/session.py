@@ -12,11 +12,10 @@ from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import (
     ONEWAY,
     RESPONSE,
-    FrameReader,
     RemotingCommand,
+    RemotingReader,
     encode_frame,
 )
-from mqmesh.transport.interface import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +30,30 @@ _STATUS: Final = {
 }
 """What a client of RocketMQ is answered for a refusal; SYSTEM_ERROR for all others, which it tries
 again where that may help."""
+
+
+class Output(Protocol):
+    """The part of a connection that a session writes to; ``ByteStream`` is one.
+
+    Attributes:
+        peer: The client: ``host:port``.
+        waiting_bytes: Bytes that were written and that the system has not taken yet.
+    """
+
+    peer: str
+    waiting_bytes: int
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Write bytes, now or when the system takes them; never blocks."""
+
+    def pause(self) -> None:
+        """Read nothing until ``resume``."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+    def close(self) -> None:
+        """End the connection."""
 
 
 class SessionLimits(msgspec.Struct, frozen=True):
@@ -82,7 +105,7 @@ class RemotingSession:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Output,
         broker_name: str,
         handlers: Mapping[int, Handler],
         limits: SessionLimits,
@@ -94,7 +117,7 @@ class RemotingSession:
         self._limits = limits
         self._now_ms = now_ms
         self._on_end = on_end
-        self._reader = FrameReader(limits.max_frame_bytes)
+        self._reader = RemotingReader(limits.max_frame_bytes)
         self._waiting = 0
         self._next_opaque = 0
         self._is_paused = False

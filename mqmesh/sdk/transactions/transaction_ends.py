@@ -23,9 +23,8 @@ from mqmesh.protocol.transactions import (
     decode_end_outcomes,
     encode_ends,
 )
-from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.client.outbox import Effects, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, Network, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.transport.requests import no_connection
 
@@ -224,13 +223,13 @@ class EndSender:
     """Sender of decisions, again and again until their time is over.
 
     Args:
-        engine: The producer's.
-        group: Its group.
+        network: Where they go.
+        group: Producer group.
     """
 
-    def __init__(self, engine: ClientEngine, group: str) -> None:
-        self._ends = Ends(group, engine.loop.clock)
-        self._outbox = RequestOutbox(engine, self._ends, IN_FLIGHT)
+    def __init__(self, network: Network, group: str) -> None:
+        self._ends = Ends(group, network.loop.clock)
+        self._outbox = RequestOutbox(network, self._ends, IN_FLIGHT)
 
     def add(
         self,

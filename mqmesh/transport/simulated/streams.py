@@ -6,7 +6,7 @@ from typing import Final
 
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials
-from mqmesh.transport.interface import Stream, StreamHandler
+from mqmesh.transport.interface import ByteStream, StreamHandler
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Network, SimulatedConnection
 
@@ -112,7 +112,7 @@ class SimulatedStreamListener:
     guard: Guard | None = None
 
     def __init__(
-        self, network: Network, loop: SimulatedLoop, accept: Callable[[Stream], None]
+        self, network: Network, loop: SimulatedLoop, accept: Callable[[ByteStream], None]
     ) -> None:
         self._network = network
         self._loop = loop

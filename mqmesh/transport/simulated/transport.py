@@ -8,7 +8,7 @@ from functools import partial
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits, Stream
+from mqmesh.transport.interface import ByteStream, Channel, Handler, OnDisconnect, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -87,7 +87,7 @@ class SimulatedTransport:
             self._network, self.loop, handlers, on_disconnect, own=self._own(), guard=self.guard
         )
 
-    def listen(self, accept: Callable[[Stream], None]) -> SimulatedStreamListener:
+    def listen(self, accept: Callable[[ByteStream], None]) -> SimulatedStreamListener:
         """Make a listener for connections without ZeroMQ that is not bound yet."""
         return SimulatedStreamListener(self._network, self.loop, accept)
 

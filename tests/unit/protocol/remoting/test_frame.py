@@ -13,8 +13,8 @@ from mqmesh.protocol.remoting.frame import (
     MAX_HEADER_BYTES,
     ONEWAY,
     RESPONSE,
-    FrameReader,
     RemotingCommand,
+    RemotingReader,
     encode_frame,
 )
 
@@ -33,7 +33,7 @@ FIELDS = {"b": "orders", "e": "3", "i": "TAGS\x01new\x02"}
 
 
 def read(data: bytes, most: int = 1 << 20) -> list[RemotingCommand]:
-    return list(FrameReader(most).feed(data))
+    return list(RemotingReader(most).feed(data))
 
 
 @pytest.mark.parametrize(("data", "is_json"), [(JSON, True), (BINARY, False)])
@@ -64,7 +64,7 @@ def test_a_header_of_java_is_written_byte_for_byte():
 
 @given(st.lists(st.integers(1, 40), max_size=40))
 def test_frames_are_found_wherever_they_are_cut(sizes):
-    data, reader, found = (JSON + BINARY) * 3, FrameReader(1 << 20), []
+    data, reader, found = (JSON + BINARY) * 3, RemotingReader(1 << 20), []
     for size in [*sizes, len(data)]:
         found += reader.feed(data[:size])
         data = data[size:]

@@ -17,7 +17,7 @@ from mqmesh.protocol.remoting.records import (
     MOST_PROPERTIES_BYTES,
     ZSTD,
     BatchedMessage,
-    Place,
+    RecordPlace,
     decode_batch,
     decode_properties,
     decompress,
@@ -29,7 +29,7 @@ BATCH = bytes.fromhex(
     "0000003c000000000000000000000005000000036f6e6500234b455953016b31206b3202746f014652025741495401"
     "747275650254414753016e6577000000220000000000000000000000000000000374776f0009574149540174727565"
 )
-PLACE = Place(3, 42, 7 << 16, 1_000, 2_000, bytes((10, 0, 0, 1)), 20_911, 2, 99)
+PLACE = RecordPlace(3, 42, 7 << 16, 1_000, 2_000, bytes((10, 0, 0, 1)), 20_911, 2, 99)
 
 
 def test_a_batch_that_java_encoded_is_read():
