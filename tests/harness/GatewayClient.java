@@ -104,7 +104,7 @@ public class GatewayClient {
             try {
                 return query.call();
             } catch (Exception error) {
-                if (attempt == 60) {
+                if (attempt == 200) {
                     throw error;
                 }
                 Thread.sleep(500);

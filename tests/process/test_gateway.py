@@ -23,7 +23,7 @@ from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
 pytestmark = pytest.mark.timeout(300)
 
-JAVA_S = 100
+JAVA_S = 200
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 SENT = {
     *("sync", "x" * 5_000, "batch 1", "batch 2", "late", "oneway"),
@@ -34,7 +34,8 @@ SENT = {
 class Java:
     """Programs of one version of RocketMQ's client."""
 
-    def __init__(self, namesrv: str, jars: str) -> None:
+    def __init__(self, version: str, namesrv: str, jars: str) -> None:
+        self.version = version
         try:
             java = find_java().home / "bin" / "java"
         except ConfigError as error:
@@ -124,11 +125,11 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
 def java(request, gateway) -> Java:
     artifacts = {"4.9.8": ("rocketmq-client",)}.get(request.param)
     jars = rocketmq_jars(request.param, artifacts) if artifacts else rocketmq_jars()
-    return Java(gateway, f"{jars}/*")
+    return Java(request.param, gateway, f"{jars}/*")
 
 
 def test_what_java_sends_both_consume(cluster, java):
-    topic = f"sent-{id(java)}"
+    topic = f"sent-{java.version}"
     address = cluster.namesrv_addr
     with AdminClient(address) as admin:
         admin.create_topic(topic, queues=2)
@@ -142,7 +143,7 @@ def test_what_java_sends_both_consume(cluster, java):
     assert ["found", "1"] in said, "by a key"
     assert "failed" not in kinds, said
     assert {fields[1] for fields in said if fields[0] == "sent"} == {"SEND_OK"}
-    with java.consuming(topic, f"g-{id(java)}") as got:
+    with java.consuming(topic, f"g-{java.version}") as got:
         until(lambda: {one[0] for one in got} == {*SENT, "python"} and len(got) >= len(SENT) + 2)
     by_body = {one[0]: one for one in got}
     assert by_body["sync"][1:6] == ["new", "k1 k2", "größe", "5", "0"]
@@ -161,7 +162,7 @@ def test_what_java_sends_both_consume(cluster, java):
 
 
 def test_java_and_python_share_the_queues_of_a_group(cluster, java):
-    topic, group = f"shared-{id(java)}", f"shared-{id(java)}"
+    topic, group = f"shared-{java.version}", f"shared-{java.version}"
     address = cluster.namesrv_addr
     mine: list[str] = []
     with AdminClient(address) as admin:
@@ -198,7 +199,7 @@ def test_java_and_python_share_the_queues_of_a_group(cluster, java):
 
 
 def test_an_orderly_consumer_of_java_keeps_the_order(cluster, java):
-    topic, group = f"orderly-{id(java)}", f"orderly-{id(java)}"
+    topic, group = f"orderly-{java.version}", f"orderly-{java.version}"
     with AdminClient(cluster.namesrv_addr) as admin:
         admin.create_topic(topic, queues=2)
     with Producer("python", namesrv_addr=cluster.namesrv_addr) as producer:
@@ -218,7 +219,7 @@ def test_an_orderly_consumer_of_java_keeps_the_order(cluster, java):
 
 
 def test_transactions_of_java_end_as_it_says(cluster, java):
-    topic = f"bank-{id(java)}"
+    topic = f"bank-{java.version}"
     with AdminClient(cluster.namesrv_addr) as admin:
         admin.create_topic(topic, queues=1)
     said = java.run("transact", topic)

@@ -87,7 +87,7 @@ class _Waiting(msgspec.Struct, eq=False):
     half_group: str
 
 
-class _Batch(msgspec.Struct, eq=False):
+class _SendBatch(msgspec.Struct, eq=False):
     """Sends that go as one record batch; encoded once."""
 
     queue: MessageQueue
@@ -103,7 +103,7 @@ class _Line(msgspec.Struct, eq=False):
     """Sends of one queue: those that wait, and the batch that is tried."""
 
     waiting: deque[_Waiting]
-    batch: _Batch | None = None
+    batch: _SendBatch | None = None
 
 
 class Sends:
@@ -199,7 +199,7 @@ class Sends:
 
     def take(self, broker_name: str) -> OutgoingRequest | None:
         """Return the next request to a broker; None when nothing may go now."""
-        ready, batches, parts = self._ready.get(broker_name, {}), list[_Batch](), list[bytes]()
+        ready, batches, parts = self._ready.get(broker_name, {}), list[_SendBatch](), list[bytes]()
         size = 0
         while ready and size < MAX_REQUEST_BYTES and len(batches) < MAX_BATCHES_PER_REQUEST:
             queue = next(iter(ready))
@@ -235,7 +235,7 @@ class Sends:
 
     # ---- Batches -------------------------------------------------------------------------
 
-    def _next_batch(self, line: _Line, queue: MessageQueue) -> _Batch | None:
+    def _next_batch(self, line: _Line, queue: MessageQueue) -> _SendBatch | None:
         """Return the batch of a queue that is to be sent, made if there is none."""
         while line.batch is None and line.waiting:
             sends = [line.waiting.popleft()]
@@ -256,7 +256,7 @@ class Sends:
                 self._end(sends, error)
                 continue
             deadline_ms = self._clock.monotonic_ms() + SEND_MS
-            line.batch = _Batch(queue, sends, self._next_sequence, parts, deadline_ms)
+            line.batch = _SendBatch(queue, sends, self._next_sequence, parts, deadline_ms)
             self._next_sequence += sum(len(one.messages) for one in sends)
         if line.batch is None:
             del self._lines[queue]
@@ -302,7 +302,7 @@ class Sends:
         )
 
     def _answered(
-        self, broker_name: str, batches: list[_Batch], answer: Command | MQMeshError
+        self, broker_name: str, batches: list[_SendBatch], answer: Command | MQMeshError
     ) -> Effects:
         effects = Effects()
         results: Sequence[BatchOutcome | MQMeshError]
@@ -320,7 +320,7 @@ class Sends:
             self._judge(batch, result, effects)
         return effects
 
-    def _judge(self, batch: _Batch, result: BatchOutcome | MQMeshError, effects: Effects) -> None:
+    def _judge(self, batch: _SendBatch, result: BatchOutcome | MQMeshError, effects: Effects) -> None:
         line = self._lines.get(batch.queue)
         if line is None:
             return  # closing ended it
@@ -343,7 +343,7 @@ class Sends:
         if queue in self._lines:
             self._ready.setdefault(queue.broker_name, {})[queue] = None
 
-    def _finish(self, line: _Line, batch: _Batch, result: BatchOutcome | MQMeshError) -> None:
+    def _finish(self, line: _Line, batch: _SendBatch, result: BatchOutcome | MQMeshError) -> None:
         line.batch = None
         if line.waiting:
             self._again(batch.queue)
