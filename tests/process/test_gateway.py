@@ -35,7 +35,7 @@ class Java:
     """Programs of one version of RocketMQ's client."""
 
     def __init__(self, version: str, namesrv: str, jars: str) -> None:
-        self.version = version
+        self.version = version.replace(".", "-")  # no dot may stand in the name of a group
         try:
             java = find_java().home / "bin" / "java"
         except ConfigError as error:
