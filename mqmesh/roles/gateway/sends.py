@@ -320,7 +320,9 @@ class Sends:
             self._judge(batch, result, effects)
         return effects
 
-    def _judge(self, batch: _SendBatch, result: BatchOutcome | MQMeshError, effects: Effects) -> None:
+    def _judge(
+        self, batch: _SendBatch, result: BatchOutcome | MQMeshError, effects: Effects
+    ) -> None:
         line = self._lines.get(batch.queue)
         if line is None:
             return  # closing ended it

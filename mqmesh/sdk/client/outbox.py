@@ -68,7 +68,7 @@ class RequestSource(Protocol):
         """End what is late, without a connection to a broker that something waits for."""
 
 
-class Network(Protocol):
+class BrokerNetwork(Protocol):
     """Way of requests to brokers; ``ClientEngine`` is one.
 
     Attributes:
@@ -154,7 +154,7 @@ class RequestOutbox:
 
     def __init__(
         self,
-        network: Network,
+        network: BrokerNetwork,
         source: RequestSource,
         max_in_flight: int,
         turns: Turns | None = None,

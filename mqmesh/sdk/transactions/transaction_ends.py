@@ -24,7 +24,7 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.client.outbox import Effects, Network, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.client.outbox import Effects, BrokerNetwork, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.transport.requests import no_connection
 
@@ -227,7 +227,7 @@ class EndSender:
         group: Producer group.
     """
 
-    def __init__(self, network: Network, group: str) -> None:
+    def __init__(self, network: BrokerNetwork, group: str) -> None:
         self._ends = Ends(group, network.loop.clock)
         self._outbox = RequestOutbox(network, self._ends, IN_FLIGHT)
 
