@@ -24,7 +24,7 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
-from mqmesh.sdk.client.outbox import Effects, BrokerNetwork, OutgoingRequest, RequestOutbox
+from mqmesh.sdk.client.outbox import BrokerNetwork, Effects, OutgoingRequest, RequestOutbox
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.transport.requests import no_connection
 
