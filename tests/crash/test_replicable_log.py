@@ -290,6 +290,31 @@ def test_a_log_that_was_cut_anywhere_is_as_if_it_had_never_been_longer(files, is
         copy.close()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("later", [range(4, 6), range(4, 5)], ids=["with a deletion", "batches"])
+def test_a_cut_takes_back_what_the_queue_table_knows_beyond_what_it_covers(
+    files, monkeypatch, later, number
+):
+    """Else a batch that was cut passes for stored when its producer repeats it."""
+    monkeypatch.setattr("mqmesh.storage.commitlog.checkpointer.TAILS_PER_STEP", 1)
+    store = files.open()
+    workload(store, range(4))
+    covered = end_of(store)
+    store.tick(0)
+    store.tick(1_000)  # a round begins, and goes on while more is stored
+    workload(store, later)
+    while store.checkpointed_through() < covered:
+        if not store.tick(1_000):
+            store.wait_for_chores()
+    assert store.checkpointed_through() == covered
+    place = [place for place in places(store) if place >= covered][number]
+    expected = state_of(reference(files, place))
+    store.truncate(place)
+    assert state_of(store)[:2] == expected[:2]
+    (repeated,) = store.put([make_batch(producer_id=8, first_sequence=4)], NOW)
+    assert (repeated.status, repeated.base_queue_offset) == (PutStatus.PUT_OK, 4)
+
+
 def test_a_place_where_no_record_begins_is_not_cut(files):
     store = files.open()
     offsets = put_bodies(store, ["one", "two"])

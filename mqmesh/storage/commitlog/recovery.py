@@ -204,13 +204,12 @@ class LogRecovery:
                 queues_synced_through=min(checkpoint.queues_synced_through, end),
                 clean=False,
             )
-        if table is None or table.head.through <= end:
-            return table
-        # It is ahead of the log now. Its queues can be shortened, but not where a topic is missing
-        # that is deleted no more, nor where their files may lack pages.
-        if not self._same_boot or any(at >= end for at in table.deletions.values()):
+        # It may be ahead of the log now, even where it covers less, since its rows are of later.
+        # Queues can be shortened, but not where a topic is missing that is deleted no more, nor
+        # where their files may lack pages.
+        if table is None or not self._same_boot:
             return None
-        return table
+        return None if any(at >= end for at in table.deletions.values()) else table
 
     def _may_have_lost(self) -> bool:
         """Return True when records may be gone without a trace: the system died, or may have."""
@@ -258,7 +257,7 @@ class LogRecovery:
             self._queues.add(row.topic, row.queue_id, first=row.first, end=row.end)
         self._states.load(table.producers)
         cut = self._tail_cut.end_offset
-        if cut is not None and table.head.through > cut:
+        if cut is not None:
             shorten(self._queues, self._states, self._files, self._scanner, end_offset=cut)
         self._queues_synced_through = checkpoint.queues_synced_through
         start = min(table.head.through, checkpoint.dispatched_through)

@@ -3,7 +3,8 @@
 It saves a start from looking at every consume queue file and from reading the
 whole log. It is made bit by bit while batches come in, so its rows are from
 different moments, all of them at or behind ``through``. That does no harm:
-reading the log again from ``through`` skips what a row knows already.
+reading the log again from ``through`` skips what a row knows already, and a cut of
+the log takes it back.
 
 Layout of the document: frames, each a u32 length, little endian, and so many
 bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
