@@ -83,7 +83,8 @@ class SparingThreads(WorkerThreads):
     """Threads that share queues; a fast listener is served best by one, for they share Python.
 
     Work wakes one thread, unless one is awake that was quick until now. As long as work waits
-    and hardly moves, as many again are woken as are at work: 20 are reached in 10 ms.
+    and hardly moves, as many again are woken as are at work: 20 are reached in 10 ms. A lone call
+    that woke its thread is not watched, which would be a turn of the loop for each message.
 
     Args:
         service, name, most, clock: As for ``WorkerThreads``.
@@ -109,6 +110,8 @@ class SparingThreads(WorkerThreads):
         someone_comes = self._quick and self._idle < len(self._threads)
         if not waits and not someone_comes:
             super().wake(1)
+            if count == 1:
+                return
         if not self._watching:
             self._watching = True
             self._calls_seen = begun

@@ -185,6 +185,29 @@ def test_the_watch_ends_when_nothing_waits(make_case):
     assert len(case.timers) == 1
 
 
+def test_a_lone_call_that_wakes_a_thread_is_not_watched(make_case):
+    """A watch is a turn of the client loop."""
+    release = threading.Event()
+
+    def listen(found):
+        case.listen(found)
+        if found[0].queue_offset == 1:
+            release.wait(PATIENCE_S)
+        return ConsumeResult.SUCCESS
+
+    case = make_case(listener=listen, clock=ManualClock())  # a busy machine is no slow listener
+    case.submit(0, 1)
+    case.until_idle(1)
+    case.submit(1, 1)
+    case.until(lambda: [1] in case.seen)
+    assert case.timers == []
+    case.submit(2, 1)  # behind a call that was quick until now
+    case.tick()
+    case.tick()
+    case.until(lambda: [2] in case.seen)
+    release.set()
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_what_fails_is_parked_and_reported(make_case, batch_size):
     error = ValueError("no")
