@@ -204,6 +204,8 @@ class CommandClient:
                 return
             # One frame is the usual case, and asking costs half as much as trying in vain.
             if number == 1 and not int(self._socket.get(_EVENTS)) & _IN:
+                if not self._wants_write:
+                    self._loop.untouch(self._socket)
                 return
             try:
                 frame = self._socket.recv(_NOBLOCK, copy=False)

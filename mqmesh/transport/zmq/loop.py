@@ -140,6 +140,10 @@ class EventLoop:
         if one is not None:
             self._touched[one] = None
 
+    def untouch(self, source: Socket) -> None:
+        """Note that a socket, as its last use, was asked and had nothing."""
+        self._touched.pop(self._sources[source], None)
+
     def again(self, descriptor: int) -> None:
         """Calls a descriptor's handler in the next turn, be it readable or not; do it once."""
         self._again.append(self._sources[descriptor])

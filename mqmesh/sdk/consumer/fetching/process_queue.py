@@ -170,7 +170,13 @@ class ProcessQueue:
         Nothing is counted as long as the span of what is held is over its limit, for that is
         quick to see, and workers look after each portion.
         """
-        limits = self._limits
+        limits, unfinished = self._limits, self._unfinished
+        if len(unfinished) == 1:
+            # A lone message, nearly always: there is room even if none of its span is done.
+            (one,) = unfinished
+            most = self.next_offset - one.base
+            if most < limits.messages and most < limits.span and one.size_bytes < limits.size_bytes:
+                return True
         if self.next_offset - self._first_open() >= limits.span:
             return False
         count, size = self.held()
@@ -199,5 +205,5 @@ class ProcessQueue:
     def _tidy(self) -> None:
         # Only what is not done bounds anything, so finished spans can go, wherever they stand:
         # a message that fails for hours does not keep all that came after it in memory.
-        if any(span.first_not_done() < 0 for span in self._unfinished):
+        if self._unfinished:
             self._unfinished = [span for span in self._unfinished if span.first_not_done() >= 0]

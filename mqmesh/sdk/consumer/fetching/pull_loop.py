@@ -451,8 +451,8 @@ class PullLoop:
             self._backoff_ms = 0
         self._corrupt_tries = 0
         self.stopped = False
-        is_early = self._meter.now_ms() - self._asked_ms < self._early_ms
-        if self._sink.next_offset > wanted or not is_early:
+        moved = self._sink.next_offset > wanted
+        if moved or self._meter.now_ms() - self._asked_ms >= self._early_ms:
             self._answer_backoff.reset()
             self._go_on(0)
         else:
@@ -469,7 +469,8 @@ class PullLoop:
                 while position < len(body):
                     header = check_stored(body, position)
                     self._check_place(header, next_offset)
-                    if header.next_queue_offset > next_offset:
+                    end = header.next_queue_offset
+                    if end > next_offset:
                         # The first batch may begin before the offset that was asked for.
                         first = max(next_offset, header.base_queue_offset)
                         batch = PulledBatch(self._source, body, position, header, first)
@@ -477,7 +478,7 @@ class PullLoop:
                             self._check_whole(batch)
                         if batch.count:
                             batches.append(batch)
-                        next_offset = header.next_queue_offset
+                        next_offset = end
                         self._counters.messages += batch.count
                         self._meter.messages += batch.count
                     position += header.total_size

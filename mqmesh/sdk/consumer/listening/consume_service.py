@@ -230,7 +230,7 @@ class ConcurrentService(ConsumeService):
             return self.progress()[1]
 
     def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
-        self._add(work, list(make_portions(work, batches, span)))
+        self._add(work, make_portions(work, batches, span))
 
     def submit_again(
         self, work: QueueWork, messages: list[StoredMessage], span: StateSpan, attempt: int
@@ -333,7 +333,7 @@ class ConcurrentService(ConsumeService):
         with self.changed:
             if self.closed or work.revoked:
                 return
-            self._wake(sum(portion.call_count for portion in portions))
+            self._wake(sum([portion.call_count for portion in portions]))
             self._ready.extend(portions)
 
     def _retire_used_up(self) -> None:

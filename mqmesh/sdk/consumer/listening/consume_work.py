@@ -101,7 +101,9 @@ class Portion:
         span: StateSpan,
         attempt: int = 0,
     ) -> None:
-        count = sum(item.count if isinstance(item, PulledBatch) else 1 for item in source)
+        count = 0
+        for item in source:
+            count += item.count if isinstance(item, PulledBatch) else 1
         self._source: list[PulledBatch] | list[StoredMessage] | None = source
         self._items: list[StoredMessage] | list[list[StoredMessage]] = []
         self.calls: Iterator[StoredMessage | list[StoredMessage]] = iter(self._items)
@@ -235,18 +237,18 @@ def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
     return found
 
 
-def make_portions(
-    work: QueueWork, batches: list[PulledBatch], span: StateSpan
-) -> Iterator[Portion]:
+def make_portions(work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> list[Portion]:
     """Divides batches into portions."""
+    portions = []
     start, count = 0, 0
     for at, batch in enumerate(batches):
         more = batch.count
         if count >= PORTION_MESSAGES and count + more > work.batch_size:
-            yield Portion(work, batches[start:at], span)
+            portions.append(Portion(work, batches[start:at], span))
             start, count = at, 0
         count += more
-    yield Portion(work, batches[start:], span)
+    portions.append(Portion(work, batches[start:], span))
+    return portions
 
 
 class OnFailed(Protocol):

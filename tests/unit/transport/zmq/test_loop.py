@@ -279,6 +279,24 @@ def test_a_touched_socket_is_asked_before_the_next_wait(loop, pair):
     assert got == [b"x"]
 
 
+def test_a_socket_that_its_handler_emptied_is_not_asked_again_before_the_wait(loop, pair):
+    ours, theirs = pair
+    got = []
+
+    def take():
+        got.append(ours.recv(zmq.NOBLOCK))
+        if not ours.get(zmq.EVENTS) & zmq.POLLIN:
+            loop.untouch(ours)
+
+    loop.add(ours, take)
+    loop.tick(0)
+    for number in range(20):
+        theirs.send(b"%d" % number)
+        loop.tick(60_000)
+        assert got[number:] == [b"%d" % number]
+        assert not loop._touched
+
+
 def test_a_socket_that_nobody_touched_is_found_after_a_wait_in_vain(loop, clock, pair):
     ours, theirs = pair
     got = []
