@@ -379,9 +379,8 @@ class ConcurrentService(ConsumeService):
                     if isinstance(result, Ended):
                         return
         portion.work.on_progress()
-        with self.changed:
-            portion.revoke()  # its memory is what the next messages need
-            self._retire_used_up()
+        # Its memory is what the next messages need; the next turn retires it.
+        portion.revoke()
 
     def _fail(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         messages = park(portion.span, messages)
