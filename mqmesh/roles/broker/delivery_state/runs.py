@@ -79,6 +79,8 @@ class Run(msgspec.Struct, eq=False):
     def within(self, first: int, bits: int) -> int:
         """Return those of its open messages that are among others, as bits from ``self.first``."""
         shift = first - self.first
+        if shift >= MAX_RUN:
+            return 0  # a member may name any offset: no number of so many bits is made
         return self.bits & (bits << shift if shift >= 0 else bits >> -shift)
 
 

@@ -572,7 +572,7 @@ class DeliveryWindow:
         held = self._leases.get(lease)
         if held is not None:
             mask = held.within(first, bits)
-            if mask.bit_count() == bits.bit_count():
+            if mask and mask.bit_count() == bits.bit_count():
                 return [(held, mask)]  # nearly always
         reaching = self._runs.reaching(first, first + bits.bit_length())
         claimed = [(run, mask) for run, _ in reaching if (mask := run.within(first, bits))]
@@ -682,6 +682,7 @@ class DeliveryWindow:
             self.passed += messages
 
     def _add(self, run: Run) -> None:
+        assert run.bits  # a run without messages would hold the floor before its first one
         self._runs.add(run)
         self._count(run, run.count)
         self._numbers.runs += 1

@@ -179,6 +179,7 @@ class DeliveryWindows:
             yield DeliveryRecord(group, topic, queue_id)
             return
         floor = window.floor
+        assert floor >= 0  # else no later record could be read
         wanted = [(floor, MAX_OFFSET)] if spans is None else _merged(spans, floor)
         told: dict[Run, int] = {}
         for run, mask in window.spans_of(wanted):

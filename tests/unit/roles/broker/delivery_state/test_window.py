@@ -130,6 +130,30 @@ def test_a_message_that_was_given_back_counts_no_attempt():
     assert one.window.give_back(lease, 0, 1) is Settled.STALE
 
 
+@pytest.mark.parametrize("at", [0, 2**40])
+def test_messages_that_a_lease_has_not_any_more_are_not_given_back(at):
+    one = Driven()
+    run = one.take(2)
+    one.window.ack(run.lease, 0, bits_of(0))
+    assert one.window.give_back(run.lease, at, 1) is Settled.OK
+    assert (one.window.floor, one.window.unsettled, one.numbers.runs) == (1, 1, 1)
+    assert one.window.due() is None
+
+
+def test_an_acknowledgement_far_behind_a_lease_is_stale():
+    one = Driven()
+    run = one.take(2)
+    assert one.window.ack(run.lease, 2**62, 1) is Settled.STALE
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack", "give_back"])
+def test_settling_no_message_changes_nothing(settle):
+    one = Driven()
+    run = one.take(2)
+    assert getattr(one.window, settle)(run.lease, 0, 0) is Settled.OK
+    assert (one.window.floor, one.window.unsettled, one.numbers.runs) == (0, 2, 1)
+
+
 def test_late_work_counts_as_long_as_nobody_has_the_message():
     one = Driven()
     run = one.take(2)
