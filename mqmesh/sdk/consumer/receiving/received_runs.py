@@ -368,7 +368,7 @@ class ReceivedRuns:
             if not runs:
                 del self._runs[run.held]
         bits = sum(1 << (one.queue_offset - run.held.lease.first) for one in own)
-        run.held.buffered &= ~bits
+        run.held.buffered -= len(own)
         self.receiver.settle(
             run.source,
             run.held,
