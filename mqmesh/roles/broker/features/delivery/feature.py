@@ -353,7 +353,7 @@ class DeliveryFeature(Feature):
                     self._passed[key] = None
                     break
                 # Where there is nothing for one there is nothing for all behind it.
-                if not self._try(held) and held.pending.peer.room():
+                if not self._try(held):
                     break
         return bool(self._passed)
 

@@ -694,6 +694,23 @@ def test_a_paused_group_gets_nothing_until_the_pause_is_over(scene):
     assert scene.received(opaque)[1] == [b"0"]
 
 
+def test_a_member_of_a_paused_group_that_takes_no_answers_hinders_nobody(scene):
+    scene.configure(paused_until=scene.stage.clock.wall_ms() + 2_000)
+    opaque = scene.begin(wait_ms=5_000)
+
+    def no_room():
+        raise SystemBusy("the client does not take its answers")
+
+    scene.stage.peer(b"a").room = no_room
+    scene.send()
+    scene.stage.features.delivery.serve()
+    assert opaque not in scene.stage.answers
+    scene.later(2_100)
+    with pytest.raises(SystemBusy):
+        scene.received(opaque)
+    assert scene.receive(member="b")[1] == [b"0"]
+
+
 def test_a_group_gets_no_more_messages_than_its_rate(scene):
     scene.send(100)
     scene.configure(max_messages_per_s=20)
