@@ -367,11 +367,13 @@ class DeliveryFeature(Feature):
 
             def settled(codes: list[int]) -> None:
                 held = HeldReceive(request.later(), wanted, None, (wanted.topic, ""), codes)
-                try:
-                    held = self._checked(request, wanted, codes)
-                    taken = self._bytes_left > 0 and self._take(held)
-                except MQMeshError:
-                    taken = False  # the next receive names it
+                taken = False
+                if not request.peer.is_gone:  # else its member may be lost by now
+                    try:
+                        held = self._checked(request, wanted, codes)
+                        taken = self._bytes_left > 0 and self._take(held)
+                    except MQMeshError:
+                        pass  # the next receive names it
                 if not taken:
                     self._answer(held, ReceiveResponse([], codes))
 

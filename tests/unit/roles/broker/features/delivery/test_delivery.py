@@ -554,6 +554,19 @@ def test_a_report_counts_where_the_receive_that_brings_it_is_refused(scene):
     assert len(dead_letters(scene.stage)) == 1
 
 
+def test_a_member_that_died_before_its_report_was_stored_gets_nothing(stage):
+    scene = Scene(stage, lost_grace_ms=2_000)
+    scene.send(2)
+    (lease,), _ = scene.receive(1)
+    scene.begin(1, settle=[settlement(lease, SettleAction.REJECT)])
+    peer = stage.peer(b"a")
+    peer.is_gone = True
+    stage.features.client_gone(peer, stage.clock.monotonic_ms())
+    stage.end_tick()
+    assert len(dead_letters(stage)) == 1
+    assert scene.receive(member="b")[1] == [b"1"]
+
+
 def test_a_receive_that_is_repeated_gets_the_same_leases(scene):
     scene.send(6)
     first, bodies = scene.receive(3, attempt_id=7)
