@@ -1088,6 +1088,7 @@ class _Taking:
             or self.size >= self._max_bytes
             or len(self.leases) >= MAX_RECEIVED
             or self._numbers.is_full
+            or bool(self.buried)  # one batch a turn: each is written anew
         )
 
     def take(

@@ -76,11 +76,11 @@ class Prices:
         answer, bodies = self.stage.pull("t", 0, queue_offset, **options)
         return PullStatus(answer.status).name, answer.next_queue_offset, bodies
 
-    def join(self, **subscription) -> None:
-        config = GroupConfig("g", delivery=DeliveryMode.MESSAGE)
+    def join(self, delivery=DeliveryMode.MESSAGE, **subscription) -> None:
+        config = GroupConfig("g", delivery=delivery)
         self.stage.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, UpdateGroupRequest(config))
         wanted = [Subscription("t", **subscription)]
-        data = ConsumerData("g", "CLUSTERING", "FIRST_OFFSET", wanted, DeliveryMode.MESSAGE)
+        data = ConsumerData("g", "CLUSTERING", "FIRST_OFFSET", wanted, delivery)
         self.stage.ask(RequestCode.HEART_BEAT, HeartbeatRequest("a", consumers=[data]), peer=b"a")
 
     def receive(self, turns=4, **options):
@@ -270,6 +270,22 @@ def test_a_retry_keeps_the_expiry_of_its_message(prices):
     prices.stage.clock.advance(2_800_000)
     assert prices.receive() == []
     assert prices.stage.store.queue_bounds(retry_topic("g"), 0)[1] == 1
+
+
+@pytest.mark.parametrize("delivery", list(DeliveryMode)[1:])
+def test_a_turn_makes_dead_letters_of_one_batch_of_expired_messages(stage, delivery):
+    prices = Prices(stage, on_expired=OnExpired.DEAD_LETTER)
+    prices.join(delivery)
+    for _ in range(3):
+        prices.send(b"a", b"b", ttl_ms=1_000)
+    stage.clock.advance(1_000)
+    wanted = ReceiveRequest("g", "t", "a", 100, suspend_timeout_ms=5_000)
+    stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=b"a")
+    found = [prices.expired]
+    for _ in range(2):
+        stage.end_tick()
+        found.append(prices.expired)
+    assert found == [2, 4, 6]
 
 
 def test_a_dead_letter_says_that_it_expired(stage):
