@@ -151,12 +151,21 @@ class EventLoop:
     def want_write(self, source: Socket | int, wanted: bool) -> None:
         """Set if the source's handler is also called when the source can take more."""
         one = self._sources[source]
-        one.wanted = _IN | _OUT if wanted else _IN
+        one.wanted = one.wanted | _OUT if wanted else one.wanted & ~_OUT
         if one.socket is None:
-            events = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
-            self._poll.modify(one.descriptor, events)
+            self._set_events(one)
         else:
             self._touched[one] = None
+
+    def want_read(self, descriptor: int, wanted: bool) -> None:
+        """Set if a descriptor's handler is called when something can be read."""
+        one = self._sources[descriptor]
+        one.wanted = one.wanted | _IN if wanted else one.wanted & ~_IN
+        self._set_events(one)
+
+    def _set_events(self, one: "_WatchedSource") -> None:
+        reads = select.EPOLLIN if one.wanted & _IN else 0
+        self._poll.modify(one.descriptor, reads | (select.EPOLLOUT if one.wanted & _OUT else 0))
 
     def remove(self, source: Socket | int) -> None:
         """Stops watching a source; do it before closing it."""

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Future, wait
 from typing import Final
 
-from mqmesh.errors import AuthenticationFailed, RemoteProtocolError, TooManyOpenFiles
+from mqmesh.errors import AuthenticationFailed, RemoteProtocolError
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
@@ -76,7 +76,7 @@ class PlainChannel(WaitingChannel):
             self._poll = select.epoll()
         try:
             self._connect()
-        except TooManyOpenFiles:
+        except BaseException:
             self._poll.close()
             raise
 

@@ -153,9 +153,10 @@ class PlainClient:
         if number not in (0, errno.EINPROGRESS):
             self._failed()
             return
+        # First: whatever fails from here on, it is tried again.
+        self._plan(CONNECT_TIMEOUT_MS, self._failed)
         self._loop.add(connection.fileno(), self._on_connectable)
         self._loop.want_write(connection.fileno(), True)
-        self._plan(CONNECT_TIMEOUT_MS, self._failed)
 
     def _on_connectable(self) -> None:
         connection, self._connecting = self._connecting, None
@@ -223,6 +224,11 @@ class PlainClient:
             _log.warning("the connection to %s is ended: %s", self.endpoint, error)
             self._broke()
             return
+        except Exception:
+            # A callback failed; what came behind its frame is taken in the next turn.
+            if self._stream is stream and stream is not None and self._reader.rest:
+                stream.again()
+            raise
         if not self.connected:
             self._shake()
 

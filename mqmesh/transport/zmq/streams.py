@@ -164,7 +164,11 @@ class Stream:
     def resume(self) -> None:
         """Read again."""
         self._paused = False
-        if not self._watched and not self.is_closed:
+        if self.is_closed:
+            return
+        if self._watched:
+            self._loop.want_read(self.descriptor, True)
+        else:
             self._watch()
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class Stream:
             return
         if self._paused:
             # Not merely ignored: the loop would not sleep.
-            self._unwatch()
+            self._rest()
             return
         try:
             data = self._connection.recv(self._read_bytes)
@@ -228,6 +232,15 @@ class Stream:
         if self.is_stuck:
             self._loop.want_write(self.descriptor, True)
 
+    def _rest(self) -> None:
+        """Look no more for what comes; what waits to leave is looked after still."""
+        if not self.is_stuck:
+            self._unwatch()
+            return
+        if not self._watched:
+            self._watch()
+        self._loop.want_read(self.descriptor, False)
+
     def _unwatch(self) -> None:
         if self._watched:
             self._watched = False
@@ -238,6 +251,8 @@ class Stream:
             self.is_stuck = stuck
             if self._watched:
                 self._loop.want_write(self.descriptor, stuck)
+            elif stuck and self._paused:
+                self._rest()
             if stuck:
                 self._group.stuck_bytes += self.waiting_bytes
                 self._handler.on_stuck()
@@ -409,7 +424,10 @@ def look_up(endpoint: str) -> "Future[tuple[int, Address]]":
     if endpoint.startswith(IPC) or host.startswith("[") or host.replace(".", "").isdigit():
         run()
     else:
-        threading.Thread(target=run, name="mqmesh-look-up", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="mqmesh-look-up", daemon=True).start()
+        except RuntimeError as error:  # the system has no more threads for this user
+            found.set_exception(OSError(errno.EAGAIN, f"{host} cannot be looked up: {error}"))
     return found
 
 

@@ -130,6 +130,35 @@ def test_a_paused_stream_reads_nothing_and_costs_no_turns(loop, pair):
     assert handler.data == b"xy"
 
 
+@pytest.mark.parametrize("pause_first", [True, False])
+def test_a_paused_stream_goes_on_to_write_what_waits(loop, pair, pause_first):
+    stream, handler, other = pair
+    data = os.urandom(8 * MIB)
+    if pause_first:
+        stream.pause()
+        other.send(b"x")
+        loop.tick(0)  # now it is not watched
+    stream.write(data)
+    stream.pause()
+    other.send(b"y")
+    got, late = b"", 0
+    while len(got) < len(data):
+        loop.tick(0)
+        try:
+            got += other.recv(1 * MIB)
+        except BlockingIOError:
+            late += 1
+            assert late < 1_000, "nothing comes any more"
+    loop.tick(0)
+    assert got == data
+    assert handler.data == b""
+    assert "drained" in handler.events
+    stream.resume()
+    loop.tick(0)
+    loop.tick(0)
+    assert handler.data == (b"xy" if pause_first else b"y")
+
+
 def test_a_handler_that_has_more_to_do_is_called_in_the_next_turn_before_a_read(loop, pair):
     stream, handler, other = pair
     stream.again()
