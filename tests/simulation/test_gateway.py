@@ -116,7 +116,8 @@ class Client:
             queueId=queue,
             queueOffset=offset,
             maxMsgNums=most,
-            sysFlag=2 if suspend_ms else 0,
+            sysFlag=6 if suspend_ms else 4,
+            subscription="*",
             suspendTimeoutMillis=suspend_ms,
             **more,
         )
@@ -204,7 +205,8 @@ def test_a_pull_waits_for_a_message_of_mqmesh(site):
         queueId=1,
         queueOffset=0,
         maxMsgNums=32,
-        sysFlag=2,
+        sysFlag=6,
+        subscription="*",
         suspendTimeoutMillis=20_000,
     )
     site.run(2_000)
@@ -268,8 +270,13 @@ def test_offsets_are_kept_and_claims_follow_the_members(site):
     listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
     assert json.loads(listed.body) == {"consumerIdList": ["one", "other"]}
     assert other.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1, "a claim"
+    one.commands.clear()
     late = one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=0, **fields)
     assert late.code == RemotingStatus.SYSTEM_ERROR, "the queue is the other member's"
+    assert {c.code for c in one.commands} == {RemotingCode.NOTIFY_CONSUMER_IDS_CHANGED}
+    # A client of RocketMQ never gives a claim back: whose queue it is next goes on without.
+    assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
+    assert one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields).code == 0
     assert other.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields).code == 0
 
 
@@ -302,6 +309,63 @@ def test_members_are_known_to_the_next_master(site):
     assert json.loads(listed.body)["consumerIdList"] == ["one"]
     leader.start()
     site.run(2_000)
+
+
+def test_a_member_goes_on_to_pull_and_to_commit_at_the_next_master(site):
+    one = Client(site, BROKER, "one")
+    one.beat()
+    one.wait(one.send(b"before"))
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    one.ask(RemotingCode.QUERY_CONSUMER_OFFSET, **fields)  # a claim
+    assert bodies_of(one.pull(0)) == [b"before"]
+    one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields)
+    leader = site.replicas[site.leader() - 1]
+    leader.kill()
+    site.run(8_000)
+    one.beat()
+    one.wait(one.send(b"after"))
+    got: list[bytes] = []
+    for _ in range(5):
+        if not got:
+            got = bodies_of(one.pull(1))
+            site.run(1_000)
+    assert got == [b"after"]
+    assert one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=2, **fields).code == 0
+    leader.start()
+    site.run(2_000)
+
+
+def test_a_pull_of_a_client_that_nobody_knows_is_refused(site):
+    client = Client(site, BROKER)
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0, "queueOffset": 0}
+    answer = client.ask(RemotingCode.PULL_MESSAGE, sysFlag=0, maxMsgNums=1, **fields)
+    assert answer.code == RemotingStatus.SUBSCRIPTION_NOT_EXIST
+    client.beat()
+    known = client.ask(RemotingCode.PULL_MESSAGE, sysFlag=0, maxMsgNums=1, **fields)
+    assert known.code == RemotingStatus.PULL_NOT_FOUND
+
+
+def test_many_pulls_that_wait_keep_nothing_from_being_read(site):
+    client = Client(site, BROKER)
+    pulls = [
+        client.post(
+            RemotingCode.PULL_MESSAGE,
+            consumerGroup="g",
+            topic="t",
+            queueId=0,
+            queueOffset=0,
+            maxMsgNums=1,
+            sysFlag=6,
+            subscription="*",
+            suspendTimeoutMillis=20_000,
+        )
+        for _ in range(1_100)
+    ]
+    site.run(500)
+    assert client.wait(client.send(b"x", queue=1), 2_000).code == RemotingStatus.SUCCESS
+    client.wait(client.send(b"y"))
+    site.run(1_000)
+    assert {bodies_of(client.answers[one])[0] for one in pulls} == {b"y"}
 
 
 def test_a_queue_is_locked_for_one_member(site):
@@ -372,6 +436,8 @@ def test_a_retry_topic_is_shown_before_it_is_there(site):
         ({"b": "%RETRY%g"}, RemotingStatus.MESSAGE_ILLEGAL, "UNIQ_KEY"),
         ({"b": "no such topic!"}, RemotingStatus.MESSAGE_ILLEGAL, "topic"),
         ({"e": 77}, RemotingStatus.MESSAGE_ILLEGAL, "77"),
+        ({"e": 2**32}, RemotingStatus.MESSAGE_ILLEGAL, "2**31"),
+        ({"f": 4, "a": "p", "i": "DELAY\x013\x02"}, RemotingStatus.MESSAGE_ILLEGAL, "half message"),
         ({"i": "DELAY\x01soon\x02"}, RemotingStatus.MESSAGE_ILLEGAL, "DELAY"),
     ],
 )
@@ -414,9 +480,11 @@ def send_half(client: Client, body: bytes) -> RemotingCommand:
     return answer
 
 
-def end(client: Client, offset: int, decision: int) -> RemotingCommand:
-    fields = {"producerGroup": "p", "commitLogOffset": offset, "commitOrRollback": decision}
-    return client.ask(RemotingCode.END_TRANSACTION, tranStateTableOffset=0, **fields)
+def end(
+    client: Client, offset: int, decision: int, place: int, group: str = "p"
+) -> RemotingCommand:
+    fields = {"producerGroup": group, "commitLogOffset": offset, "commitOrRollback": decision}
+    return client.ask(RemotingCode.END_TRANSACTION, tranStateTableOffset=place, **fields)
 
 
 def offset_of(answer: RemotingCommand) -> int:
@@ -429,10 +497,13 @@ def test_a_half_message_is_delivered_when_its_transaction_is_committed(site):
     producer_beat(client)
     yes, no = send_half(client, b"yes"), send_half(client, b"no")
     assert client.pull(0).code == RemotingStatus.PULL_NOT_FOUND
-    assert end(client, offset_of(no), 12).code == RemotingStatus.SUCCESS
-    assert end(client, offset_of(yes), 8).code == RemotingStatus.SUCCESS
-    assert end(client, offset_of(yes), 8).code == RemotingStatus.SUCCESS, "a repetition"
-    assert end(client, 12_345, 8).code == RemotingStatus.SUCCESS, "one that nobody knows any more"
+    first, second = int(yes.fields["queueOffset"]), int(no.fields["queueOffset"])
+    assert end(client, offset_of(no), 8, second, "other").code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(no), 8, second + 7).code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(no), 12, second).code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(yes), 8, first).code == RemotingStatus.SUCCESS
+    assert end(client, offset_of(yes), 8, first).code == RemotingStatus.SUCCESS, "a repetition"
+    assert end(client, 12_345, 8, 0).code == RemotingStatus.SUCCESS, "nobody knows it any more"
     site.run(500)
     assert bodies_of(client.pull(0)) == [b"yes"]
 
@@ -452,9 +523,11 @@ def test_a_producer_is_asked_about_its_transaction_and_one_of_mqmesh_is_answered
     assert check.fields["transactionId"] == "late"
     assert bodies_of(check) == [b"late"]
     assert b"PGROUP\x01p\x02" in check.body
+    assert b"TRAN_MSG" not in check.body
     assert b"\x01t" in check.body, "the topic that it is for"
-    assert end(other, int(check.fields["commitLogOffset"]), 0).code == RemotingStatus.SUCCESS
-    assert end(other, int(check.fields["commitLogOffset"]), 8).code == RemotingStatus.SUCCESS
+    offset, place = (int(check.fields[n]) for n in ("commitLogOffset", "tranStateTableOffset"))
+    assert end(other, offset, 0, place).code == RemotingStatus.SUCCESS
+    assert end(other, offset, 8, place).code == RemotingStatus.SUCCESS
     site.run(500)
     assert bodies_of(other.pull(0)) == [b"late"]
 

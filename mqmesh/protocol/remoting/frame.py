@@ -31,7 +31,7 @@ A header in JSON is an object with ``code``, ``language``, ``version``, ``opaque
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -57,11 +57,14 @@ _PYTHON: Final = 3
 _SMALLEST: Final = 4
 
 
+_I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
 class _JsonHeader(msgspec.Struct, gc=False):
-    code: int
-    opaque: int = 0
-    flag: int = 0
-    version: int = 0
+    code: _I32
+    opaque: _I32 = 0
+    flag: _I32 = 0
+    version: _I32 = 0
     language: str | int | None = ""
     remark: str | None = None
     extFields: dict[str, str | int | float | bool | None] | None = None
@@ -84,6 +87,7 @@ class RemotingCommand(msgspec.Struct):
         version: Of the sender, RocketMQ's ``MQVersion``.
         language: Of the sender.
         is_json: Form of the header; an answer has that of its request.
+        is_parked: Of a request: it waits for a message, and may for long.
     """
 
     code: int
@@ -95,6 +99,7 @@ class RemotingCommand(msgspec.Struct):
     version: int = VERSION
     language: str = "PYTHON"
     is_json: bool = True
+    is_parked: bool = False
 
     @property
     def is_oneway(self) -> bool:

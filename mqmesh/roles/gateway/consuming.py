@@ -1,5 +1,6 @@
 """Requests of RocketMQ's consumers: pulls and offsets."""
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
@@ -61,10 +62,22 @@ MISSING_TOPIC_MS: Final = 1_000
 """Pulls of a retry topic that is not there yet are answered after this, not to be repeated at
 once."""
 
+KEPT_MS: Final = 10_000
+"""Messages that nobody took for so long are asked for again."""
+DECODED_BYTES: Final = 4 * 1024 * KIB
+"""Bytes of messages, decompressed, that one answer of a broker may take, unless one batch alone has
+more."""
+STALE_MS: Final = 1_000
+"""A pull of a member whose queue was given to another one is answered so late: RocketMQ's clients
+pull again at once."""
+
 COMMIT_OFFSET: Final = 1
 SUSPEND: Final = 2
 HAS_SUBSCRIPTION: Final = 4
 """Bits of a pull's system flag."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class PulledRun(msgspec.Struct, eq=False):
@@ -75,8 +88,9 @@ class PulledRun(msgspec.Struct, eq=False):
         next: Offset behind them.
         offsets: Of the messages.
         messages: The messages.
-        size: Bytes of their batches.
+        size: Bytes of the messages.
         bounds: First and last offset of the queue when they came.
+        came_ms: When they came, monotonic clock.
     """
 
     first: int
@@ -85,30 +99,40 @@ class PulledRun(msgspec.Struct, eq=False):
     messages: list[StoredMessage]
     size: int
     bounds: tuple[int, int]
+    came_ms: int
 
 
 _RunKey = tuple[str, str, int, str, str]
+"""Broker group, topic, queue, type and text of the expression."""
 
 
 class PullCache:
     """Messages that brokers gave beyond what a pull took; the oldest go when there is no room.
 
     Args:
-        max_bytes: Bytes of batches that are kept.
+        max_bytes: Bytes of messages that are kept.
+        now_ms: Monotonic clock.
 
     Attributes:
-        held_bytes: Bytes of the batches that are there.
+        held_bytes: Bytes of the messages that are there.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, now_ms: Callable[[], int]) -> None:
         self._max_bytes = max_bytes
+        self._now_ms = now_ms
         self._runs: dict[_RunKey, PulledRun] = {}
         self.held_bytes = 0
 
     def find(self, key: _RunKey, offset: int) -> PulledRun | None:
         """Return the run that has the messages from an offset on."""
         run = self._runs.get(key)
-        return run if run is not None and run.first <= offset < run.next else None
+        if run is None or not run.first <= offset < run.next:
+            return None
+        if self._now_ms() - run.came_ms > KEPT_MS:
+            # By now the topic may be another one, or the time of the messages over.
+            self.drop(key)
+            return None
+        return run
 
     def keep(self, key: _RunKey, run: PulledRun) -> None:
         """Keep a run in place of the former one of its queue and expression."""
@@ -169,32 +193,55 @@ class Consuming:
     def _pull(self, session: RemotingSession, request: RemotingCommand) -> None:
         broker_name, flag = broker_of(session), number_field(request, "sysFlag", 0)
         group, topic = text_field(request, "consumerGroup"), text_field(request, "topic")
-        queue_id, offset = number_field(request, "queueId"), number_field(request, "queueOffset")
-        most = min(max(number_field(request, "maxMsgNums", 32), 1), MOST_MESSAGES)
+        queue = (group, topic, number_field(request, "queueId"))
+        offset = number_field(request, "queueOffset")
         member = self._members.of(session)
         if flag & COMMIT_OFFSET and number_field(request, "commitOffset", 0) > 0:
             commit = number_field(request, "commitOffset")
-            self._commit(broker_name, member, (group, topic, queue_id), commit, _ignore)
-        kind, expression = self._expression(request, flag, member, group, topic)
-        key = (broker_name, topic, queue_id, kind, expression)
+            self._commit(broker_name, member, queue, commit, _ignore)
+        wanted = self._expression(request, flag, member, group, topic)
+        if wanted is None:
+            # Without it the client would get what it did not subscribe to.
+            session.answer(
+                request,
+                RemotingStatus.SUBSCRIPTION_NOT_EXIST,
+                remark=f"no heartbeat of this client says what group {group} wants of {topic}",
+            )
+            return
+        key = (broker_name, topic, queue[2], *wanted)
         run = self._cache.find(key, offset)
         if run is not None:
-            self._give(session, request, key, run, offset, most)
+            self._give(session, request, key, run, offset)
             return
         suspend_ms = 0
         if flag & SUSPEND:
-            wanted_ms = number_field(request, "suspendTimeoutMillis", 0)
-            suspend_ms = min(max(wanted_ms, 0), MAX_SUSPEND_MS)
+            asked_ms = number_field(request, "suspendTimeoutMillis", 0)
+            suspend_ms = min(max(asked_ms, 0), MAX_SUSPEND_MS)
+        self._ask(session, request, key, queue, offset, suspend_ms)
+
+    def _ask(
+        self,
+        session: RemotingSession,
+        request: RemotingCommand,
+        key: _RunKey,
+        queue: QueueKey,
+        offset: int,
+        suspend_ms: int,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Ask the broker for the messages of a pull."""
+        member = self._members.of(session)
         asked = PullRequest(
-            group,
-            topic,
-            queue_id,
+            *queue,
             max(offset, 0),
             PULL_BYTES,
             suspend_ms,
-            expression,
-            kind,
-            generation=0 if member is None else member.claims.get((group, topic, queue_id), 0),
+            key[4],
+            key[3],
+            generation=0 if member is None else member.claims.get(queue, 0),
+            verify=verify,
+            epoch=0 if member is None else member.epochs.get(queue, 0),
         )
 
         def done(answer: Command | MQMeshError) -> None:
@@ -202,22 +249,50 @@ class Consuming:
                 if isinstance(answer, MQMeshError):
                     raise answer
                 found = decode_header(PullResponse, answer.header)
-                self._pulled(session, request, key, found, answer.body, offset, most)
+                if member is not None and len(member.epochs) < MOST_CLAIMS:
+                    member.epochs[queue] = found.epoch
+                damaged = self._pulled(session, request, key, found, answer.body, offset)
             except TopicNotFound as error:
-                self._missing_topic(session, request, topic, offset, error)
+                self._missing_topic(session, request, queue[1], offset, error)
             except StaleGeneration:
-                if member is not None:
-                    self._members.notify_changed(member, group)
-                _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, (0, 0))
+                self._lost_queue(member, queue)
+                self._later(session, request, offset, STALE_MS)
             except MQMeshError as error:
                 session.fail(request, error)
+            else:
+                if damaged and verify:
+                    text = f"the messages of {queue[1]!r} at offset {offset} are damaged"
+                    session.fail(request, CorruptBatch(text))
+                elif damaged:
+                    self._ask(session, request, key, queue, offset, suspend_ms, verify=True)
 
+        if suspend_ms:
+            session.park(request)
         self._upstream.request(
-            broker_name,
+            key[0],
             RequestCode.PULL_MESSAGE,
             done,
             header=encode_header(asked),
             timeout_ms=suspend_ms + REQUEST_MS,
+        )
+
+    def _lost_queue(self, member: GatewayMember | None, queue: QueueKey) -> None:
+        """Note that a broker gave a member's queue to another one.
+
+        The member is to look at its group again. If the queue is its own after that, it goes on
+        without a claim, as at RocketMQ: its clients do not claim again what they have.
+        """
+        if member is not None:
+            member.claims.pop(queue, None)
+            self._members.notify_changed(member, queue[0])
+
+    def _later(
+        self, session: RemotingSession, request: RemotingCommand, offset: int, delay_ms: int
+    ) -> None:
+        session.park(request)
+        self._upstream.loop.call_later(
+            delay_ms,
+            lambda: _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, (0, 0)),
         )
 
     def _expression(
@@ -227,15 +302,15 @@ class Consuming:
         member: GatewayMember | None,
         group: str,
         topic: str,
-    ) -> tuple[str, str]:
-        """Return type and text of the expression of a pull."""
+    ) -> tuple[str, str] | None:
+        """Return type and text of the expression of a pull; None if nobody knows it."""
         if flag & HAS_SUBSCRIPTION and request.fields.get("subscription"):
             kind = request.fields.get("expressionType") or ExpressionType.TAG.value
             return kind, request.fields["subscription"]
-        known = None if member is None else member.subscription(group, topic)
-        if known is None:
+        if member is not None and topic == RETRY_PREFIX + group and member.consumes(group):
             return ExpressionType.TAG.value, "*"
-        return known.expression_type, known.expression
+        known = None if member is None else member.subscription(group, topic)
+        return None if known is None else (known.expression_type, known.expression)
 
     def _pulled(
         self,
@@ -245,8 +320,8 @@ class Consuming:
         found: PullResponse,
         body: memoryview,
         offset: int,
-        most: int,
-    ) -> None:
+    ) -> bool:
+        """Answer a pull; return True, without an answer, if its first batch is damaged."""
         bounds = (found.min_queue_offset, found.max_queue_offset)
         if found.status == PullStatus.NO_NEW_MSG:
             _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, bounds)
@@ -260,27 +335,46 @@ class Consuming:
             code = RemotingStatus.PULL_OFFSET_MOVED
             _give_none(session, request, code, found.next_queue_offset, bounds)
         else:
-            messages = self._decode(key, body, offset)
-            offsets = [one.queue_offset for one in messages]
-            run = PulledRun(
-                offset, found.next_queue_offset, [*offsets], messages, len(body), bounds
-            )
+            run = self._decode(key, found, body, offset)
+            if run is None:
+                return True
             self._cache.keep(key, run)
-            self._give(session, request, key, run, offset, most)
+            self._give(session, request, key, run, offset)
+        return False
 
-    def _decode(self, key: _RunKey, body: memoryview, offset: int) -> list[StoredMessage]:
-        """Return the messages of an answer from an offset on; damaged batches are passed over."""
-        address = self._ports.address(key[0])
+    def _decode(
+        self, key: _RunKey, found: PullResponse, body: memoryview, offset: int
+    ) -> PulledRun | None:
+        """Return the messages of an answer from an offset on, up to damage or ``DECODED_BYTES``.
+
+        Returns:
+            None if nothing stands before the damage.
+        """
+        store_host, end, size = str(self._ports.address(key[0])), -1, 0
         messages: list[StoredMessage] = []
-        for header, batch in iter_batches(body):
-            try:
+        try:
+            for header, batch in iter_batches(body):
+                end = header.base_queue_offset
+                if size and size + header.raw_size > DECODED_BYTES:
+                    break
                 check_stored(batch)
                 messages += decode_messages(
-                    batch, header, broker_name=key[0], store_host=str(address)
+                    batch, header, broker_name=key[0], store_host=store_host
                 )
-            except CorruptBatch:
-                continue
-        return [one for one in messages if one.queue_offset >= offset]
+                size += header.raw_size
+                end = header.next_queue_offset
+            else:
+                end = found.next_queue_offset
+        except CorruptBatch as error:
+            _log.error("messages of %s from offset %d on: %s", key[1], end, error)
+            if end <= offset:
+                return None
+        wanted = [one for one in messages if one.queue_offset >= offset]
+        offsets: list[int] = [one.queue_offset for one in wanted]
+        bounds = (found.min_queue_offset, found.max_queue_offset)
+        return PulledRun(
+            offset, end, offsets, wanted, size, bounds, self._upstream.loop.clock.monotonic_ms()
+        )
 
     def _give(
         self,
@@ -289,8 +383,8 @@ class Consuming:
         key: _RunKey,
         run: PulledRun,
         offset: int,
-        most: int,
     ) -> None:
+        most = min(max(number_field(request, "maxMsgNums", 32), 1), MOST_MESSAGES)
         at = bisect_left(run.offsets, offset)
         address, records, size = self._ports.address(key[0]), list[bytes](), 0
         for message in run.messages[at : at + most]:
@@ -322,10 +416,7 @@ class Consuming:
             session.fail(request, error)
             return
         # Shown before it is there; see ``routing``.
-        self._upstream.loop.call_later(
-            MISSING_TOPIC_MS,
-            lambda: _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, (0, 0)),
-        )
+        self._later(session, request, offset, MISSING_TOPIC_MS)
 
     # ---- Offsets -------------------------------------------------------------------------
 
@@ -336,32 +427,39 @@ class Consuming:
         claims = member is not None and member.consumes(group)
         queue = QueueOffsetEntry(topic, queue_id)
 
+        def ask(client_id: str) -> None:
+            header = encode_header(QueryConsumerOffsetRequest(group, [queue], client_id))
+            self._upstream.ask(broker_name, RequestCode.QUERY_CONSUMER_OFFSET, header, done)
+
         def done(answer: Command | MQMeshError) -> None:
+            nonlocal claims
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
                 found = decode_header(ConsumerOffsets, answer.header)
-            except TopicNotFound as error:
-                if topic.startswith(RETRY_PREFIX):
-                    session.answer(request, fields={"offset": "0"})
+            except StaleGeneration:
+                if claims:
+                    # Another member has it in this generation, and does not know yet, or is one
+                    # that gives nothing back, as RocketMQ's: they go on without a claim.
+                    claims = False
+                    ask("")
                 else:
-                    session.fail(request, error)
+                    session.drop(request)
+                return
+            except TopicNotFound:
+                offset = 0 if topic.startswith(RETRY_PREFIX) else -1
+                _answer_offset(session, request, offset)
                 return
             except MQMeshError as error:
-                session.fail(request, error)
+                # Clients up to 4.9 take any error for "never consumed", and skip the backlog.
+                _log.info("the offset of group %s in %s: %s; no answer", group, topic, error)
+                session.drop(request)
                 return
             if member is not None and found.generation and len(member.claims) < MOST_CLAIMS:
                 member.claims[key] = member.generations[group] = found.generation
-            offset = found.queues[0].queue_offset if found.queues else -1
-            if offset < 0:
-                remark = f"group {group} has no offset in queue {queue_id} of topic {topic}"
-                session.answer(request, RemotingStatus.QUERY_NOT_FOUND, remark=remark)
-            else:
-                session.answer(request, fields={"offset": str(offset)})
+            _answer_offset(session, request, found.queues[0].queue_offset if found.queues else -1)
 
-        client_id = session.client_id if claims else ""
-        header = encode_header(QueryConsumerOffsetRequest(group, [queue], client_id))
-        self._upstream.ask(broker_name, RequestCode.QUERY_CONSUMER_OFFSET, header, done)
+        ask(session.client_id if claims else "")
 
     def _update_offset(self, session: RemotingSession, request: RemotingCommand) -> None:
         broker_name, key = broker_of(session), _queue_key(request)
@@ -386,15 +484,21 @@ class Consuming:
         on_done: Callable[[MQMeshError | None], None],
     ) -> None:
         group, topic, queue_id = key
-        is_member = member is not None and member.consumes(group)
+        generation = 0
+        if member is not None and key in member.claims:
+            generation = member.generations.get(group, 0)
         update = UpdateConsumerOffsetRequest(
             group,
-            member.client_id if member is not None and is_member else "",
+            member.client_id if member is not None and generation else "",
             [QueueOffsetEntry(topic, queue_id, offset)],
-            member.generations.get(group, 0) if member is not None and is_member else 0,
+            generation,
         )
 
         def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, StaleGeneration):
+                self._lost_queue(member, key)
+            elif not isinstance(answer, MQMeshError) and member is not None and generation:
+                member.claims[key] = generation  # a commit claims, too
             on_done(answer if isinstance(answer, MQMeshError) else None)
 
         header = encode_header(update)
@@ -443,6 +547,15 @@ class Consuming:
         )
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         self._upstream.ask(broker_of(session), code, header, done)
+
+
+def _answer_offset(session: RemotingSession, request: RemotingCommand, offset: int) -> None:
+    if offset < 0:
+        group, topic, queue_id = _queue_key(request)
+        remark = f"group {group} has no offset in queue {queue_id} of topic {topic}"
+        session.answer(request, RemotingStatus.QUERY_NOT_FOUND, remark=remark)
+    else:
+        session.answer(request, fields={"offset": str(offset)})
 
 
 def _queue_key(request: RemotingCommand) -> QueueKey:

@@ -65,6 +65,7 @@ class GatewayMember(msgspec.Struct, eq=False):
         heartbeat: The last one, as it is passed on.
         generations: Of its groups, as the broker said last.
         claims: Generation in which each queue was claimed.
+        epochs: Epoch of the log at the last pull of each queue.
         tokens: Of its locks.
     """
 
@@ -74,6 +75,7 @@ class GatewayMember(msgspec.Struct, eq=False):
     heartbeat: HeartbeatRequest
     generations: dict[str, int] = {}
     claims: dict[QueueKey, int] = {}
+    epochs: dict[QueueKey, int] = {}
     tokens: dict[QueueKey, int] = {}
 
     def consumes(self, group: str) -> bool:
@@ -131,10 +133,10 @@ class GatewayMembers:
         return [one for one in self._members.values() if one.consumes(group)]
 
     def on_broker_up(self, broker_name: str) -> None:
-        """Send the heartbeats of all members again: the broker may know nothing of them."""
+        """Send heartbeats and locks of all members again: the broker may know nothing of them."""
         for member in self._members.values():
             if member.broker_name == broker_name:
-                self._send_heartbeat(member, _ignore)
+                self._send_heartbeat(member, partial(self._renew_locks, member))
 
     def on_changed(self, broker_name: str, command: Command) -> None:
         """Pass on to the members of a group that members came or went.
@@ -186,6 +188,9 @@ class GatewayMembers:
             session.answer(request)  # a name server keeps no members
             return
         key = (session.broker_name, data.client_id)
+        former = self.of(session)
+        if former is not None and former.client_id != data.client_id:
+            self._leave(former)  # a connection speaks for one client
         member = self._members.get(key)
         if member is None:
             if len(self._members) >= self._max_members:
@@ -260,6 +265,31 @@ class GatewayMembers:
         self._upstream.ask(
             member.broker_name, RequestCode.UNREGISTER_CLIENT, header, _ignore_answer
         )
+
+    def _renew_locks(self, member: GatewayMember, error: MQMeshError | None) -> None:
+        """Lock a member's queues again: RocketMQ's clients renew each 20 s, which is too late."""
+        if error is not None:
+            _ignore(error)
+            return
+        queues: dict[str, list[LockEntry]] = {}
+        for (group, topic, queue_id), token in member.tokens.items():
+            queues.setdefault(group, []).append(LockEntry(topic, queue_id, token))
+        for group, entries in queues.items():
+            header = encode_header(LockBatchRequest(group, member.client_id, entries))
+            done = partial(self._renewed, member, group)
+            self._upstream.ask(member.broker_name, RequestCode.LOCK_BATCH_MQ, header, done)
+
+    def _renewed(self, member: GatewayMember, group: str, answer: Command | MQMeshError) -> None:
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            found = decode_header(LockBatchResponse, answer.header).queues
+        except MQMeshError as error:
+            _log.info("locks of %s could not be renewed: %s", member.client_id, error)
+            return
+        for entry in found:
+            if entry.token > 0:
+                member.tokens[(group, entry.topic, entry.queue_id)] = entry.token
 
     # ---- Lists and locks -----------------------------------------------------------------
 

@@ -25,6 +25,7 @@ DELAY_MS: Final = "TIMER_DELAY_MS"
 DELAY_S: Final = "TIMER_DELAY_SEC"
 DELIVER_MS: Final = "TIMER_DELIVER_MS"
 PRODUCER_GROUP: Final = "PGROUP"
+HALF: Final = "TRAN_MSG"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
 ORDINALS: Final = 65_536
@@ -33,7 +34,8 @@ ordinal, is the offset that RocketMQ's clients see."""
 
 _FIELDS: Final = frozenset({TAGS, SHARDING_KEY, DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS})
 """Properties that are fields of an mqmesh message."""
-_DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC}
+_DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC, PRODUCER_GROUP, HALF}
+"""Properties of a client that are not stored. A committed message is no half message any more."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -140,22 +142,22 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
     """
     info = message.info
     topic = message.topic if half_group else info.topic
-    properties = {
-        name: value
-        for name, value in (message.properties or {}).items()
-        if name not in RESERVED_PROPERTIES
-    }
-    if KEYS not in properties and message.keys:
-        properties[KEYS] = " ".join(message.keys)
+    # Those that clients need stand first: where there is no room, the last are left out.
+    own = message.properties or {}
+    properties = {UNIQ_KEY: own.get(UNIQ_KEY) or message.message_id}
     if message.tag is not None:
         properties[TAGS] = message.tag
-    if message.sharding_key is not None:
-        properties[SHARDING_KEY] = message.sharding_key
-    properties.setdefault(UNIQ_KEY, message.message_id)
     if info.topic.startswith(RETRY_PREFIX) and message.topic != info.topic:
         properties[RETRY_TOPIC] = message.topic
     if half_group:
         properties[PRODUCER_GROUP] = half_group
+    if message.sharding_key is not None:
+        properties[SHARDING_KEY] = message.sharding_key
+    if KEYS not in own and message.keys:
+        properties[KEYS] = " ".join(message.keys)
+    for name, value in own.items():
+        if name not in RESERVED_PROPERTIES:
+            properties.setdefault(name, value)
     place = RecordPlace(
         info.queue_id,
         message.queue_offset,

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound
+from mqmesh.errors import InvalidArgument, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX, Message, MessageQueue, check_group
 from mqmesh.message_checks import check_messages
 from mqmesh.protocol.messaging import SendStatus
@@ -94,7 +94,11 @@ class Producing:
         messages = check_messages(
             self._messages(request, fields, system_flag), max_message_size=MAX_MESSAGE_BYTES
         )
-        if half_group:
+        delays = {(one.delay_level, one.deliver_at_ms) for one in messages}
+        if (half_group or len(messages) > 1) and delays != {(0, 0)}:
+            what = "a half message" if half_group else "a batch"
+            raise InvalidArgument(f"{what} cannot be delayed; send its messages one by one")
+        if system_flag & PREPARED:
             check_group(half_group)
         sent = partial(self._sent, session, request, queue, messages, half_group)
         self._sends.send(queue, messages, sent, half_group)
@@ -148,4 +152,7 @@ def _number(fields: Mapping[str, str], name: str, default: int | None = None) ->
         return default
     if text is None or not (text.isascii() and text.isdecimal() and len(text) < 11):
         raise RemoteProtocolError(f"{name} of a send must be a number from 0: {text!r:.50}")
-    return int(text)
+    number = int(text)
+    if number >= 2**31:
+        raise RemoteProtocolError(f"{name} of a send must be below 2**31, not {number}")
+    return number

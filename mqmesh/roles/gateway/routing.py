@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mqmesh.errors import MQMeshError, TopicNotFound
+from mqmesh.errors import BrokerNotAvailable, MQMeshError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
 from mqmesh.protocol.remoting.bodies import RouteBody, RouteBroker, RouteQueue, encode_body
 from mqmesh.protocol.remoting.codes import RemotingCode
@@ -43,6 +43,8 @@ class Routing:
                 session.answer(request, body=encode_body(self._retry_route()))
             elif isinstance(found, MQMeshError):
                 session.fail(request, found)
+            elif self._ports.groups().keys().isdisjoint(one.broker_name for one in found.queues):
+                session.fail(request, BrokerNotAvailable(f"no broker group of {topic!r} is served"))
             else:
                 session.answer(request, body=encode_body(self._body(found)))
 
@@ -57,7 +59,10 @@ class Routing:
         order = None
         if route.order:
             order = ";".join(f"{one.broker_name}:{one.write_queue_nums}" for one in route.queues)
-        clusters = {one.broker_name: one.cluster_name for one in route.brokers}
+        served = self._ports.groups()
+        clusters = {
+            one.broker_name: one.cluster_name for one in route.brokers if one.broker_name in served
+        }
         return RouteBody(
             [
                 RouteQueue(one.broker_name, one.read_queue_nums, one.write_queue_nums, one.perm)

@@ -101,7 +101,10 @@ class GatewaySendBacks:
                 name = broker_of(session)
                 messages = decode_found(answer.body, broker_name=name, store_host="")
                 places = [
-                    (one.queue_id, one.queue_offset) for one in messages if one.info.topic == topic
+                    (one.queue_id, one.queue_offset)
+                    for one in messages
+                    if one.info.topic == topic
+                    and message_id in (one.property(UNIQ_KEY), one.message_id)
                 ]
                 place = places[0] if places else None
                 if place is None and asked:

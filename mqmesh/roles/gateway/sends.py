@@ -1,5 +1,6 @@
 """Sends of RocketMQ's producers: what comes in one turn for one queue is one record batch."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -14,10 +15,11 @@ from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     EndpointUnreachable,
-    LocalProtocolError,
+    InvalidArgument,
     MQMeshError,
     NotMaster,
     RemoteProtocolError,
+    RequestTimeout,
     SystemBusy,
 )
 from mqmesh.message import Message, MessageQueue
@@ -48,6 +50,7 @@ RETRIES: Final = 2
 
 _OK: Final = int(ResponseCode.SUCCESS)
 _AT_TIMES: Final = -1
+_log = logging.getLogger(__name__)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -85,6 +88,7 @@ class _Waiting(msgspec.Struct, eq=False):
     size: int
     delay: int
     half_group: str
+    deadline_ms: int
 
 
 class _SendBatch(msgspec.Struct, eq=False):
@@ -176,7 +180,8 @@ class Sends:
             line = self._lines[queue] = _Line(deque())
         first = messages[0]
         delay = _AT_TIMES if first.deliver_at_ms else first.delay_level
-        line.waiting.append(_Waiting(messages, on_sent, size, delay, half_group))
+        deadline_ms = self._clock.monotonic_ms() + SEND_MS
+        line.waiting.append(_Waiting(messages, on_sent, size, delay, half_group, deadline_ms))
         if line.batch is None:
             self._ready.setdefault(queue.broker_name, {})[queue] = None
             self._outbox.schedule()
@@ -230,15 +235,24 @@ class Sends:
         for queue in list(self._ready.get(broker_name, {})):
             line = self._lines[queue]
             batch = self._next_batch(line, queue)
-            if batch is not None and batch.deadline_ms <= now_ms:
+            if batch is None:
+                del self._ready[broker_name][queue]
+            elif batch.deadline_ms <= now_ms:
                 self._finish(line, batch, batch.failure or gone)
 
     # ---- Batches -------------------------------------------------------------------------
 
     def _next_batch(self, line: _Line, queue: MessageQueue) -> _SendBatch | None:
         """Return the batch of a queue that is to be sent, made if there is none."""
+        now_ms = self._clock.monotonic_ms()
         while line.batch is None and line.waiting:
             sends = [line.waiting.popleft()]
+            if sends[0].deadline_ms <= now_ms:
+                # Its client gave it up, and may have sent it again.
+                self._end(
+                    sends, RequestTimeout(f"no place for a message of {queue} in {SEND_MS} ms")
+                )
+                continue
             count, size = len(sends[0].messages), sends[0].size
             while line.waiting:
                 other = line.waiting[0]
@@ -252,10 +266,12 @@ class Sends:
                 sends.append(line.waiting.popleft())
             try:
                 parts = self._encode(queue, sends)
-            except LocalProtocolError as error:
-                self._end(sends, error)
+            except Exception as error:
+                # Whatever it is: a send that was taken must have its outcome.
+                _log.warning("messages of %s cannot be encoded: %s", queue, error)
+                self._end(sends, InvalidArgument(f"the messages cannot be encoded: {error}"))
                 continue
-            deadline_ms = self._clock.monotonic_ms() + SEND_MS
+            deadline_ms = sends[0].deadline_ms
             line.batch = _SendBatch(queue, sends, self._next_sequence, parts, deadline_ms)
             self._next_sequence += sum(len(one.messages) for one in sends)
         if line.batch is None:

@@ -95,7 +95,7 @@ class GatewayServer:
             self._upstream.brokers.follow,
             config.max_waiting_bytes,
         )
-        self._cache = PullCache(config.pull_cache_bytes)
+        self._cache = PullCache(config.pull_cache_bytes, self._clock.monotonic_ms)
         self._consuming = Consuming(self._upstream, self._members, self._ports, self._cache)
         self._transactions = GatewayTransactions(
             self._upstream, self._members, self._ports, self._sends.producer_id, key
@@ -179,7 +179,10 @@ class GatewayServer:
     def _serve_broker(self, port: int, broker_name: str) -> None:
         self._listen(port, broker_name)
         if self._config.vip_ports:
-            self._listen(port - VIP_STEP, broker_name)
+            try:
+                self._listen(port - VIP_STEP, broker_name)
+            except OSError as error:
+                _log.warning("no VIP port for broker group %s: %s", broker_name, error)
 
     def _accept(self, broker_name: str, stream: ByteStream) -> None:
         if len(self._sessions) >= self._config.max_connections:

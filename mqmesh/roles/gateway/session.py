@@ -1,6 +1,7 @@
 """One connection of a RocketMQ client: its frames, the requests in flight, and their answers."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -72,6 +73,10 @@ class SessionLimits(msgspec.Struct, frozen=True):
     idle_timeout_ms: int
 
 
+MOST_PARKED: Final = 65_536
+"""Pulls of one connection that wait for messages apart from the limit of requests in flight."""
+
+
 class Handler(Protocol):
     """Handler of a request, which answers it by ``session.answer`` or ``session.fail``, now or
     later."""
@@ -118,9 +123,11 @@ class RemotingSession:
         self._now_ms = now_ms
         self._on_end = on_end
         self._reader = RemotingReader(limits.max_frame_bytes)
+        self._todo: deque[RemotingCommand] = deque()
         self._waiting = 0
+        self._parked = 0
         self._next_opaque = 0
-        self._is_paused = False
+        self._is_paused = self._is_working = False
         self.broker_name = broker_name
         self.client_id = ""
         self.peer = stream.peer
@@ -133,23 +140,19 @@ class RemotingSession:
         """Serve the requests that are whole now."""
         self.heard_ms = self._now_ms()
         try:
-            for command in self._reader.feed(data):
-                if not command.flag & RESPONSE:
-                    self._serve(command)
-                if self.is_closed:
-                    return
+            self._todo.extend(self._reader.feed(data))
         except RemoteProtocolError as error:
             _log.warning("%s speaks no remoting: %s; closing its connection", self.peer, error)
             self.close()
             return
-        self._look_at_limits()
+        self._work()
 
     def on_stuck(self) -> None:
         """Do nothing: ``answer`` looks at what waits."""
 
     def on_drained(self) -> None:
         """Read again."""
-        self._look_at_limits()
+        self._work()
 
     def on_closed(self) -> None:
         """Note the end of the connection."""
@@ -167,12 +170,24 @@ class RemotingSession:
         remark: str = "",
     ) -> None:
         """Answer a request; nothing is sent to a one-way one, or once the client is gone."""
-        self._waiting -= 1
-        if self.is_closed:
-            return
-        if not request.is_oneway:
+        if not self.is_closed and not request.is_oneway:
             self._send(request.answer(code, fields, body=body, remark=remark))
-        self._look_at_limits()
+        self.drop(request)
+
+    def drop(self, request: RemotingCommand) -> None:
+        """Leave a request without an answer: its client gives it up, and tries again later."""
+        if request.is_parked:
+            self._parked -= 1
+        else:
+            self._waiting -= 1
+        self._work()
+
+    def park(self, request: RemotingCommand) -> None:
+        """Note that a request waits for a message: it keeps no other from being read."""
+        if self._parked < MOST_PARKED and not request.is_parked:
+            request.is_parked = True
+            self._parked += 1
+            self._waiting -= 1
 
     def fail(self, request: RemotingCommand, error: Exception) -> None:
         """Answer a request with an error."""
@@ -199,6 +214,21 @@ class RemotingSession:
         if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
             _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
             self.close()
+
+    def _work(self) -> None:
+        """Serve what has come, as long as the limits allow."""
+        if self._is_working:
+            return  # an answer that is given at once
+        self._is_working = True
+        try:
+            self._look_at_limits()
+            while self._todo and not (self._is_paused or self.is_closed):
+                command = self._todo.popleft()
+                if not command.flag & RESPONSE:
+                    self._serve(command)
+                self._look_at_limits()
+        finally:
+            self._is_working = False
 
     def _serve(self, command: RemotingCommand) -> None:
         self._waiting += 1

@@ -46,6 +46,11 @@ class _Half(msgspec.Struct, frozen=True):
     ordinal: int
     group: str
 
+    @property
+    def queue_offset(self) -> int:
+        """Its place in the half topic, which clients repeat."""
+        return self.place.base_queue_offset + self.ordinal
+
 
 class GatewayTransactions:
     """Half messages of the gateway's clients.
@@ -147,6 +152,10 @@ class GatewayTransactions:
         decision = _DECISIONS.get(number_field(request, "commitOrRollback"))
         key = (broker_of(session), number_field(request, "commitLogOffset"))
         half = self._halves.get(key)
+        named = (request.fields.get("producerGroup"), number_field(request, "tranStateTableOffset"))
+        if half is not None and named != (half.group, half.queue_offset):
+            _log.warning("an end of a transaction names another message than is there: %s", named)
+            half = None
         if decision is None or half is None:
             # Unknown to the producer, or to a gateway that was restarted: it is asked back.
             session.answer(request)

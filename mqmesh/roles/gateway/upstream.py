@@ -4,10 +4,16 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.route import BrokerData, ClusterInfo, GetClusterRequest, RouteHint
+from mqmesh.protocol.route import (
+    BrokerData,
+    ClusterInfo,
+    GetClusterRequest,
+    RouteHint,
+    TopicRoute,
+)
 from mqmesh.sdk.client.broker_connections import BrokerConnections
 from mqmesh.sdk.client.master_requests import MasterRequests
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
@@ -124,8 +130,15 @@ class Upstream:
         known = self.routes.route(topic)
         if known is not None:
             on_done(known)
-        else:
-            self._finder.find(topic, on_done)
+            return
+
+        def done(found: TopicRoute | MQMeshError) -> None:
+            if isinstance(found, TopicNotFound):
+                # Clients ask again; names that anybody makes up are not looked for meanwhile.
+                self._finder.forget(topic)
+            on_done(found)
+
+        self._finder.find(topic, done)
 
     def refresh(self, topic: str) -> None:
         """Ask for a route again: a broker refused what it says."""
