@@ -112,8 +112,10 @@ class Process:
         for server in self._dead:
             if isinstance(server, ScheduleServer):
                 server._close_env(None)
-            if isinstance(server, ScheduleServer | GatewayServer) and server._lock is not None:
-                server._lock.release()
+            if isinstance(server, ScheduleServer | GatewayServer):
+                lock = server._lock
+                if lock is not None:
+                    lock.release()
 
     def _ended(self) -> None:
         # The loop failed: the store has stopped.
