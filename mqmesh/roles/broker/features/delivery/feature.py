@@ -585,14 +585,23 @@ class DeliveryFeature(Feature):
         return oldest
 
     def _begin(self, key: WindowKey, wanted: ReceiveRequest, is_retry: bool) -> DeliveryWindow:
-        """Make the window of a group that receives from a queue for the first time."""
+        """Make the window of a group that receives from a queue for the first time.
+
+        With ``LAST_OFFSET`` all queues of a topic begin together: one that is added later is read
+        from its first message.
+        """
         group, topic, queue_id = key
         low, high = self._bounds(topic, queue_id)
         start: int = self._offsets.query(group, topic, queue_id)
         if start < 0:
             known = self._groups.require_member(group, wanted.member).members[wanted.member]
             is_last = known.consume_from_where == ConsumeFromWhere.LAST_OFFSET
-            start = high if is_last and not is_retry else low
+            start = low
+            if is_last and not is_retry and topic not in self._offsets.topics(group):
+                start = high
+                for other in range(self._topics.require(topic).readable_queues):
+                    if other != queue_id:
+                        self._windows.begin((group, topic, other), self._bounds(topic, other)[1])
         return self._windows.begin(key, min(max(start, low), high))
 
     def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:

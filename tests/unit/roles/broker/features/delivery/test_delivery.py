@@ -754,6 +754,18 @@ def test_a_group_begins_where_its_members_say(stage):
     assert scene.receive()[1] == [b"0", b"1"]
 
 
+def test_a_queue_that_is_added_later_is_read_from_its_first_message(stage):
+    scene = Scene(stage)
+    topics = stage.features.state.topics
+    topics.set(TopicConfig("t", 2, 2), 0)
+    scene.join("a", where="LAST_OFFSET")
+    scene.send(queue_id=1)
+    assert scene.receive() == ([], [])
+    topics.set(TopicConfig("t", 3, 3), 0)
+    scene.send(queue_id=2)
+    assert [one.queue_id for one in scene.receive()[0]] == [2]
+
+
 def test_a_reset_makes_receipts_stale(scene):
     scene.send(3)
     (lease,), _ = scene.receive()
