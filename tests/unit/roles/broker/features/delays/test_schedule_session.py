@@ -53,6 +53,7 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.features.delays import due_messages
+from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.exporter.families import Families
 from mqmesh.roles.exporter.names import Node, broker_series, group_series, metric_series
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -146,7 +147,7 @@ class Rig:
     def restart_broker(self):
         """What was staged is lost, what was stored stays."""
         self.link.broken = True
-        self.stage.features.writes.stage.take()
+        self.stage.features.writes.stage = SendStage()
         self.stage.epoch += 1
         self.stage.restart()
         self.service.on_disconnected()
