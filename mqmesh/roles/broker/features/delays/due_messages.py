@@ -5,6 +5,7 @@ record last: a crash repeats at most what was being delivered, under the same id
 """
 
 import logging
+from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -89,12 +90,11 @@ class DueMessages:
             try:
                 status = DueStatus.DONE
                 if action is not ScheduleAction.CANCEL:
-                    data = self._batch(opened, action, run, now_ms)
-                    if data is None:
+                    batches = self._batches(opened, action, run, now_ms)
+                    if not batches:
                         status = DueStatus.NOT_DUE
-                    else:
-                        prepared.batches.append(data)
-                        size += len(data)
+                    prepared.batches += batches
+                    size += sum(map(len, batches))
             except (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange) as error:
                 # For ever: the log does not come back, and no batch may be larger. It must not hold
                 # up the others.
@@ -109,10 +109,14 @@ class DueMessages:
             prepared.batches.append(self._record(action, done))
         return prepared
 
-    def _batch(
+    def _batches(
         self, opened: OpenedBatches, action: ScheduleAction, run: Run, now_ms: int
-    ) -> bytes | None:
-        """Return the batch that a run is written as; None when it is not due yet."""
+    ) -> list[bytes]:
+        """Return the batches that a run is written as; none when it is not due yet.
+
+        All messages of a batch expire together: those that live on from their delivery, and are due
+        at different times, become batches of their own.
+        """
         offset, first, count = run
         batch = opened.open(self._store, offset)
         header = batch.header
@@ -125,9 +129,9 @@ class DueMessages:
             batch.split()
         times = times if len(times) == 1 else times[first : first + count]
         if action is ScheduleAction.ROLL:
-            return _rolled(batch, run, times)
+            return [_rolled(batch, run, times)]
         if max(times) > now_ms:
-            return None
+            return []
         config = self._settings.now
         # It was there when the message was acknowledged, and may have been deleted.
         queues = meta.real_queue_id + 1
@@ -136,16 +140,25 @@ class DueMessages:
         topic = self._writes.ensure_topic(meta.real_topic, queues)
         # A queue may be gone by now; nobody would read there.
         queue_id = meta.real_queue_id % max(topic.config.read_queue_nums, 1)
-        return redeliver(
-            batch.data,
-            header,
-            first=first,
-            count=count,
-            topic=meta.real_topic,
-            queue_id=queue_id,
-            expires_ms=_expires_ms(meta, times),
-            raws=batch.raws,
-        )
+        parts = [(times[0], count)]
+        if isinstance(meta, ExpiringMeta) and meta.expires_ms <= 0 and len(times) > 1:
+            parts = [(due_ms, len(list(same))) for due_ms, same in groupby(times)]
+        found: list[bytes] = []
+        for due_ms, size in parts:
+            found.append(
+                redeliver(
+                    batch.data,
+                    header,
+                    first=first,
+                    count=size,
+                    topic=meta.real_topic,
+                    queue_id=queue_id,
+                    expires_ms=_expires_ms(meta, due_ms),
+                    raws=batch.raws if len(parts) == 1 else batch.split(),
+                )
+            )
+            first += size
+        return found
 
     def _record(self, action: ScheduleAction, runs: list[Run]) -> bytes:
         return encode_batch(
@@ -159,11 +172,11 @@ class DueMessages:
         )
 
 
-def _expires_ms(meta: DelayedMeta, times: tuple[int, ...]) -> int:
+def _expires_ms(meta: DelayedMeta, due_ms: int) -> int:
     """Return when delivered messages expire: so long after their delivery, or when a retry does."""
     if not isinstance(meta, ExpiringMeta):
         return 0
-    return meta.expires_ms if meta.expires_ms > 0 else max(times) - meta.expires_ms
+    return meta.expires_ms if meta.expires_ms > 0 else due_ms - meta.expires_ms
 
 
 def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:

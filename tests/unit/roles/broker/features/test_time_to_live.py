@@ -51,7 +51,8 @@ class Prices:
     def batch(self, *bodies, ttl_ms=0, due_ms=0, tag=None, topic="t") -> bytes:
         payload = encode_payload([Message(topic, body, tag=tag) for body in bodies])
         meta, attributes = None, 0
-        due = pack_due_times([due_ms]) if due_ms else b""
+        times = due_ms if isinstance(due_ms, list) else [due_ms]
+        due = pack_due_times(times) if due_ms else b""
         if ttl_ms:
             expires_ms = -ttl_ms if due_ms else self.now_ms + ttl_ms
             meta = ExpiringMeta(topic, payload.tag_hashes, "", 0, due, expires_ms=expires_ms)
@@ -233,18 +234,30 @@ def test_a_delayed_message_lives_from_its_delivery_on(prices):
     assert prices.pulled()[2] == []
 
 
-def deliver(prices) -> None:
+def deliver(prices, count=1) -> None:
     stage = prices.stage
     found = stage.store.get("SCHEDULE_TOPIC_XXXX", 64, 0, max_bytes=1)
     if not found.data:
         found = stage.store.get("SCHEDULE_TOPIC_XXXX", 17, 0, max_bytes=1)
     place = read_header(found.data[0]).commitlog_offset
     due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
-    prepared = due.prepare(ScheduleAction.DELIVER, [(place, 0, 1)])
+    prepared = due.prepare(ScheduleAction.DELIVER, [(place, 0, count)])
     stage.features.writes.put(
         [batch_to_put(one) for one in prepared.batches], lambda outcomes: None
     )
     stage.end_tick()
+
+
+def test_messages_that_are_due_at_different_times_expire_at_different_times(prices):
+    now_ms = prices.now_ms
+    prices.send(b"a", b"b", b"c", ttl_ms=1_000, due_ms=[now_ms + 10, now_ms + 10, now_ms + 900])
+    prices.stage.clock.advance(900)
+    deliver(prices, 3)
+    assert prices.pulled()[2] == [b"a", b"b", b"c"]
+    prices.stage.clock.advance(110)
+    place, bodies = prices.pulled()[1:]
+    assert (place, bodies) == (2, [])
+    assert prices.pulled(place)[2] == [b"c"]
 
 
 def test_a_delayed_message_that_was_rolled_forward_lives_as_long(prices):
