@@ -118,7 +118,8 @@ class ReceiveSource:
         self._demand = demand
         self._prefetch = prefetch
         # The broker gives the same leases to a receive of the same number, if an answer was lost.
-        self._attempt_id = 1
+        # Another source of the member had others, of which it may give leases once more.
+        self._attempt_id = client.transport.random.getrandbits(32) << 16 | 1
 
     @property
     def has_open(self) -> bool:
@@ -253,7 +254,7 @@ class ReceiveSource:
             except MQMeshError as caught:
                 error = caught
         # Behind the messages: a caller that waits for its report finds them.
-        self.settler.answered(report, found.settled, error)
+        self.settler.answered(report, found.settled, None if found.settled else error)
         self._go_on(error)
 
     def _go_on(self, error: MQMeshError | None) -> None:

@@ -87,6 +87,7 @@ class Settler:
         self._waiting: deque[Settling] = deque()
         self._is_busy = False
         self._taken = 0
+        self._again_ms = 0
         self._when_idle: list[Callable[[], None]] = []
 
     @property
@@ -157,8 +158,11 @@ class Settler:
             self._waiting.popleft().on_done(error)
 
     def take(self) -> Report:
-        """Return what waits, for a request of another kind; ``answered`` follows."""
-        gathered = _gather(self._waiting)
+        """Return what waits, for a request of another kind; ``answered`` follows.
+
+        None of it before the pause after a refusal is over: else each answer would ask anew.
+        """
+        gathered = [] if self._pause_ms() else _gather(self._waiting)
         self._taken += bool(gathered)
         return Report(
             gathered,
@@ -186,6 +190,10 @@ class Settler:
         self._look_idle()
 
     def _send(self) -> None:
+        pause_ms = self._pause_ms()
+        if self._waiting and pause_ms:
+            self._client.call_later(pause_ms, self._send)
+            return
         if not self._waiting or self._ride():
             self._is_busy = False
             self._look_idle()
@@ -240,7 +248,12 @@ class Settler:
                     one.on_done(refusal)
         self._waiting.extendleft(reversed(again))
         is_failed = (again and error is not None) or any(not one.alone for one in again)
-        return RETRY_MS if is_failed else 0
+        if is_failed:
+            self._again_ms = now_ms + RETRY_MS
+        return self._pause_ms()
+
+    def _pause_ms(self) -> int:
+        return max(self._again_ms - self._client.loop.clock.monotonic_ms(), 0)
 
     def _settled(self, some: list[Settling], refusal: MQMeshError | None) -> list[Settling]:
         """Report an outcome; return what has to be tried by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from harness.batches import encode_flights, stored_batch
 
 from mqmesh.errors import CorruptBatch, EndpointUnreachable
 from mqmesh.message import Message
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import (
@@ -44,6 +46,7 @@ class Case:
     """A source, the requests that it made, and a caller that waits for a minute."""
 
     client_id = "member"
+    transport = SimpleNamespace(random=Random(7))
 
     def __init__(self):
         self.wanted = Demand(10, LENGTH_MS, 61_000)
@@ -182,6 +185,25 @@ def test_a_report_travels_with_the_receive_of_a_caller_that_will_ask_soon(case):
     assert not case.requests
 
 
+def test_a_report_counts_although_the_messages_that_came_with_its_answer_are_damaged(case):
+    case.wanted = None
+    case.answer(2)
+    held, outcomes = case.source.leases[1], []
+    case.prefetched = Demand(10, LENGTH_MS, 0)
+    case.source.settler.gather(SettleAction.ACK, [(held, 0b11)], 9_000, outcomes.append)
+    case.turn()
+    case.answer(3, damage=0, codes=[0])
+    assert outcomes == [None]
+
+
+def test_a_source_does_not_take_up_the_receives_of_one_before_it(case):
+    (first, _), *_ = case.requests
+    other = Case()
+    other.source.receive()
+    (second, _), *_ = other.requests
+    assert first.attempt_id != second.attempt_id
+
+
 def test_a_report_does_not_wait_for_a_receive_that_waits(case):
     held = HeldLease("broker-a", "flights", MessageLease(7, 0, 0, 1, 1, 1, LENGTH_MS), 1, 60_000)
     case.source.settler.gather(SettleAction.ACK, [(held, 1)], 9_000, lambda error: None)
@@ -199,6 +221,7 @@ def test_a_report_whose_answer_was_lost_is_sent_again(case):
         request, on_answer = case.asked(ReceiveRequest)
         assert len(request.settle) == 1
         on_answer(EndpointUnreachable("broke"))
+        case.loop.clock.advance(200)
     assert outcomes == []
 
 
@@ -210,3 +233,20 @@ def test_a_receive_whose_answer_was_lost_is_repeated_with_its_number(case):
     assert case.requests[0][0].attempt_id == first.attempt_id
     case.answer(1)
     assert case.requests[0][0].attempt_id == first.attempt_id + 1
+
+
+def test_a_report_that_is_refused_for_now_does_not_travel_with_the_next_receives(case):
+    case.wanted = None
+    case.answer(2)
+    held, outcomes = case.source.leases[1], []
+    case.prefetched = Demand(10, LENGTH_MS, 0)
+    case.source.settler.gather(SettleAction.NACK, [(held, 0b11)], 9_000, outcomes.append)
+    case.turn()
+    case.wanted = Demand(10, LENGTH_MS, 61_000)
+    case.answer(codes=[int(ResponseCode.SYSTEM_BUSY)])
+    request, on_answer = case.asked(ReceiveRequest)
+    assert (request.settle, outcomes) == ([], [])
+    case.loop.clock.advance(200)
+    on_answer(answer_of(ReceiveResponse()))
+    request, _ = case.asked(ReceiveRequest)
+    assert len(request.settle) == 1

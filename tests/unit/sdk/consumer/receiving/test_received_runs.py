@@ -1,5 +1,6 @@
 """Messages of leases that a push consumer holds: what of them keeps its lease."""
 
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ def test_a_lease_is_kept_until_all_of_its_messages_are_reported():
     requests: list[Any] = []
     client: Any = SimpleNamespace(
         client_id="member",
+        transport=SimpleNamespace(random=Random(7)),
         loop=SimpleNamespace(clock=ManualClock()),
         brokers=SimpleNamespace(connection=nothing),
         post=lambda callback: callback(),
