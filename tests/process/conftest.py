@@ -57,7 +57,9 @@ class Wire:
         return thing
 
     def client(self, endpoint: str, **options) -> CommandClient | PlainClient:
-        """Connect a client."""
+        """Connect a client; with a ``ring`` of its own one of libzmq."""
+        if "ring" in options:
+            return self.closing(CommandClient(self.context, self.loop, endpoint, **options))
         return self.closing(self.transport.connect(endpoint, by_loop=self._by_loop, **options))
 
     def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0", **limits):

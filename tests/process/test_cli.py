@@ -83,6 +83,9 @@ def test_a_topic_is_created_changed_shown_and_deleted(cli):
         "order": True,
         "retention_ms": 0,
         "retention_messages": 0,
+        "message_ttl": False,
+        "on_expired": "drop",
+        "priorities": 0,
     }
     (route,) = as_json(cli, "topic", "route", "life")
     assert [queue["broker_name"] for queue in route["queues"]] == ["broker-a", "broker-b"]

@@ -37,8 +37,9 @@ def test_a_unit_starts_its_role_and_sigterm_ends_it(path: Path, tmp_path: Path) 
 
     command = [sys.executable, "-m", "mqmesh.cli", role, flag, str(CONF / Path(config).name)]
     command += ["--set", "namesrv_addr=[]"] if role == "broker" else []
-    command += ["--set", "listen_port=0"] if role != "schedule" else []
-    has_store = role in ("broker", "schedule")
+    port = {"gateway": "namesrv_port", "schedule": ""}.get(role, "listen_port")
+    command += ["--set", f"{port}=0"] if port else []
+    has_store = role in ("broker", "schedule", "gateway")
     command += ["--set", f"store_path_root_dir={tmp_path}"] if has_store else []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True

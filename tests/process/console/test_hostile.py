@@ -70,6 +70,7 @@ def world_of(name: str) -> ConsoleWorld:
     return ConsoleWorld(
         {
             "topic_configs": {name: [TopicConfig(name, 8, 8)]},
+            "topic_schema": "",
             "topic_stats": {name: TopicStats(name, [QueueStats(0, 10, 30)])},
             "topic_consumers": [name],
             "groups": {name: [summary]},

@@ -192,6 +192,7 @@ def test_a_group_in_a_line(filled):
         filled.features.writes.put_encoded(
             [filled.batch(topic, bodies=[b"x"] * count)], lambda _: None
         )
+    filled.features.state.admission.readable_ms = filled.clock.monotonic_ms()
     filled.end_tick()
     (one,) = groups(filled, group="g").groups
     assert (one.members, one.message_model, one.topics) == (2, "CLUSTERING", ["t"])
