@@ -428,9 +428,7 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     if config.console.enable:
         yield "console", config.console.name, "", NAMESRV_STAGE, console_of(config)
     if config.gateway.enable:
-        gateway = _gateway_of(config)
-        endpoint = f"tcp://{bindable(gateway.listen_host)}:{gateway.namesrv_port}"
-        yield "gateway", gateway.name, endpoint, BROKER_STAGE, gateway
+        yield "gateway", config.gateway.name, "", BROKER_STAGE, _gateway_of(config)
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 

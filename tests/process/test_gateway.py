@@ -106,18 +106,19 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
     """Where clients find the name server."""
     folder = tmp_path_factory.mktemp("gateway")
     quoted = ", ".join(f'"{one.endpoint}"' for one in cluster.namesrvs)
+    namesrv, brokers = free_ports(2)
     process = RoleProcess(
         "gateway",
         {
             "namesrv_addr": f"[{quoted}]",
             "store_path_root_dir": str(folder / "data"),
-            "namesrv_port": "0",
-            "broker_port_base": str(free_ports(1)[0]),
+            "namesrv_port": str(namesrv),
+            "broker_port_base": str(brokers),
             "vip_ports": "false",
         },
         folder / "gateway.log",
     )
-    yield process.endpoint
+    yield f"127.0.0.1:{namesrv}"
     assert process.stop() == 0
 
 

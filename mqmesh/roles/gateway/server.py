@@ -121,7 +121,7 @@ class GatewayServer:
         """Takes its folder, listens, and begins to look for broker groups.
 
         Returns:
-            Where clients find the name server.
+            Where it answers PING, and serves its metrics.
 
         Raises:
             ConfigError: The folder or the port cannot be used; or security was on there, and is off
@@ -133,16 +133,17 @@ class GatewayServer:
         self._lock = StoreLock(self._root)
         begin_in(self._root, config.security)
         self._load_ports()
-        self._shell.open().bind(f"ipc://{socket_path(self._root)}")
+        endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
         self._shell.expose(GATEWAY_METRICS, lambda: self)
         self._shell.every(IDLE_LOOK_MS, self._end_idle)
         try:
-            endpoint = self._listen(config.namesrv_port, "")
+            found = self._listen(config.namesrv_port, "")
         except OSError as error:
             raise ConfigError(
                 f"cannot listen at {config.listen_host}:{config.namesrv_port}: "
                 f"{error.strerror or error}; set namesrv_port to another"
             ) from error
+        _log.info("RocketMQ's clients find the name server at %s", found.removeprefix("tcp://"))
         self._upstream.start()
         self._shell.ready()
         return endpoint
