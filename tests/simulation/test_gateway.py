@@ -459,6 +459,15 @@ def test_unknown_requests_are_refused_and_other_protocols_end(site):
     assert client.is_closed
 
 
+def test_other_protocols_are_logged_once_a_second(site, caplog):
+    for _ in range(5):
+        client = Client(site, BROKER)
+        client.stream.write(b"GET / HTTP/1.1\r\n\r\n")
+        site.run(20)
+    lines = [one for one in caplog.messages if "speaks no remoting" in one]
+    assert len(lines) == 1, lines
+
+
 def test_a_silent_connection_is_closed(site):
     client = Client(site, NAMESRV)
     site.run(131_000)

@@ -43,6 +43,8 @@ from mqmesh.transport.interface import ByteStream, ByteStreamListener, Transport
 
 PORTS_FILE: Final = "gateway.json"
 IDLE_LOOK_MS: Final = 10_000
+LOG_BROKEN_MS: Final = 1_000
+"""Connections that speak another protocol are logged no oftener."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class GatewayServer:
             config.idle_timeout_ms,
         )
         self.refused_connections = 0
+        self._broken = self._log_broken_at_ms = 0
         self._upstream = Upstream(
             transport,
             config.namesrv_addr,
@@ -197,9 +200,18 @@ class GatewayServer:
             self._limits,
             self._clock.monotonic_ms,
             self._ended,
+            self._note_broken,
         )
         self._sessions[session] = None
         stream.start(session)
+
+    def _note_broken(self, text: str) -> None:
+        # No oftener: who connects again and again must not fill the disk.
+        now_ms = self._clock.monotonic_ms()
+        self._broken += 1
+        if now_ms >= self._log_broken_at_ms:
+            self._log_broken_at_ms = now_ms + LOG_BROKEN_MS
+            _log.warning("%s (%d so far)", text, self._broken)
 
     def _ended(self, session: RemotingSession) -> None:
         self._sessions.pop(session, None)

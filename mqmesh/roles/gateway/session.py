@@ -99,6 +99,7 @@ class RemotingSession:
         limits: Its limits.
         now_ms: Monotonic clock.
         on_end: Called when it is over.
+        on_broken: Called with a sentence when what came is no remoting.
 
     Attributes:
         broker_name: See above.
@@ -116,12 +117,14 @@ class RemotingSession:
         limits: SessionLimits,
         now_ms: Callable[[], int],
         on_end: Callable[["RemotingSession"], None],
+        on_broken: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._handlers = handlers
         self._limits = limits
         self._now_ms = now_ms
         self._on_end = on_end
+        self._on_broken = on_broken
         self._reader = RemotingReader(limits.max_frame_bytes)
         self._todo: deque[RemotingCommand] = deque()
         self._waiting = 0
@@ -142,7 +145,7 @@ class RemotingSession:
         try:
             self._todo.extend(self._reader.feed(data))
         except RemoteProtocolError as error:
-            _log.warning("%s speaks no remoting: %s; closing its connection", self.peer, error)
+            self._on_broken(f"{self.peer} speaks no remoting: {error}; its connection is closed")
             self.close()
             return
         self._work()
