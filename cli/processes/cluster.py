@@ -375,6 +375,8 @@ def _ready_note(config: ClusterConfig) -> str:
     console = f"; console: {console_of(config).address()}" if config.console.enable else ""
     own = config.gateway
     gateway = f"; for RocketMQ: {own.client_host}:{own.namesrv_port}" if own.enable else ""
+    if gateway and own.grpc_port:
+        gateway += f", by gRPC: {own.client_host}:{own.grpc_port}"
     where = f"name servers {config.namesrv_addr}{console}{gateway}"
     return f"{where}; stop with Ctrl-C or `mqmesh down`"
 

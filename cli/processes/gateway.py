@@ -18,8 +18,9 @@ from .serve import ProcessOptions, open_transport, server_options
 def gateway(process: ProcessOptions, namesrv: str) -> int:
     """Run a gateway: clients of RocketMQ send to this cluster, and consume from it.
 
-    They take it for a name server and brokers of RocketMQ 4.9: give them its address in place of
-    that of their name servers. docs/gateway.md says what works and what differs.
+    They take it for a name server and brokers of RocketMQ 4.9, or for a proxy of RocketMQ 5 by
+    gRPC: give them its address in place of the one that they have. docs/gateway.md says what works
+    and what differs.
 
     \b
     Examples:

@@ -538,6 +538,8 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     if config.gateway.enable:
         own = config.gateway
         yield own.name, "namesrv_port", own.listen_host, own.namesrv_port
+        if own.grpc_port:
+            yield own.name, "grpc_port", own.listen_host, own.grpc_port
     for broker in config.broker:
         yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 

@@ -115,6 +115,7 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
             "namesrv_port": str(namesrv),
             "broker_port_base": str(brokers),
             "vip_ports": "false",
+            "grpc_port": "0",
         },
         folder / "gateway.log",
     )

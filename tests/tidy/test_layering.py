@@ -168,6 +168,8 @@ CONFINED = {
     "mmap": "mqmesh.storage.log.mapped_file",
     "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
+    "h2": "mqmesh.protocol.grpc.calls",
+    "google.protobuf": "mqmesh.protocol.grpc.messages",
     "click": "mqmesh.cli",
     "faststream": "mqmesh.sdk.faststream mqmesh.faststream",
     "fast_depends": "mqmesh.sdk.faststream",

@@ -33,6 +33,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             a port that is 10 higher, and keeps it.
         vip_ports: Listen two ports below each broker group's, too, where clients look with
             ``vipChannelEnabled`` and RocketMQ's dashboard always.
+        grpc_port: TCP port for clients of RocketMQ 5 by gRPC, 0 to 65,535; 0 for none. Needs the
+            packages of ``mqmesh[gateway]``; without them nobody listens there, and the log says so.
+        secret_file: File with which receipts of messages and ids of transactions are signed; "" for
+            one in ``store_path_root_dir``. It is made if it is missing. Gateways that clients know
+            together have copies of one.
 
         namesrv_addr: Name servers of the cluster, ``host:port`` each.
         use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
@@ -50,6 +55,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             RocketMQ's clients send something each 30 s.
         max_waiting_bytes: Bodies that wait for brokers, 1 MiB to 4 GiB; sends are refused then.
         pull_cache_bytes: Messages that brokers gave beyond what a pull took, 0 to 4 GiB.
+        max_receipts: Messages that consumers by gRPC have received and not reported on, 1,000 to
+            10,000,000; no more are given then. Each takes some 200 bytes.
     """
 
     enable: bool = False
@@ -61,6 +68,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     namesrv_port: _Port = 19_876
     broker_port_base: Annotated[int, msgspec.Meta(ge=1_024, le=60_000)] = 20_911
     vip_ports: bool = True
+    grpc_port: _Port = 8_081
+    secret_file: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
     namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=16)] = (
         msgspec.field(default_factory=lambda: ["127.0.0.1:9876", "127.0.0.1:9877"])
@@ -76,6 +85,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_timeout_ms: Annotated[int, msgspec.Meta(ge=10_000, le=3_600_000)] = 120_000
     max_waiting_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=4_096 * MIB)] = 128 * MIB
     pull_cache_bytes: Annotated[int, msgspec.Meta(ge=0, le=4_096 * MIB)] = 64 * MIB
+    max_receipts: Annotated[int, msgspec.Meta(ge=1_000, le=10_000_000)] = 200_000
 
     def __post_init__(self) -> None:
         """Checks what needs more than a bound.

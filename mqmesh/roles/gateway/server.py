@@ -1,9 +1,11 @@
 """The gateway's process: its ports, connections and timers."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import (
@@ -24,6 +26,7 @@ from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.gateway.consuming import Consuming, PullCache
 from mqmesh.roles.gateway.members import GatewayMembers
+from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import VIP_STEP, BrokerPorts
 from mqmesh.roles.gateway.producing import Producing
 from mqmesh.roles.gateway.queries import Queries
@@ -41,7 +44,14 @@ from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.transport.interface import ByteStream, ByteStreamListener, Transport
 
+if TYPE_CHECKING:
+    # It needs packages of an extra.
+    from mqmesh.roles.gateway.grpc.front import GrpcFront
+
 PORTS_FILE: Final = "gateway.json"
+SECRET_FILE: Final = "gateway.secret"
+SECRET_BYTES: Final = 32
+GRPC_PACKAGES: Final = ("h2", "google", "google.protobuf")
 IDLE_LOOK_MS: Final = 10_000
 LOG_BROKEN_MS: Final = 1_000
 """Connections that speak another protocol are logged no oftener."""
@@ -119,6 +129,7 @@ class GatewayServer:
             **send_backs.handlers(),
             **Queries(self._upstream, self._ports).handlers(),
         }
+        self._grpc = self._make_grpc(key) if config.grpc_port else None
 
     def start(self) -> str:
         """Takes its folder, listens, and begins to look for broker groups.
@@ -147,6 +158,8 @@ class GatewayServer:
                 f"{error.strerror or error}; set namesrv_port to another"
             ) from error
         _log.info("RocketMQ's clients find the name server at %s", found.removeprefix("tcp://"))
+        if self._grpc is not None:
+            self._start_grpc(self._grpc)
         self._upstream.start()
         self._shell.ready()
         return endpoint
@@ -159,10 +172,12 @@ class GatewayServer:
         self._listeners.clear()
         for session in list(self._sessions):
             session.close()
+        if self._grpc is not None:
+            self._grpc.close()
         stopping = ClientClosed("the gateway stops")
         self._sends.close(stopping)
         self._transactions.close(stopping)
-        self._upstream.close(self._members.leave_all)
+        self._upstream.close(self._leave_all)
         self._shell.close()
         if self._lock is not None:
             self._lock.release()
@@ -170,8 +185,16 @@ class GatewayServer:
 
     # ---- Connections -----------------------------------------------------------------------
 
+    def _leave_all(self) -> None:
+        self._members.leave_all()
+        if self._grpc is not None:
+            self._grpc.leave_all()
+
     def _listen(self, port: int, broker_name: str) -> str:
-        listener = self._transport.listen(partial(self._accept, broker_name))
+        return self._listen_for(port, partial(self._accept, broker_name))
+
+    def _listen_for(self, port: int, accept: Callable[[ByteStream], None]) -> str:
+        listener = self._transport.listen(accept)
         try:
             endpoint = listener.bind(f"tcp://{self._config.listen_host}:{port}")
         except OSError:
@@ -188,10 +211,16 @@ class GatewayServer:
             except OSError as error:
                 _log.warning("no VIP port for broker group %s: %s", broker_name, error)
 
+    def _has_room(self, stream: ByteStream) -> bool:
+        """Close a connection for which there is no room."""
+        if self.connections < self._config.max_connections:
+            return True
+        self.refused_connections += 1
+        stream.close()
+        return False
+
     def _accept(self, broker_name: str, stream: ByteStream) -> None:
-        if len(self._sessions) >= self._config.max_connections:
-            self.refused_connections += 1
-            stream.close()
+        if not self._has_room(stream):
             return
         session = RemotingSession(
             stream,
@@ -222,6 +251,60 @@ class GatewayServer:
         for session in list(self._sessions):
             session.end_if_idle(now_ms)
 
+    # ---- gRPC ------------------------------------------------------------------------------
+
+    def _make_grpc(self, key: bytes) -> "GrpcFront | None":
+        if any(find_spec(name) is None for name in GRPC_PACKAGES):
+            _log.warning(
+                "clients by gRPC are not served: install mqmesh[gateway], or set grpc_port = 0"
+            )
+            return None
+        from mqmesh.roles.gateway.grpc.front import GrpcFront
+
+        config = self._config
+        return GrpcFront(
+            self._upstream,
+            self._ports,
+            self._sends,
+            self._transactions,
+            key=key,
+            clock=self._clock,
+            limits=self._limits,
+            address=Address(config.client_host, config.grpc_port),
+            max_clients=config.max_connections,
+            max_receipts=config.max_receipts,
+            on_broken=self._note_broken,
+        )
+
+    def _start_grpc(self, front: "GrpcFront") -> None:
+        front.handles.secret = self._load_secret()
+        config = self._config
+
+        def accept(stream: ByteStream) -> None:
+            if self._has_room(stream):
+                stream.start(front.accept(stream))
+
+        try:
+            found = self._listen_for(config.grpc_port, accept)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {config.listen_host}:{config.grpc_port}: "
+                f"{error.strerror or error}; set grpc_port to another, or to 0"
+            ) from error
+        front.start()
+        _log.info("clients by gRPC are served at %s", found.removeprefix("tcp://"))
+
+    def _load_secret(self) -> bytes:
+        path = Path(self._config.secret_file or self._root / SECRET_FILE)
+        try:
+            found = load_document(path)
+            if found is None:
+                found = self._transport.random.randbytes(SECRET_BYTES)
+                save_document(path, found)
+        except (CorruptRecord, MQMeshError) as error:
+            raise ConfigError(f"secret_file {path} cannot be used: {error}") from error
+        return found
+
     # ---- Brokers ---------------------------------------------------------------------------
 
     def _take_groups(self, groups: list[BrokerData]) -> None:
@@ -233,7 +316,8 @@ class GatewayServer:
             if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
                 self._members.on_changed(broker_name, command)
             elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
-                self._transactions.on_check(broker_name, command)
+                if self._grpc is None or not self._grpc.on_check(broker_name, command):
+                    self._transactions.on_check(broker_name, command)
         except (ProtocolError, CorruptBatch) as error:
             _log.warning("broker %s cannot be understood: %s", broker_name, error)
 
@@ -241,6 +325,8 @@ class GatewayServer:
         self._cache.drop_broker(broker_name)
         if up:
             self._members.on_broker_up(broker_name)
+            if self._grpc is not None:
+                self._grpc.on_broker_up(broker_name)
 
     # ---- The file of ports -----------------------------------------------------------------
 
@@ -261,12 +347,12 @@ class GatewayServer:
     @property
     def connections(self) -> int:
         """Connections of clients."""
-        return len(self._sessions)
+        return len(self._sessions) + (self._grpc.connections if self._grpc else 0)
 
     @property
     def members(self) -> int:
-        """Clients at broker groups."""
-        return len(self._members)
+        """Clients at broker groups, and those by gRPC."""
+        return len(self._members) + (self._grpc.clients if self._grpc else 0)
 
     @property
     def sent_messages(self) -> int:
@@ -276,7 +362,12 @@ class GatewayServer:
     @property
     def given_messages(self) -> int:
         """Messages that were given to clients."""
-        return self._consuming.messages
+        return self._consuming.messages + (self._grpc.given_messages if self._grpc else 0)
+
+    @property
+    def held_messages(self) -> int:
+        """Messages that consumers by gRPC have without a report."""
+        return self._grpc.held_messages if self._grpc else 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -318,6 +409,12 @@ GATEWAY_METRICS: Final[tuple[Measured[GatewayServer], ...]] = (
         "gateway_given_messages_total",
         "messages that RocketMQ's consumers were given",
         lambda server: server.given_messages,
+        unit="messages",
+    ),
+    gauge(
+        "gateway_held_messages",
+        "messages that consumers by gRPC have received and not reported on",
+        lambda server: server.held_messages,
         unit="messages",
     ),
     gauge(

@@ -21,7 +21,7 @@ from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.sends import Stored
 from mqmesh.roles.gateway.session import Handler, RemotingSession, number_field
 from mqmesh.roles.gateway.upstream import REQUEST_MS, Upstream
-from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
+from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace, OnEnded
 
 MOST_HALVES: Final = 65_536
 """Half messages whose place is remembered. One that is not is checked back when its time comes."""
@@ -143,6 +143,21 @@ class GatewayTransactions:
             record = to_record(message, address, check.group)
             producer.session.notify(RemotingCode.CHECK_TRANSACTION_STATE, fields, record)
 
+    def end(
+        self, group: str, place: HalfPlace, ordinal: int, decision: Decision, on_ended: OnEnded
+    ) -> None:
+        """Decide about a half message.
+
+        Args:
+            group: Its producer group.
+            place: Its batch.
+            ordinal: Its place in that.
+            decision: The decision.
+            on_ended: Called once with the outcome, never before this returns.
+        """
+        deadline_ms = self._upstream.loop.clock.monotonic_ms() + REQUEST_MS
+        self._sender(group).add(place, ordinal, decision, deadline_ms, on_ended)
+
     def close(self, error: MQMeshError) -> None:
         """End decisions that have no outcome."""
         for sender in self._senders.values():
@@ -171,8 +186,7 @@ class GatewayTransactions:
                 _log.warning("a transaction of group %s: %s", half.group, outcome.name)
             session.answer(request)
 
-        deadline_ms = self._upstream.loop.clock.monotonic_ms() + REQUEST_MS
-        self._sender(half.group).add(half.place, half.ordinal, decision, deadline_ms, ended)
+        self.end(half.group, half.place, half.ordinal, decision, ended)
 
     def _sender(self, group: str) -> EndSender:
         sender = self._senders.get(group)

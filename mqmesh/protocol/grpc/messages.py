@@ -1,0 +1,143 @@
+"""Messages of ``apache.rocketmq.v2``, as far as the gateway reads or writes them.
+
+A class is made of each message of the table below, in a pool of descriptors of its own: the
+official client for Python registers the same names in the common one. Enums stand as numbers, which
+are the same on the wire; their names are in ``codes.py``. Fields that are left out here are passed
+over when they come.
+"""
+
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+GrpcMessage = Any
+"""A message of one of the classes: these are made at run time, so that no checker knows them."""
+
+SERVICE: Final = "apache.rocketmq.v2.MessagingService"
+
+_PACKAGE: Final = "apache.rocketmq.v2"
+_TABLE: Final = """
+Timestamp: seconds int64 1, nanos int32 2
+Duration: seconds int64 1, nanos int32 2
+Status: code int32 1, message string 2
+Resource: resource_namespace string 1, name string 2
+Address: host string 1, port int32 2
+Endpoints: scheme int32 1, addresses *Address 2
+Broker: name string 1, id int32 2, endpoints Endpoints 3
+MessageQueue: topic Resource 1, id int32 2, permission int32 3, broker Broker 4,
+    accept_message_types *int32 5
+FilterExpression: type int32 1, expression string 2
+SubscriptionEntry: topic Resource 1, expression FilterExpression 2
+Digest: type int32 1, checksum string 2
+DeadLetterQueue: topic string 1, message_id string 2
+SystemProperties: tag string 1, keys *string 2, message_id string 3, body_digest Digest 4,
+    body_encoding int32 5, message_type int32 6, born_timestamp Timestamp 7, born_host string 8,
+    store_timestamp Timestamp 9, store_host string 10, delivery_timestamp Timestamp 11,
+    receipt_handle string 12, queue_id int32 13, queue_offset int64 14,
+    invisible_duration Duration 15, delivery_attempt int32 16, message_group string 17,
+    trace_context string 18, orphaned_transaction_recovery_duration Duration 19,
+    dead_letter_queue DeadLetterQueue 20, lite_topic string 21, priority ?int32 22
+UserProperty: key string 1, value string 2
+Message: topic Resource 1, user_properties *UserProperty 2, system_properties SystemProperties 3,
+    body bytes 4
+ExponentialBackoff: initial Duration 1, max Duration 2, multiplier float 3
+CustomizedBackoff: next *Duration 1
+RetryPolicy: max_attempts int32 1, exponential_backoff ExponentialBackoff 2,
+    customized_backoff CustomizedBackoff 3
+Publishing: topics *Resource 1, max_body_size int32 2, validate_message_type bool 3
+Subscription: group Resource 1, subscriptions *SubscriptionEntry 2, fifo ?bool 3,
+    receive_batch_size int32 4, long_polling_timeout Duration 5
+UA: language int32 1, version string 2, platform string 3, hostname string 4
+Metric: on bool 1, endpoints Endpoints 2
+Settings: client_type int32 1, access_point Endpoints 2, backoff_policy RetryPolicy 3,
+    request_timeout Duration 4, publishing Publishing 5, subscription Subscription 6,
+    user_agent UA 7, metric Metric 8
+QueryRouteRequest: topic Resource 1, endpoints Endpoints 2
+QueryRouteResponse: status Status 1, message_queues *MessageQueue 2
+SendMessageRequest: messages *Message 1
+SendResultEntry: status Status 1, message_id string 2, transaction_id string 3, offset int64 4,
+    recall_handle string 5
+SendMessageResponse: status Status 1, entries *SendResultEntry 2
+QueryAssignmentRequest: topic Resource 1, group Resource 2, endpoints Endpoints 3
+Assignment: message_queue MessageQueue 1
+QueryAssignmentResponse: status Status 1, assignments *Assignment 2
+ReceiveMessageRequest: group Resource 1, message_queue MessageQueue 2,
+    filter_expression FilterExpression 3, batch_size int32 4, invisible_duration Duration 5,
+    auto_renew bool 6, long_polling_timeout Duration 7, attempt_id string 8
+ReceiveMessageResponse: status Status 1, message Message 2, delivery_timestamp Timestamp 3
+AckMessageEntry: message_id string 1, receipt_handle string 2
+AckMessageRequest: group Resource 1, topic Resource 2, entries *AckMessageEntry 3
+AckMessageResultEntry: message_id string 1, receipt_handle string 2, status Status 3
+AckMessageResponse: status Status 1, entries *AckMessageResultEntry 2
+ForwardMessageToDeadLetterQueueRequest: group Resource 1, topic Resource 2,
+    receipt_handle string 3, message_id string 4, delivery_attempt int32 5,
+    max_delivery_attempts int32 6
+ForwardMessageToDeadLetterQueueResponse: status Status 1
+HeartbeatRequest: group Resource 1, client_type int32 2
+HeartbeatResponse: status Status 1
+EndTransactionRequest: topic Resource 1, message_id string 2, transaction_id string 3,
+    resolution int32 4, source int32 5, trace_context string 6
+EndTransactionResponse: status Status 1
+RecoverOrphanedTransactionCommand: message Message 1, transaction_id string 2
+TelemetryCommand: status Status 1, settings Settings 2,
+    recover_orphaned_transaction_command RecoverOrphanedTransactionCommand 5
+NotifyClientTerminationRequest: group Resource 1
+NotifyClientTerminationResponse: status Status 1
+ChangeInvisibleDurationRequest: group Resource 1, topic Resource 2, receipt_handle string 3,
+    invisible_duration Duration 4, message_id string 5, suspend bool 7
+ChangeInvisibleDurationResponse: status Status 1, receipt_handle string 2
+RecallMessageRequest: topic Resource 1, recall_handle string 2
+RecallMessageResponse: status Status 1, message_id string 2
+"""
+"""Names, types and numbers of fields; ``*`` for lists, ``?`` where 0 is not the same as none. The
+numbers are RocketMQ's."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS: Final = {
+    "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
+    "float": _FIELD.TYPE_FLOAT,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "string": _FIELD.TYPE_STRING,
+}
+
+
+def _describe() -> Any:
+    """Return the table as the description of a file."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="mqmesh/rocketmq_v2.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for line in _TABLE.strip().replace(",\n", ",").splitlines():
+        name, _, fields = line.partition(":")
+        message = file.message_type.add(name=name)
+        for one in fields.split(","):
+            field_name, kind, number = one.split()
+            field = message.field.add(name=field_name, number=int(number))
+            field.label = _FIELD.LABEL_REPEATED if kind[0] == "*" else _FIELD.LABEL_OPTIONAL
+            if kind[0] == "?":
+                # A field that says whether it is there is the only one of a group of its own.
+                field.proto3_optional, field.oneof_index = True, len(message.oneof_decl)
+                message.oneof_decl.add(name=f"_{field_name}")
+            kind = kind.lstrip("*?")
+            if kind in _SCALARS:
+                field.type = _SCALARS[kind]
+            else:
+                field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+    return file
+
+
+def _classes() -> dict[str, GrpcMessage]:
+    pool = descriptor_pool.DescriptorPool()
+    file = _describe()
+    pool.Add(file)
+    return {
+        one.name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{_PACKAGE}.{one.name}")
+        )
+        for one in file.message_type
+    }
+
+
+CLASSES: Final[dict[str, GrpcMessage]] = _classes()
+"""Class of each message, by its name in the table."""

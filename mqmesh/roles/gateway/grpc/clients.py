@@ -1,0 +1,476 @@
+"""Clients by gRPC: their settings, Telemetry streams, and membership at brokers.
+
+A client has one id on all its connections. For each broker group that it uses, the gateway sends
+heartbeats in its name, so brokers know each client as a member of its own.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from mqmesh.errors import GroupNotFound, MQMeshError
+from mqmesh.message import check_group, check_topic
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import DeliveryMode
+from mqmesh.protocol.groups import GetGroupsRequest, GroupConfig, GroupSummaries
+from mqmesh.protocol.grpc.codes import ClientType, FilterType, RefusedCall, ReplyCode
+from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
+from mqmesh.protocol.membership import (
+    ConsumeFromWhere,
+    ConsumerData,
+    HeartbeatRequest,
+    MessageModel,
+    Subscription,
+    UnregisterClientRequest,
+)
+from mqmesh.protocol.policies import parse_retry_delays
+from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES, FIRST_RETRY_LEVEL
+from mqmesh.roles.gateway.grpc.session import (
+    MOST_ID_CHARACTERS,
+    OK,
+    GrpcMethod,
+    GrpcSession,
+    ServedCall,
+)
+from mqmesh.roles.gateway.upstream import Upstream
+
+LEAVE_MS: Final = 1_000
+"""So long after its last connection ended a client leaves, unless it came back."""
+HEARTBEAT_MS: Final = 20_000
+"""Interval of heartbeats to brokers in the names of clients."""
+SILENT_MS: Final = 90_000
+"""A client whose connections are there, but that sends no call for so long, is gone."""
+SETTINGS_KEPT_MS: Final = 10_000
+"""Settings of a consumer group are asked for again after so long."""
+MOST_PRODUCED: Final = 256
+"""Topics of one client's transactions."""
+MOST_TOPICS: Final = 1_024
+"""Topics that one client subscribes to."""
+RECEIVE_BATCH: Final = 32
+LONG_POLLING_S: Final = 20
+FIFO_RETRY_S: Final = 1
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+SEND_ATTEMPTS: Final = 3
+
+OnJoined = Callable[[MQMeshError | None], None]
+OnGroup = Callable[[GroupConfig | MQMeshError], None]
+_log = logging.getLogger(__name__)
+
+
+class _Joined(msgspec.Struct, eq=False):
+    """A client at one broker group: the heartbeat that it took last, and who waits for the next."""
+
+    heartbeat: HeartbeatRequest | None = None
+    asked: HeartbeatRequest | None = None
+    waiting: list[OnJoined] = []
+
+
+class GrpcClient(msgspec.Struct, eq=False):
+    """A client.
+
+    Attributes:
+        client_id: Its id.
+        language: Its language, and version of its library.
+        version: See ``language``.
+        kind: ``ClientType``.
+        group: Consumer group; "" for producers.
+        subscriptions: By topic.
+        produced: Topics that it sends transactions for; each is a producer group of its own.
+        delivery: Mode of its group, once that is known.
+        sessions: Its connections.
+        streams: Its Telemetry streams.
+        brokers: Broker groups that know it.
+        heard_ms: When it sent a call last, monotonic clock.
+    """
+
+    client_id: str
+    language: str
+    version: str
+    heard_ms: int
+    kind: int = ClientType.UNSPECIFIED
+    group: str = ""
+    subscriptions: dict[str, Subscription] = {}
+    produced: dict[str, None] = {}
+    delivery: str = DeliveryMode.MESSAGE.value
+    sessions: dict[GrpcSession, None] = {}
+    streams: dict[ServedCall, None] = {}
+    brokers: dict[str, _Joined] = {}
+
+    def heartbeat(self) -> HeartbeatRequest:
+        """Return what brokers are to know of it."""
+        consumers = []
+        if self.group and self.subscriptions:
+            consumers.append(
+                ConsumerData(
+                    self.group,
+                    MessageModel.CLUSTERING.value,
+                    # As RocketMQ's: a new group finds what is in a young topic.
+                    ConsumeFromWhere.FIRST_OFFSET.value,
+                    list(self.subscriptions.values()),
+                    self.delivery,
+                )
+            )
+        return HeartbeatRequest(
+            self.client_id, list(self.produced), consumers, self.language, self.version
+        )
+
+
+class GrpcClients:
+    """All clients by gRPC.
+
+    Args:
+        upstream: Way to the brokers.
+        brokers: Returns the names of the broker groups that are served.
+        max_clients: More are refused.
+        on_left: Called with a client that is gone.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        brokers: Callable[[], Iterable[str]],
+        max_clients: int,
+        on_left: Callable[[GrpcClient], None],
+    ) -> None:
+        self._upstream = upstream
+        self._brokers = brokers
+        self._max_clients = max_clients
+        self._on_left = on_left
+        self._clients: dict[str, GrpcClient] = {}
+        self._groups: dict[tuple[str, str], tuple[int, GroupConfig]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self._clients)
+
+    def methods(self) -> dict[str, GrpcMethod]:
+        """Return the methods about clients themselves."""
+        return {
+            "Heartbeat": GrpcMethod("HeartbeatRequest", "HeartbeatResponse", self._heartbeat),
+            "NotifyClientTermination": GrpcMethod(
+                "NotifyClientTerminationRequest", "NotifyClientTerminationResponse", self._terminate
+            ),
+            "Telemetry": GrpcMethod(
+                "TelemetryCommand", "TelemetryCommand", self._telemetry, is_stream=True
+            ),
+        }
+
+    def meet(self, call: ServedCall) -> None:
+        """Note by which connection a client comes.
+
+        Raises:
+            RefusedCall: The call names no client, or there are too many.
+        """
+        client_id = call.client_id
+        if not 0 < len(client_id) <= MOST_ID_CHARACTERS:
+            raise RefusedCall(
+                ReplyCode.CLIENT_ID_REQUIRED,
+                f"the header x-mq-client-id must have 1 to {MOST_ID_CHARACTERS} characters",
+            )
+        now_ms = self._now_ms()
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= self._max_clients:
+                raise RefusedCall(
+                    ReplyCode.TOO_MANY_REQUESTS,
+                    f"{self._max_clients} clients are the limit (max_connections)",
+                )
+            client = self._clients[client_id] = GrpcClient(
+                client_id,
+                call.headers.get("x-mq-language", "")[:32],
+                call.headers.get("x-mq-client-version", "")[:32],
+                now_ms,
+            )
+        client.heard_ms = now_ms
+        client.sessions[call.session] = None
+        call.session.client_ids[client_id] = None
+
+    def of(self, call: ServedCall) -> GrpcClient:
+        """Return the client of a call."""
+        return self._clients[call.client_id]
+
+    def find(self, client_id: str) -> GrpcClient | None:
+        """Return a client by its id."""
+        return self._clients.get(client_id)
+
+    def producers(self, topic: str) -> list[ServedCall]:
+        """Return Telemetry streams of producers that send transactions for a topic."""
+        return [
+            stream
+            for one in self._clients.values()
+            if topic in one.produced
+            for stream in one.streams
+        ]
+
+    def session_ended(self, session: GrpcSession) -> None:
+        """Have the clients of a connection leave soon, unless they come back."""
+        for client_id in session.client_ids:
+            client = self._clients.get(client_id)
+            if client is not None:
+                client.sessions.pop(session, None)
+                if not client.sessions:
+                    self._upstream.loop.call_later(LEAVE_MS, partial(self._leave_if_gone, client))
+
+    def tick(self) -> None:
+        """Send heartbeats in the name of all clients; to be called each ``HEARTBEAT_MS``."""
+        now_ms = self._now_ms()
+        for client in list(self._clients.values()):
+            if now_ms - client.heard_ms > SILENT_MS and not client.streams:
+                self._leave(client)
+                continue
+            for broker_name in client.brokers:
+                self._send(client, broker_name)
+
+    def on_broker_up(self, broker_name: str, on_joined: Callable[[GrpcClient], None]) -> None:
+        """Send heartbeats again to a broker that may know nothing of the clients.
+
+        Args:
+            broker_name: Broker group.
+            on_joined: Called with each client that it knows again.
+        """
+        for client in self._clients.values():
+            if broker_name in client.brokers:
+
+                def joined(error: MQMeshError | None, client: GrpcClient = client) -> None:
+                    if error is None:
+                        on_joined(client)
+
+                client.brokers[broker_name].heartbeat = None
+                self.join(client, broker_name, joined)
+
+    def leave_all(self) -> None:
+        """Have all clients leave: the gateway stops."""
+        for client in list(self._clients.values()):
+            self._leave(client)
+
+    # ---- Membership ----------------------------------------------------------------------
+
+    def join(self, client: GrpcClient, broker_name: str, on_joined: OnJoined) -> None:
+        """Have a broker know a client as it is now.
+
+        Args:
+            client: The client.
+            broker_name: Broker group.
+            on_joined: Called with why that failed, or None; maybe before this returns.
+        """
+        joined = client.brokers.get(broker_name)
+        if joined is None:
+            joined = client.brokers[broker_name] = _Joined()
+        wanted = client.heartbeat()
+        if joined.heartbeat == wanted:
+            on_joined(None)
+            return
+        joined.waiting.append(on_joined)
+        if joined.asked != wanted:
+            self._send(client, broker_name)
+
+    def subscribe(self, client: GrpcClient, group: str, one: Subscription) -> None:
+        """Note what a client receives; a consumer may do so before it says its settings.
+
+        Raises:
+            RefusedCall: It subscribes to too much.
+        """
+        if client.group != group:
+            client.group, client.subscriptions = group, {}
+        if client.subscriptions.get(one.topic) != one:
+            if len(client.subscriptions) >= MOST_TOPICS:
+                raise RefusedCall(
+                    ReplyCode.BAD_REQUEST, f"a client subscribes to at most {MOST_TOPICS} topics"
+                )
+            client.subscriptions[one.topic] = one
+
+    def produces(self, client: GrpcClient, topic: str, broker_name: str) -> None:
+        """Note that a client sends transactions, so that brokers ask it about them."""
+        if topic not in client.produced:
+            if len(client.produced) >= MOST_PRODUCED:
+                del client.produced[next(iter(client.produced))]
+            client.produced[topic] = None
+        self.join(client, broker_name, _log_refusal)
+
+    def find_group(self, group: str, broker_name: str, on_done: OnGroup) -> None:
+        """Find the settings of a consumer group at a broker, which may be seconds old.
+
+        Args:
+            group: Consumer group; defaults for one that is unknown.
+            broker_name: Broker group; "" for any.
+            on_done: Called with them, or why they are not known; maybe before this returns.
+        """
+        broker_name = broker_name or next(iter(self._brokers()), "")
+        known = self._groups.get((broker_name, group))
+        if known is not None and self._now_ms() - known[0] < SETTINGS_KEPT_MS:
+            on_done(known[1])
+            return
+
+        def done(answer: Command | MQMeshError) -> None:
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                found = decode_header(GroupSummaries, answer.header).groups
+            except MQMeshError as error:
+                on_done(error)
+                return
+            config = GroupConfig(group, delivery=DeliveryMode.MESSAGE.value)
+            if found and found[0].is_configured:
+                config = found[0].config
+            if len(self._groups) >= MOST_TOPICS:
+                del self._groups[next(iter(self._groups))]
+            self._groups[(broker_name, group)] = (self._now_ms(), config)
+            on_done(config)
+
+        if not broker_name:
+            on_done(GroupNotFound("no broker group is served yet"))
+            return
+        header = encode_header(GetGroupsRequest(group))
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        self._upstream.ask(broker_name, code, header, done)
+
+    def _send(self, client: GrpcClient, broker_name: str) -> None:
+        joined = client.brokers[broker_name]
+        wanted = joined.asked = client.heartbeat()
+
+        def done(answer: Command | MQMeshError) -> None:
+            if joined.asked is wanted:
+                joined.asked = None
+            error = answer if isinstance(answer, MQMeshError) else None
+            if error is None:
+                joined.heartbeat = wanted
+            if joined.asked is None:
+                waiting, joined.waiting = joined.waiting, []
+                for one in waiting:
+                    one(error)
+
+        self._upstream.ask(broker_name, RequestCode.HEART_BEAT, encode_header(wanted), done)
+
+    def _leave_if_gone(self, client: GrpcClient) -> None:
+        if not client.sessions:
+            self._leave(client)
+
+    def _leave(self, client: GrpcClient) -> None:
+        if self._clients.get(client.client_id) is not client:
+            return
+        del self._clients[client.client_id]
+        self._on_left(client)
+        header = encode_header(UnregisterClientRequest(client.client_id))
+        for broker_name in client.brokers:
+            self._upstream.ask(broker_name, RequestCode.UNREGISTER_CLIENT, header, _ignore)
+
+    def _now_ms(self) -> int:
+        return self._upstream.loop.clock.monotonic_ms()
+
+    # ---- Calls ---------------------------------------------------------------------------
+
+    def _heartbeat(self, call: ServedCall, request: GrpcMessage) -> None:
+        call.answer()
+
+    def _terminate(self, call: ServedCall, request: GrpcMessage) -> None:
+        self._leave(self.of(call))
+        call.answer()
+
+    def _telemetry(self, call: ServedCall, command: GrpcMessage) -> None:
+        client = self._clients.get(call.client_id)
+        if client is None or not command.HasField("settings"):
+            return
+        client.streams[call] = None
+        call.on_over = partial(client.streams.pop, call, None)
+        settings = command.settings
+        client.kind = settings.client_type
+        if not settings.HasField("subscription"):
+            call.send(status=OK, settings=producer_settings(settings))
+            return
+        group = name_of(settings.subscription.group)
+        check_group(group)
+        for entry in settings.subscription.subscriptions:
+            topic = name_of(entry.topic)
+            check_topic(topic)
+            self.subscribe(client, group, subscription_of(topic, entry.expression))
+
+        def found(config: GroupConfig | MQMeshError) -> None:
+            if isinstance(config, MQMeshError):
+                # A push consumer fails without its settings: these are right for a new group.
+                _log.warning("settings of group %s are not known: %s", group, config)
+                config = GroupConfig(group, delivery=client.delivery)
+            client.delivery = delivery_of(config)
+            call.send(status=OK, settings=consumer_settings(settings, config))
+
+        self.find_group(group, "", found)
+
+
+def subscription_of(topic: str, expression: GrpcMessage) -> Subscription:
+    """Return a subscription of a client's filter expression."""
+    is_sql = expression.type == FilterType.SQL
+    return Subscription(
+        topic,
+        expression.expression or "*",
+        ExpressionType.SQL92.value if is_sql else ExpressionType.TAG.value,
+    )
+
+
+def name_of(resource: GrpcMessage) -> str:
+    """Return the name of a topic or group, which begins with its namespace."""
+    space, name = resource.resource_namespace, resource.name
+    return f"{space}%{name}" if space else str(name)
+
+
+def producer_settings(settings: GrpcMessage) -> GrpcMessage:
+    """Return a producer's settings, filled in."""
+    found = CLASSES["Settings"]()
+    found.CopyFrom(settings)
+    found.publishing.max_body_size = MAX_BODY_BYTES
+    found.publishing.validate_message_type = False
+    found.metric.on = False
+    if not found.backoff_policy.HasField("exponential_backoff"):
+        backoff = found.backoff_policy.exponential_backoff
+        backoff.initial.nanos, backoff.max.seconds, backoff.multiplier = 10_000_000, 1, 2.0
+    found.backoff_policy.max_attempts = SEND_ATTEMPTS
+    return found
+
+
+def consumer_settings(settings: GrpcMessage, config: GroupConfig) -> GrpcMessage:
+    """Return a consumer's settings, filled in from those of its group."""
+    found = CLASSES["Settings"]()
+    found.CopyFrom(settings)
+    subscription = found.subscription
+    is_fifo = config.delivery == DeliveryMode.FIFO
+    subscription.fifo = is_fifo
+    subscription.receive_batch_size = RECEIVE_BATCH
+    if not subscription.HasField("long_polling_timeout"):
+        subscription.long_polling_timeout.seconds = LONG_POLLING_S
+    found.metric.on = False
+    retries = config.retry_max_times
+    if retries < 0:
+        retries = DEFAULT_MAX_RECONSUME_TIMES
+    found.backoff_policy.Clear()
+    found.backoff_policy.max_attempts = retries + 1
+    for delay_ms in [FIFO_RETRY_S * 1_000] if is_fifo else _retry_delays(config, retries):
+        found.backoff_policy.customized_backoff.next.add(
+            seconds=delay_ms // 1_000, nanos=delay_ms % 1_000 * 1_000_000
+        )
+    return found
+
+
+def _retry_delays(config: GroupConfig, retries: int) -> list[int]:
+    own = parse_retry_delays(config.retry_delays)
+    levels = parse_delay_levels(DEFAULT_DELAY_LEVELS)[FIRST_RETRY_LEVEL - 1 :]
+    if own is None:
+        return list(levels)
+    return [own.delay_ms(times, "") for times in range(max(min(retries, len(levels)), 1))]
+
+
+def delivery_of(config: GroupConfig) -> str:
+    """Return the mode in which a client joins a group; one in another mode refuses it."""
+    return config.delivery if config.delivery == DeliveryMode.FIFO else DeliveryMode.MESSAGE.value
+
+
+def _log_refusal(error: MQMeshError | None) -> None:
+    if error is not None:
+        _log.info("a heartbeat was refused: %s", error)
+
+
+def _ignore(answer: Command | MQMeshError) -> None:
+    """Ignore what became of a farewell."""

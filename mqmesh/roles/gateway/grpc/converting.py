@@ -1,0 +1,165 @@
+"""Messages between clients by gRPC and mqmesh: the properties are those of remoting's. Pure."""
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import RESERVED_PROPERTIES, Message, StoredMessage
+from mqmesh.protocol.grpc.codes import (
+    MD5,
+    BodyEncoding,
+    MessageType,
+    RefusedCall,
+    ReplyCode,
+)
+from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
+from mqmesh.roles.gateway.grpc.clients import MAX_BODY_BYTES, name_of
+from mqmesh.roles.gateway.messages import (
+    DELAY_LEVEL,
+    DELAY_MS,
+    DELAY_S,
+    DELIVER_MS,
+    HALF,
+    KEYS,
+    PRODUCER_GROUP,
+    REAL_TOPIC,
+    RETRY_TOPIC,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    to_message,
+)
+
+MOST_ID_CHARACTERS: Final = 255
+_NOT_THE_USERS: Final = frozenset(
+    {
+        *(DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS, HALF, KEYS, PRODUCER_GROUP, REAL_TOPIC),
+        *(RETRY_TOPIC, SHARDING_KEY, TAGS, UNIQ_KEY),
+        *RESERVED_PROPERTIES,
+    }
+)
+"""Properties of the system at RocketMQ or here, which users cannot set."""
+_ANY_WINDOW: Final = 47
+"""``wbits`` for what zlib or gzip made."""
+
+
+def read_message(sent: GrpcMessage, now_ms: int) -> Message:
+    """Return a message that a producer sends.
+
+    Args:
+        sent: As it came.
+        now_ms: Wall clock.
+
+    Raises:
+        RefusedCall: Its id, body, properties or kind are wrong.
+        InvalidArgument: The same of what mqmesh says about messages.
+    """
+    system = sent.system_properties
+    message_id = system.message_id
+    if not 0 < len(message_id) <= MOST_ID_CHARACTERS:
+        raise RefusedCall(
+            ReplyCode.ILLEGAL_MESSAGE_ID,
+            f"message_id must have 1 to {MOST_ID_CHARACTERS} characters: {message_id!r:.50}",
+        )
+    if system.message_type == MessageType.LITE:
+        raise RefusedCall(ReplyCode.NOT_IMPLEMENTED, "lite topics are not served")
+    own = {one.key: one.value for one in sent.user_properties}
+    if not _NOT_THE_USERS.isdisjoint(own):
+        names = ", ".join(sorted(_NOT_THE_USERS & own.keys()))
+        raise RefusedCall(
+            ReplyCode.ILLEGAL_MESSAGE_PROPERTY_KEY, f"users cannot set the properties {names}"
+        )
+    properties = {**own, UNIQ_KEY: message_id}
+    if system.tag:
+        properties[TAGS] = system.tag
+    if system.keys:
+        properties[KEYS] = " ".join(system.keys)
+    if system.message_group:
+        properties[SHARDING_KEY] = system.message_group
+    elif system.message_type == MessageType.FIFO:
+        raise RefusedCall(
+            ReplyCode.ILLEGAL_MESSAGE_GROUP, "a message of type FIFO needs a message_group"
+        )
+    if system.HasField("delivery_timestamp"):
+        properties[DELIVER_MS] = str(max(ms_of(system.delivery_timestamp), 1))
+    return to_message(name_of(sent.topic), _body_of(sent), properties, 0, now_ms)
+
+
+def _body_of(sent: GrpcMessage) -> bytes:
+    body: bytes = sent.body
+    if sent.system_properties.body_encoding == BodyEncoding.GZIP:
+        try:
+            body = zlib.decompressobj(_ANY_WINDOW).decompress(body, MAX_BODY_BYTES + 1)
+        except zlib.error as error:
+            raise InvalidArgument(f"a body that cannot be decompressed: {error}") from error
+    if not body:
+        raise RefusedCall(ReplyCode.MESSAGE_BODY_EMPTY, "a message has a body of 1 byte or more")
+    if len(body) > MAX_BODY_BYTES:
+        raise RefusedCall(
+            ReplyCode.MESSAGE_BODY_TOO_LARGE, f"a body is over {MAX_BODY_BYTES} bytes"
+        )
+    return body
+
+
+def write_message(message: StoredMessage, system: Mapping[str, object]) -> GrpcMessage:
+    """Return a stored message as clients read it.
+
+    Args:
+        message: The message.
+        system: System properties beside those that follow from the message: of a delivery.
+    """
+    info = message.info
+    own = dict(message.properties or {})
+    message_id = own.pop(UNIQ_KEY, "") or message.message_id
+    keys_text = own.pop(KEYS, None)
+    keys = keys_text.split() if keys_text is not None else message.keys
+    kind = MessageType.NORMAL
+    if message.sharding_key is not None:
+        kind = MessageType.FIFO
+    elif message.prepared_transaction_offset >= 0:
+        kind = MessageType.TRANSACTION
+    found = CLASSES["Message"](
+        topic=CLASSES["Resource"](name=message.topic),
+        body=message.body,
+        system_properties=CLASSES["SystemProperties"](
+            tag=message.tag or "",
+            keys=[one for one in keys if one != message_id],
+            message_id=message_id,
+            body_digest=CLASSES["Digest"](
+                type=MD5,
+                # Clients compare texts; of all digests they agree on this one's.
+                checksum=hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper(),
+            ),
+            body_encoding=BodyEncoding.IDENTITY.value,
+            message_type=kind.value,
+            born_timestamp=timestamp(info.born_timestamp),
+            born_host=info.born_host,
+            store_timestamp=timestamp(info.store_timestamp),
+            store_host=info.broker_name,
+            queue_id=info.queue_id,
+            queue_offset=message.queue_offset,
+            message_group=message.sharding_key or "",
+            **system,
+        ),
+    )
+    for name, value in own.items():
+        if name not in _NOT_THE_USERS:
+            found.user_properties.add(key=name, value=value)
+    return found
+
+
+def timestamp(at_ms: int) -> GrpcMessage:
+    """Return a point in time, ms of the wall clock, as the protocol has it."""
+    return CLASSES["Timestamp"](seconds=at_ms // 1_000, nanos=at_ms % 1_000 * 1_000_000)
+
+
+def duration(length_ms: int) -> GrpcMessage:
+    """Return a length of time, ms, as the protocol has it."""
+    return CLASSES["Duration"](seconds=length_ms // 1_000, nanos=length_ms % 1_000 * 1_000_000)
+
+
+def ms_of(time: GrpcMessage) -> int:
+    """Return a point in time or a length of time in ms."""
+    return int(time.seconds) * 1_000 + int(time.nanos) // 1_000_000

@@ -1,0 +1,349 @@
+"""One connection of a client by gRPC: its calls, and their answers."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.protocol.grpc.calls import (
+    CallBegun,
+    CallEvent,
+    CallGivenUp,
+    CallMessage,
+    GrpcCall,
+    GrpcConnection,
+    GrpcStatus,
+)
+from mqmesh.protocol.grpc.codes import ReplyCode, reply_code
+from mqmesh.protocol.grpc.messages import CLASSES, SERVICE, GrpcMessage
+from mqmesh.roles.gateway.session import Output, SessionLimits
+
+CLIENT_ID: Final = "x-mq-client-id"
+MOST_ID_CHARACTERS: Final = 255
+WORK_MS: Final = 3
+"""Frames of one connection are read for so long in a turn of the loop; others come then."""
+
+_log = logging.getLogger(__name__)
+
+
+class GrpcMethod(msgspec.Struct, frozen=True):
+    """A method that is served.
+
+    Attributes:
+        request: Name of the class of its requests.
+        response: Name of the class of its answers.
+        on_message: Takes a request, and answers it by the call, now or later; raises
+            ``MQMeshError`` to refuse it.
+        is_stream: Its client sends several messages; for others the first one is the request.
+    """
+
+    request: str
+    response: str
+    on_message: Callable[["ServedCall", GrpcMessage], None]
+    is_stream: bool = False
+
+
+class ServedCall:
+    """A call that a handler answers.
+
+    Attributes:
+        session: Its connection.
+        client_id: Its client.
+        headers: Headers of its request.
+        deadline_ms: Its client waits until then, monotonic clock; 0 for ever.
+        on_over: Called when the client gives it up, or it took too long; not behind ``finish``.
+        is_over: Nothing is answered any more.
+    """
+
+    __slots__ = (
+        "_call",
+        "_has_message",
+        "_method",
+        "client_id",
+        "deadline_ms",
+        "headers",
+        "is_over",
+        "on_over",
+        "session",
+    )
+
+    def __init__(self, session: "GrpcSession", call: GrpcCall, method: GrpcMethod) -> None:
+        self._call = call
+        self._method = method
+        self._has_message = False
+        self.session = session
+        self.headers = call.headers
+        self.client_id = call.headers.get(CLIENT_ID, "")
+        self.deadline_ms = session.heard_ms + call.timeout_ms if call.timeout_ms else 0
+        self.on_over: Callable[[], None] | None = None
+        self.is_over = False
+
+    def answer(self, **fields: object) -> None:
+        """Send the only answer; its status is OK if none is given."""
+        fields.setdefault("status", OK)
+        self.send(**fields)
+        self.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Send an error as the only answer, or the last one."""
+        self.answer(status=status_of(error))
+
+    def send(self, **fields: object) -> None:
+        """Send one of several messages; nothing once the call is over."""
+        if not self.is_over:
+            message = CLASSES[self._method.response](**fields)
+            self.session.send(self._call, message.SerializeToString())
+
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
+        """End the call; once it is over nothing happens."""
+        if not self.is_over:
+            self.is_over = True
+            self.session.finish(self._call, status, text)
+
+    def take(self, data: bytes) -> None:
+        """Serve a message of the client."""
+        method = self._method
+        if self.is_over or (self._has_message and not method.is_stream):
+            return
+        self._has_message = True
+        try:
+            request = CLASSES[method.request].FromString(data)
+        except Exception as error:  # what the library raises depends on its version
+            self.finish(GrpcStatus.INVALID_ARGUMENT, f"no {method.request}: {error}")
+            return
+        try:
+            method.on_message(self, request)
+        except MQMeshError as error:
+            self.fail(error)
+            self.give_up()
+        except Exception as error:
+            _log.exception("%s failed", method.request)
+            self.fail(error)
+            self.give_up()
+
+    def requested(self) -> None:
+        """Note that the client sends nothing more."""
+        if self._method.is_stream:
+            self.finish()
+            self.give_up()
+        elif not self._has_message:
+            self.finish(GrpcStatus.INVALID_ARGUMENT, "a call without a request")
+
+    def give_up(self) -> None:
+        """Note that nobody waits for the call any more."""
+        self.is_over = True
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over()
+
+
+class GrpcSession:
+    """A connection, from its acceptance to its end.
+
+    Args:
+        stream: The connection.
+        methods: By path, ``/service/name``.
+        limits: Its limits.
+        now_ms: Monotonic clock.
+        soon: Calls back in the next turn of the loop.
+        on_call: Called with each call before it is served; raises ``MQMeshError`` to refuse it.
+        on_end: Called when it is over.
+        on_broken: Called with a sentence when what came is no HTTP/2.
+
+    Attributes:
+        peer: Address of the client.
+        is_closed: Nothing is answered any more.
+        heard_ms: When something came last, monotonic clock.
+        client_ids: Clients that calls came of.
+    """
+
+    def __init__(
+        self,
+        stream: Output,
+        methods: Mapping[str, GrpcMethod],
+        limits: SessionLimits,
+        now_ms: Callable[[], int],
+        soon: Callable[[Callable[[], None]], None],
+        on_call: Callable[[ServedCall], None],
+        on_end: Callable[["GrpcSession"], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._stream = stream
+        self._methods = methods
+        self._limits = limits
+        self._now_ms = now_ms
+        self._soon = soon
+        self._on_call = on_call
+        self._on_end = on_end
+        self._on_broken = on_broken
+        self._connection = GrpcConnection(limits.max_frame_bytes, now_ms)
+        self._calls: dict[GrpcCall, ServedCall] = {}
+        self._is_paused = self._is_working = self._goes_on = False
+        self.peer = stream.peer
+        self.is_closed = False
+        self.heard_ms = now_ms()
+        self.client_ids: dict[str, None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """True when the client takes no answers, so that it gets no further ones."""
+        return self._connection.waiting_bytes >= self._limits.max_output_bytes
+
+    # ---- Of the stream -------------------------------------------------------------------
+
+    def on_bytes(self, data: bytes) -> None:
+        """Serve the calls that are whole now."""
+        self.heard_ms = self._now_ms()
+        self._connection.feed(data)
+        self._work()
+
+    def on_stuck(self) -> None:
+        """Do nothing: ``_work`` looks at what waits."""
+
+    def on_drained(self) -> None:
+        """Read again."""
+        self._work()
+
+    def on_closed(self) -> None:
+        """Note the end of the connection."""
+        self._finish()
+
+    # ---- Of calls ------------------------------------------------------------------------
+
+    def send(self, call: GrpcCall, message: bytes) -> None:
+        """Send a message of a call."""
+        self._connection.send(call, message)
+        self._write()
+
+    def finish(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
+        """End a call."""
+        self._calls.pop(call, None)
+        self._connection.finish(call, status, text)
+        self._write()
+
+    def close(self) -> None:
+        """End the connection; closing twice does no harm."""
+        if not self.is_closed:
+            self._connection.close()
+            self._write()
+            self._stream.close()
+            self._finish()
+
+    def tick(self, now_ms: int) -> None:
+        """End calls that took too long, and the connection if nothing came for too long."""
+        for served in list(self._calls.values()):
+            if 0 < served.deadline_ms <= now_ms and not served.is_over:
+                served.finish(GrpcStatus.DEADLINE_EXCEEDED, "the gateway took too long")
+                served.give_up()
+        if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
+            _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
+            self.close()
+
+    def _work(self) -> None:
+        """Serve what has come, as long as the limits allow, and others wait not too long."""
+        if self._is_working or self.is_closed:
+            return
+        self._is_working = True
+        until_ms = self._now_ms() + WORK_MS
+        self._goes_on = False
+        try:
+            while not self._is_stuck():
+                if self._now_ms() > until_ms:
+                    self._goes_on = True
+                    self._soon(self._work)
+                    break
+                events = self._connection.step()
+                if events is None:
+                    break
+                for event in events:
+                    self._serve(event)
+        except RemoteProtocolError as error:
+            self._on_broken(f"{self.peer} speaks no gRPC: {error}; its connection is closed")
+            self._is_working = False
+            self.close()
+            return
+        self._is_working = False
+        self._write()
+        if self._connection.is_over:
+            self.close()
+        else:
+            self._look_at_limits()
+
+    def _serve(self, event: CallEvent) -> None:
+        if isinstance(event, CallBegun):
+            self._begin(event.call)
+            return
+        served = self._calls.get(event.call)
+        if served is None:
+            return
+        if isinstance(event, CallMessage):
+            served.take(event.message)
+        elif isinstance(event, CallGivenUp):
+            del self._calls[event.call]
+            served.give_up()
+        else:
+            served.requested()
+
+    def _begin(self, call: GrpcCall) -> None:
+        method = self._methods.get(call.method)
+        if method is None:
+            name = call.method[:100]
+            self._connection.finish(
+                call, GrpcStatus.UNIMPLEMENTED, f"{name} is not served by mqmesh's gateway"
+            )
+            return
+        if len(self._calls) >= self._limits.max_requests_in_flight or self.is_full:
+            self._connection.finish(
+                call,
+                GrpcStatus.UNAVAILABLE,
+                f"{len(self._calls)} calls run (limit {self._limits.max_requests_in_flight}, "
+                f"max_requests_in_flight), {self._connection.waiting_bytes} bytes wait (limit "
+                f"{self._limits.max_output_bytes}, max_output_bytes)",
+            )
+            return
+        served = self._calls[call] = ServedCall(self, call, method)
+        try:
+            self._on_call(served)
+        except MQMeshError as error:
+            served.fail(error)
+
+    def _write(self) -> None:
+        if not self._is_working and not self.is_closed and (data := self._connection.output()):
+            self._stream.write(data)
+
+    def _is_stuck(self) -> bool:
+        return self._stream.waiting_bytes >= self._limits.max_output_bytes
+
+    def _look_at_limits(self) -> None:
+        is_full = self._goes_on or self._is_stuck()
+        if is_full == self._is_paused or self.is_closed:
+            return
+        self._is_paused = is_full
+        if is_full:
+            self._stream.pause()
+        else:
+            self._stream.resume()
+
+    def _finish(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for served in list(self._calls.values()):
+            served.give_up()
+        self._calls.clear()
+        self._on_end(self)
+
+
+OK: Final = CLASSES["Status"](code=ReplyCode.OK.value, message="OK")
+
+
+def status_of(error: BaseException) -> GrpcMessage:
+    """Return an error as a status of an answer."""
+    return CLASSES["Status"](code=reply_code(error).value, message=str(error)[:1_000])
+
+
+def path_of(name: str) -> str:
+    """Return the path of a method of RocketMQ's service."""
+    return f"/{SERVICE}/{name}"
