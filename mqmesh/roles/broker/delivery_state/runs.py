@@ -89,19 +89,18 @@ class RunList:
 
     Those wider than ``NARROW`` are in a list of their own, too: a search for what reaches into a
     span goes back by the width of the others only.
+
+    Attributes:
+        every: All runs, not to be changed.
     """
 
     def __init__(self) -> None:
         self._every = _Sorted()
         self._wide = _Sorted()
+        self.every = self._every.runs
 
     def __len__(self) -> int:
-        return len(self._every.runs)
-
-    @property
-    def every(self) -> list[Run]:
-        """All runs; not to be changed."""
-        return self._every.runs
+        return len(self.every)
 
     def add(self, run: Run) -> None:
         """Add a run."""

@@ -32,8 +32,11 @@ from mqmesh.roles.broker.delivery_state.runs import (
     Run,
     RunList,
     RunState,
-    stretches,
 )
+
+OnChange = Callable[[int, int, int, Run | None], None]
+"""Function that notes a change of messages: first offset and end of their span, which of them as
+bits from the first one on, -1 for all, and the run that has those of them that are open."""
 
 SLOT_MS: Final = 20
 """Deadlines are kept in slots of this length, so a lease may end so much later."""
@@ -87,7 +90,7 @@ class DeliveryWindow:
     Args:
         start: First message that is handed out.
         numbers: Numbers of the broker's leases.
-        on_change: Called with the span, first offset and end, in which runs have changed.
+        on_change: Called with what has changed.
 
     Attributes:
         next_offset: First message that was never handed out.
@@ -101,15 +104,14 @@ class DeliveryWindow:
         passed: Messages that were passed over, or given back, and never handed out.
     """
 
-    def __init__(
-        self, start: int, numbers: LeaseNumbers, on_change: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, start: int, numbers: LeaseNumbers, on_change: OnChange) -> None:
         self.next_offset = self.noted_offset = start
         self.valid_from = 0
         self.unsettled = self.leased = 0
         self.is_strict = False
         self.order: KeyOrder | None = None
         self.passed = 0
+        self._admitted: Run | None = None
         self._numbers = numbers
         self._changed = on_change
         self._runs = RunList()
@@ -170,13 +172,15 @@ class DeliveryWindow:
             The lease; None for no message.
         """
         first = self.next_offset
-        assert first <= end and first + bits.bit_length() <= end
+        if first == end:
+            return None  # nothing came: nothing is to be noted
+        assert first < end and first + bits.bit_length() <= end
         assert bits.bit_length() <= MAX_RUN
         self.next_offset = end
         run = None
         if bits:
             run = self._lease(Run(first, bits, 1), member, now_ms, lease_ms)
-        self._changed(first, end)
+        self._changed(first, end, -1, run)
         return run
 
     def due(self) -> Run | None:
@@ -207,14 +211,14 @@ class DeliveryWindow:
         shift = (bits & -bits).bit_length() - 1
         again = Run(run.first + shift, bits >> shift, run.attempt + 1)
         leased = self._lease(again, member, now_ms, lease_ms)
-        self._note(leased.first, leased.bits)
+        self._note(leased)
         return leased
 
     def lose(self, run: Run, bits: int) -> None:
         """Settle messages of a run, from ``run.first`` on, that are gone from the log."""
-        first, end = run.first, run.end
-        self._settle(run, run.bits & bits)
-        self._changed(first, end)
+        first, end, lost = run.first, run.end, run.bits & bits
+        self._settle(run, lost)
+        self._changed(first, end, lost, None)
 
     # ---- Order by key ----------------------------------------------------------------
 
@@ -250,21 +254,41 @@ class DeliveryWindow:
         """
         assert self.order is not None
         start, self.next_offset = self.next_offset, end
+        run = None
         if some:
-            first = some[0][0]
             for offset, key in some:
                 self.order.add(offset, key)
-            self._wait(Run(first, sum(1 << offset - first for offset, _ in some), 0), 0)
-        self._changed(start, end)
+            first = some[0][0]
+            bits = (1 << len(some)) - 1
+            if some[-1][0] - first >= len(some):
+                bits = sum(1 << offset - first for offset, _ in some)
+            run = self._admitted
+            if run is None or not run.bits or run.until_ms or end - run.first > MAX_RUN:
+                run = self._admitted = Run(first, bits, 0)
+                self._wait(run, 0)
+            else:
+                # As few runs as possible: each is a lease, and a part of a batch, by itself.
+                bits <<= first - run.first
+                self._runs.remove(run)
+                run.bits |= bits
+                self._runs.add(run)
+                self._count(run, len(some))
+                self.order.offer(run, bits)
+        self._changed(start, end, -1, run)
 
-    def take_free(self, most: int) -> list[tuple[Run, int]]:
-        """Take messages that may be handed out, by run, as bits; others wait for their keys.
+    def take_free(self, most: int, taken: dict[Run, int]) -> int:
+        """Take messages that may be handed out; others wait for their keys.
 
-        The caller hands them out, or gives them back by ``offer``.
+        Args:
+            most: Most messages.
+            taken: Messages that were taken before, by run, as bits; these are added. The caller
+                hands them out, or gives them back by ``offer``.
+
+        Returns:
+            Number of messages.
         """
         order = self.order
         assert order is not None
-        taken: dict[Run, int] = {}
         count = 0
         while count < most and (run := order.first_free()) is not None:
             bits = taken.get(run, 0)
@@ -276,7 +300,7 @@ class DeliveryWindow:
                 count += 1
             if bits:
                 taken[run] = bits
-        return list(taken.items())
+        return count
 
     def offer(self, run: Run, bits: int) -> None:
         """Note that messages of a run wait."""
@@ -293,7 +317,7 @@ class DeliveryWindow:
                     back = self._carve([(other, mask)])
                     back.attempt -= 1
                     self._wait(back, 0)
-                    self._changed(back.first, back.end)
+                    self._note(back)
 
     # ---- Settle ----------------------------------------------------------------------
 
@@ -311,7 +335,7 @@ class DeliveryWindow:
             mask = run.within(first, bits)
             if mask.bit_count() == bits.bit_count():
                 self._settle(run, mask)
-                self._note(first, bits)
+                self._changed(first, first + bits.bit_length(), bits, None)
                 return Settled.OK
         claimed = self._claim(lease, first, bits)
         if isinstance(claimed, Settled):
@@ -319,7 +343,7 @@ class DeliveryWindow:
         for run, mask in claimed:
             self._settle(run, mask)
         if claimed:
-            self._changed(first, first + bits.bit_length())
+            self._changed(first, first + bits.bit_length(), bits, None)
         return Settled.OK
 
     def nack(self, lease: int, first: int, bits: int, *, due_ms: int = 0) -> Run | Settled:
@@ -339,7 +363,7 @@ class DeliveryWindow:
             return claimed
         run = self._carve(claimed)
         self._wait(run, due_ms)
-        self._changed(run.first, run.end)
+        self._note(run)
         return run
 
     def give_back(self, lease: int, first: int, bits: int) -> Settled:
@@ -362,7 +386,7 @@ class DeliveryWindow:
         run = self._carve(claimed)
         run.attempt -= 1
         self._wait(run, 0)
-        self._changed(run.first, run.end)
+        self._note(run)
         self.hold_back(run)
         return Settled.OK
 
@@ -379,7 +403,7 @@ class DeliveryWindow:
         part = self._carve([(run, bits)])
         part.since_ms = since_ms
         self._wait(part, until_ms)
-        self._changed(part.first, part.end)
+        self._note(part)
         return part
 
     def extend(
@@ -404,8 +428,7 @@ class DeliveryWindow:
         claimed = self._claim_run(lease, first, bits)
         if isinstance(claimed, Settled):
             return claimed
-        run = self._lease(self._carve(claimed), member, now_ms, lease_ms, number=lease)
-        self._changed(run.first, run.end)
+        self._note(self._lease(self._carve(claimed), member, now_ms, lease_ms, number=lease))
         return Settled.OK
 
     def meet(self, lease: int, first: int, bits: int, end: int, most: int) -> None:
@@ -428,10 +451,10 @@ class DeliveryWindow:
             return
         if not self.valid_from <= lease <= self._numbers.first or self._numbers.is_full:
             return
+        self.next_offset = behind
         for run in _whole_runs(start, behind):
             self._wait(run, 0)
-        self.next_offset = behind
-        self._changed(start, behind)
+            self._note(run)
 
     def leave(self, run: Run) -> None:
         """Hold back a run that waits, until it is sent back: ``gone`` or ``wait`` follow."""
@@ -442,9 +465,9 @@ class DeliveryWindow:
     def gone(self, run: Run) -> None:
         """Settle a run that was sent back, unless the window was dropped meanwhile."""
         if run.bits and run.state is RunState.LEAVING:
-            first, end = run.low, run.end
-            self._settle(run, run.bits)
-            self._changed(first, end)
+            first, end, bits = run.first, run.end, run.bits
+            self._settle(run, bits)
+            self._changed(first, end, bits, None)
 
     def wait(self, run: Run, due_ms: int) -> None:
         """Let a run wait that could not be sent back.
@@ -482,6 +505,13 @@ class DeliveryWindow:
             del self._slots[heapq.heappop(order)]
         return expired
 
+    def next_ms(self) -> int | None:
+        """Return when ``tick`` has something to do next, monotonic clock; None for never."""
+        order = self._slot_order
+        while order and not self._slots[order[0]]:
+            del self._slots[heapq.heappop(order)]
+        return (order[0] + 1) * SLOT_MS if order else None
+
     def pass_over(self, end: int) -> None:
         """Settle all messages before a queue offset: they are gone from the log."""
         start = self.floor
@@ -489,14 +519,9 @@ class DeliveryWindow:
             return
         self.clear_before(end)
         self.next_offset = max(self.next_offset, end)
-        self._changed(start, end)
+        self._changed(start, end, -1, None)
 
     # ---- The log ---------------------------------------------------------------------
-
-    def spans_of(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[Run, int]]:
-        """Yield the runs that have open messages within spans, and which, from ``run.first`` on."""
-        for first, end in spans:
-            yield from self._runs.reaching(first, end)
 
     def restore(
         self, first: int, bits: int, attempt: int, due_ms: int, lease: int = NOBODY
@@ -539,7 +564,7 @@ class DeliveryWindow:
             kept = (1 << min(max(end - run.first, 0), MAX_RUN)) - 1
             self._take(run, run.bits & ~kept)
         before, self.next_offset = self.next_offset, end
-        self._changed(min(end, before), before)
+        self._changed(end, before, -1, None)
         return True
 
     def resume(self, now_ms: int, wall_ms: int, quiet_ms: int) -> None:
@@ -608,13 +633,9 @@ class DeliveryWindow:
             self._take(run, mask)
         return carved
 
-    def _note(self, first: int, bits: int) -> None:
-        """Note a change of messages; with order by key they lie far apart."""
-        if self.order is None:
-            self._changed(first, first + bits.bit_length())
-            return
-        for start, length in stretches(first, bits):
-            self._changed(start, start + length)
+    def _note(self, run: Run) -> None:
+        """Note a change of all open messages of a run."""
+        self._changed(run.first, run.end, run.bits, run)
 
     def _settle(self, run: Run, mask: int) -> None:
         """Settle open messages of a run."""
@@ -651,7 +672,7 @@ class DeliveryWindow:
         self.leased -= run.count
         run.state, run.lease, run.member, run.noted = RunState.WAITING, NOBODY, "", NOBODY
         self._until(run, 0)
-        self._changed(run.low, run.end)
+        self._note(run)
 
     def _until(self, run: Run, until_ms: int) -> None:
         """Set until when a run is leased, or waits; 0 for a wait that is over."""

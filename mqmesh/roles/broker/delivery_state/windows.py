@@ -5,20 +5,18 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run, RunState
+from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run, RunState, stretches
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.state_records import DeliveryRecord, DeliveryRun
-from mqmesh.units import MAX_OFFSET, QueueOffset
+from mqmesh.units import QueueOffset
 
 WindowKey = tuple[str, str, int]
 """Group, physical topic and queue id."""
 
 MOST_RUNS_PER_RECORD: Final = 1_000
-MOST_SPANS: Final = 1_000
+MOST_CHANGES: Final = 1_000
 """Changes of a window that are noted one by one; with more it is written as a whole."""
-
-_Spans = dict[int, int]
 
 
 class Changes(msgspec.Struct):
@@ -26,11 +24,33 @@ class Changes(msgspec.Struct):
 
     Attributes:
         previous_offset: What the log says of ``next_offset``.
-        spans: First offset and end of what changed; None for a window that is written as a whole.
+        is_whole: The window is written as a whole.
+        spans: First offset and end of what changed.
+        bits: Messages that changed, by the queue offset of bit 0.
+        runs: Runs that have those of them that are open, and others that have none any more.
     """
 
     previous_offset: int
-    spans: _Spans | None
+    is_whole: bool = False
+    spans: dict[int, int] = {}
+    bits: dict[int, int] = {}
+    runs: dict[Run, None] = {}
+
+    def cleared(self, floor: int) -> list[tuple[int, int]]:
+        """Return the spans that changed, in order, those that touch as one; none before a floor."""
+        spans = list(self.spans.items())
+        for first, bits in self.bits.items():
+            spans += [(low, low + count) for low, count in stretches(first, bits)]
+        found: list[tuple[int, int]] = []
+        for first, end in sorted(spans):
+            low = max(first, floor)
+            if low >= end:
+                continue
+            if found and low <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            else:
+                found.append((low, end))
+        return found
 
 
 class DeliveryWindows:
@@ -89,7 +109,7 @@ class DeliveryWindows:
         self._committed.commit(*key, QueueOffset(start))
         window = self._make(key, start)
         window.valid_from = self.numbers.last + 1
-        self.changed[key] = Changes(start, None)
+        self.changed[key] = Changes(start, True)
         return window
 
     def drop(self, key: WindowKey) -> None:
@@ -97,7 +117,7 @@ class DeliveryWindows:
         window = self._forget(key)
         if window is not None:
             window.drop()
-            self.changed[key] = Changes(0, None)
+            self.changed[key] = Changes(0, True)
 
     def drop_group(self, group: str) -> None:
         """Forget the windows of a group."""
@@ -137,7 +157,7 @@ class DeliveryWindows:
 
     def records_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
         """Yield the state records that say all of a window, which may not be there any more."""
-        return self._records(key, Changes(0, None))
+        return self._records(key, Changes(0, True))
 
     def changes_of(self, key: WindowKey) -> Iterator[DeliveryRecord]:
         """Yield the state records of what has changed in a window."""
@@ -172,20 +192,17 @@ class DeliveryWindows:
         self._committed.place(*key, QueueOffset(floor))
 
     def _records(self, key: WindowKey, changes: Changes) -> Iterator[DeliveryRecord]:
-        spans = changes.spans
         group, topic, queue_id = key
         window = self._windows.get(key)
         if window is None:
             yield DeliveryRecord(group, topic, queue_id)
             return
-        floor = window.floor
+        floor, adds = window.floor, not changes.is_whole
         assert floor >= 0  # else no later record could be read
-        wanted = [(floor, MAX_OFFSET)] if spans is None else _merged(spans, floor)
-        told: dict[Run, int] = {}
-        for run, mask in window.spans_of(wanted):
-            told[run] = told.get(run, 0) | mask
-        runs = [self._told(window, run, mask) for run, mask in told.items()]
-        adds, cleared = spans is not None, [] if spans is None else wanted
+        runs = [
+            self._told(window, run) for run in (changes.runs if adds else window.runs) if run.bits
+        ]
+        cleared = changes.cleared(floor) if adds else []
         previous_offset = changes.previous_offset if adds else 0
         for start in range(0, len(runs) or 1, MOST_RUNS_PER_RECORD):
             part = runs[start : start + MOST_RUNS_PER_RECORD]
@@ -203,9 +220,9 @@ class DeliveryWindows:
             )
             previous_offset = window.next_offset
 
-    def _told(self, window: DeliveryWindow, run: Run, mask: int) -> DeliveryRun:
-        shift = (mask & -mask).bit_length() - 1
-        bits = mask >> shift
+    def _told(self, window: DeliveryWindow, run: Run) -> DeliveryRun:
+        shift = run.low - run.first
+        bits = run.bits >> shift
         size = bits.bit_length()
         is_whole = bits.bit_count() == size
         due_ms = 0
@@ -223,8 +240,8 @@ class DeliveryWindows:
     # ---- Helpers ---------------------------------------------------------------------
 
     def _make(self, key: WindowKey, start: int) -> DeliveryWindow:
-        def note(first: int, end: int) -> None:
-            self._note(key, window, first, end)
+        def note(first: int, end: int, bits: int, run: Run | None) -> None:
+            self._note(key, window, first, end, bits, run)
 
         window = DeliveryWindow(start, self.numbers, note)
         self._windows[key] = window
@@ -240,32 +257,30 @@ class DeliveryWindows:
                 del self._of_group[key[0]]
         return window
 
-    def _note(self, key: WindowKey, window: DeliveryWindow, first: int, end: int) -> None:
+    def _note(
+        self,
+        key: WindowKey,
+        window: DeliveryWindow,
+        first: int,
+        end: int,
+        bits: int,
+        run: Run | None,
+    ) -> None:
         self._committed.place(*key, QueueOffset(window.floor))
         changes = self.changed.get(key)
         if changes is None:
-            changes = self.changed[key] = Changes(window.noted_offset, {})
+            changes = self.changed[key] = Changes(window.noted_offset)
         window.noted_offset = window.next_offset
-        spans = changes.spans
-        if spans is None:
+        if changes.is_whole:
             return
-        spans[first] = max(spans.get(first, 0), end)
-        if len(spans) > MOST_SPANS:
-            changes.spans = None
-
-
-def _merged(spans: _Spans, floor: int) -> list[tuple[int, int]]:
-    """Return spans in order, without what lies before the floor, those that touch as one."""
-    found: list[tuple[int, int]] = []
-    for first in sorted(spans):
-        low, end = max(first, floor), spans[first]
-        if low >= end:
-            continue
-        if found and low <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if run is not None:
+            changes.runs[run] = None
+        if bits < 0:
+            changes.spans[first] = max(changes.spans.get(first, 0), end)
         else:
-            found.append((low, end))
-    return found
+            changes.bits[first] = changes.bits.get(first, 0) | bits
+        if len(changes.spans) + len(changes.bits) > MOST_CHANGES:
+            self.changed[key] = Changes(changes.previous_offset, True)
 
 
 def _bits(data: bytes) -> int:

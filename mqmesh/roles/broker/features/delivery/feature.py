@@ -322,6 +322,11 @@ class DeliveryFeature(Feature):
         if self._windows.changed:
             self._core.state.save()
 
+    def next_ms(self) -> int | None:
+        """Return when a lease ends next, or a wait, monotonic clock; None for never."""
+        due = (window.next_ms() for _, window in self._windows.items() if window.unsettled)
+        return min((at for at in due if at is not None), default=None)
+
     def sample(self) -> None:
         """Let all that wait look again: offsets may have been moved, or limits."""
         self._hold.stir_all()
@@ -440,14 +445,14 @@ class DeliveryFeature(Feature):
         """Lease what there is for a receive, and answer it; False if there is nothing."""
         wanted = held.wanted
         config = self._config(wanted.group)
-        limits = self._group_table.limits_of(wanted.group)
+        is_limited = bool(config.paused_until or config.paused_topics or config.max_messages_per_s)
         most = wanted.max_messages
-        if limits is not None:
-            if self._limits.is_held(limits, wanted.topic):
+        if is_limited:
+            if self._limits.is_held(config, wanted.topic):
                 self._limits.held_back += 1
                 self._held_back[wanted.topic] = None
                 return False
-            most = min(self._limits.most_messages(limits) or most, most)
+            most = min(self._limits.most_messages(config) or most, most)
         peer, now_ms = held.pending.peer, self._clock.monotonic_ms()
         taking = _Taking(
             self._core,
@@ -471,11 +476,11 @@ class DeliveryFeature(Feature):
             for key, lease in last.leases:
                 taking.take_again(key, self._windows.find(key), lease)
         if not taking.leases:
-            self._take_of_queues(held, taking)
+            self._take_of_queues(held, config, taking)
         if not taking.leases:
             return False
-        if limits is not None:
-            self._limits.note(limits, taking.messages)
+        if is_limited:
+            self._limits.note(config, taking.messages)
         self._bytes_left -= taking.size
         total = self._core.stats.total
         total.get_messages += taking.messages
@@ -486,26 +491,26 @@ class DeliveryFeature(Feature):
         self._answer(held, ReceiveResponse(taking.leases, held.codes), taking.pieces)
         return True
 
-    def _take_of_queues(self, held: HeldReceive, taking: "_Taking") -> None:
+    def _take_of_queues(self, held: HeldReceive, config: GroupConfig, taking: "_Taking") -> None:
         """Lease messages of all queues of the topic and of the retry topic, in turn.
 
         Raises:
             MQMeshError: Nothing could be leased, because of this.
         """
         wanted = held.wanted
-        fairness = self._config(wanted.group).priority_fairness
+        fairness = config.priority_fairness
         error: MQMeshError | None = None
         main = self._topics.get(wanted.topic)
         buries = main is not None and main.config.on_expired == OnExpired.DEAD_LETTER
         expiry = Expiry(self._clock.wall_ms(), buries)
         for known, queue_id, is_retry in self._places(held, fairness):
-            if taking.is_full:
+            if taking.has_enough:
                 break
             topic = held.topics[is_retry]
             key = (wanted.group, topic, queue_id)
             try:
                 window = self._windows.find(key) or self._begin(key, wanted, is_retry)
-                self._order(key, window)
+                self._order(key, window, config)
                 if known.retains:
                     window.pass_over(self._bounds(topic, queue_id)[0])
                 taking.take(key, window, is_retry, expiry if known.expires else None)
@@ -678,7 +683,7 @@ class DeliveryFeature(Feature):
     ) -> None:
         """Settle messages; call back with a code for each, which are not in the log yet."""
         self._topics.require(topic)
-        self._check_mode(group)
+        config = self._check_mode(group)
         known = self._groups.find(group)
         # Not any name, since tables are bounded.
         if (known is not None and member in known.members) or (group, member) in self._lost:
@@ -689,7 +694,7 @@ class DeliveryFeature(Feature):
         owners: list[int] = []
         for index, one in enumerate(settlements):
             key = (group, retry_topic(group) if one.is_retry else topic, one.queue_id)
-            code = self._settle_one(key, member, one, now_ms, leaving)
+            code = self._settle_one(key, config, member, one, now_ms, leaving)
             owners += [index] * (len(leaving) - len(owners))
             self._counts.stale += code == _STALE
             codes.append(code)
@@ -709,6 +714,7 @@ class DeliveryFeature(Feature):
     def _settle_one(
         self,
         key: WindowKey,
+        config: GroupConfig,
         member: str,
         one: Settlement,
         now_ms: int,
@@ -721,16 +727,16 @@ class DeliveryFeature(Feature):
         bits = int.from_bytes(one.bits, "little")
         if not bits:
             return _ILLEGAL
-        window.is_strict = self._is_ordered(key)
+        window.is_strict = _is_ordered(config, key)
         if one.first + bits.bit_length() > window.next_offset:
             end = self._store.queue_bounds(key[1], key[2])[1]
-            window.meet(one.lease, one.first, bits, end, self._config(key[0]).max_unsettled)
+            window.meet(one.lease, one.first, bits, end, config.max_unsettled)
         if one.action == SettleAction.ACK:
             return _CODE_OF[window.ack(one.lease, one.first, bits)]
         if one.action == SettleAction.EXTEND:
             length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
             return _CODE_OF[window.extend(one.lease, one.first, bits, member, now_ms, length_ms)]
-        self._order(key, window)
+        self._order(key, window, config)
         if one.action == SettleAction.RETURN:
             return _CODE_OF[window.give_back(one.lease, one.first, bits)]
         run = window.nack(one.lease, one.first, bits)
@@ -912,7 +918,7 @@ class DeliveryFeature(Feature):
     def _config(self, group: str) -> GroupConfig:
         return self._group_table.get(group) or GroupConfig(group)
 
-    def _check_mode(self, group: str) -> None:
+    def _check_mode(self, group: str) -> GroupConfig:
         config = self._group_table.get(group)
         if config is None:
             raise GroupNotFound(f"no consumer group {group!r}; its members have not joined yet")
@@ -920,6 +926,7 @@ class DeliveryFeature(Feature):
         mode = DeliveryMode.MESSAGE if config.delivery == DeliveryMode.QUEUE else config.delivery
         if sentence := self._group_table.other_delivery(group, mode):
             raise InvalidArgument(sentence)
+        return config
 
     def _check_receives(self, group: str) -> None:
         """Check that a group may receive; what it holds it may settle in any case."""
@@ -942,14 +949,9 @@ class DeliveryFeature(Feature):
         self._members.setdefault(peer, {})[key] = None
         self._lost.pop(key, None)
 
-    def _is_ordered(self, key: WindowKey) -> bool:
-        """Return whether messages of a queue go out in the order of their keys."""
-        group, topic, _ = key
-        return self._config(group).delivery == DeliveryMode.FIFO and topic != retry_topic(group)
-
-    def _order(self, key: WindowKey, window: DeliveryWindow) -> None:
+    def _order(self, key: WindowKey, window: DeliveryWindow, config: GroupConfig) -> None:
         """Have a window follow the mode of its group; after a restart the keys are read anew."""
-        window.is_strict = self._is_ordered(key)
+        window.is_strict = _is_ordered(config, key)
         if window.is_strict and window.order is None:
             offsets = (offset for run in window.runs for offset in run.offsets())
             window.begin_order(self._reader.keys_of(key[1:], offsets))
@@ -1100,6 +1102,11 @@ class _Taking:
             or bool(self.buried)  # one batch a turn: each is written anew
         )
 
+    @property
+    def has_enough(self) -> bool:
+        """True when no other queue is looked at for the few messages that may be missing."""
+        return self.messages >= self._most - self._most // 8 or self.is_full
+
     def take(
         self, key: WindowKey, window: DeliveryWindow, is_retry: bool, expiry: Expiry | None
     ) -> None:
@@ -1141,11 +1148,18 @@ class _Taking:
             wanted = None if is_retry else self._held.filter
             start = window.next_offset
             found = self._reader.read_new(
-                key[1:], start, most, max_bytes, wanted, verify=self._verify, expiry=expiry
+                key[1:],
+                start,
+                most,
+                max_bytes,
+                wanted,
+                least=(self._most + 1) // 2 - self.messages,
+                verify=self._verify,
+                expiry=expiry,
             )
             self.expired += found.expired
-            if found.end < start:
-                break  # the store knows less than the log said; nothing is moved back
+            if found.end <= start:
+                break  # nothing new; where the store knows less than the log, nothing is moved back
             if found.first > start:
                 window.hand_out(found.first, 0, member, self._now_ms, self._lease_ms)
             run = window.hand_out(found.end, found.bits, member, self._now_ms, self._lease_ms)
@@ -1153,8 +1167,6 @@ class _Taking:
                 self._bury(key, window, run)
             elif run is not None:
                 self._note(key, run, found, is_retry)
-            if found.end == start:
-                break
             if not found.bits:
                 # A filter may pass over all of a long queue: others have their turn first.
                 self.passed = True
@@ -1182,13 +1194,19 @@ class _Taking:
         """Take the first messages of their keys, and let in new ones until there are enough."""
         is_open = True
         while is_open and not self.is_full:
-            room = self._max_unsettled - (window.unsettled - window.passed)
-            if room <= 0:
+            most = min(self._left()[0], self._max_unsettled - (window.unsettled - window.passed))
+            if most <= 0:
                 return
-            free = window.take_free(min(self._left()[0], room))
-            if not free and not self._admit(key, window, order):
+            free: dict[Run, int] = {}
+            if window.passed < 2 * most:
+                self._admit(key, window, order)  # so that several of a key go together
+            count = window.take_free(most, free)
+            # All that there is at once: each run is a lease by itself.
+            while count < most and self._admit(key, window, order):
+                count += window.take_free(most - count, free)
+            if not free:
                 return
-            for run, bits in free:
+            for run, bits in free.items():
                 is_open = self._take_free(key, window, run, bits, expiry) and is_open
 
     def _take_free(
@@ -1272,6 +1290,12 @@ class _Taking:
         self.counted += run.count
         self.counted_bytes += found.size
         self._by_group.note(*key, run.end, run.count, found.size, self._now_ms)
+
+
+def _is_ordered(config: GroupConfig, key: WindowKey) -> bool:
+    """Return whether messages of a queue go out to a group in the order of their keys."""
+    group, topic, _ = key
+    return config.delivery == DeliveryMode.FIFO and topic != retry_topic(group)
 
 
 def _info_of(key: WindowKey, run: Run, now_ms: int) -> LeaseInfo:

@@ -47,6 +47,8 @@ class _KeyOnly(msgspec.Struct, array_like=True, gc=False):
     sharding_key: str | None = None
 
 
+_OF_DIGITS: Final = bytes(at & 1 for at in range(256))
+"""Byte of a binary digit: "0" and "1" are an even and an odd number."""
 _decode_key = msgspec.msgpack.Decoder(_KeyOnly).decode
 
 
@@ -114,6 +116,7 @@ class LeaseReader:
         max_bytes: int,
         wanted: PullFilter | None,
         *,
+        least: int = MAX_RUN,
         verify: bool = False,
         expiry: Expiry | None = None,
     ) -> Read:
@@ -125,6 +128,8 @@ class LeaseReader:
             most: Most messages, up to ``MAX_RUN``.
             max_bytes: Most bytes; at least one batch is read.
             wanted: Messages that fit; None for all.
+            least: With so many no batch is cut to have more: whole ones cost far less, here and at
+                the member, and the next read begins at a batch again.
             verify: As for ``MessageStore.get``.
             expiry: What becomes of messages that have expired; None where none does.
 
@@ -137,6 +142,7 @@ class LeaseReader:
         if wanted is not None:
             return self._read_filtered(queue, start, most, max_bytes, wanted, verify, expiry)
         place, read = start, Read(start, start)
+        uncut = most - least
         while most > 0 and read.size < max_bytes:
             size = min(max_bytes - read.size, most * KIB)
             try:
@@ -157,7 +163,7 @@ class LeaseReader:
                     count = min(
                         header.next_queue_offset - first, most, read.first + MAX_RUN - first
                     )
-                    if count <= 0:
+                    if count <= 0 or (most <= uncut and first + count < header.next_queue_offset):
                         return read
                     mask = (1 << count) - 1
                     if expiry is not None and has_expired(batch, header, expiry.now_ms):
@@ -443,7 +449,7 @@ def _bytes_of(skipped: int, mask: int) -> bytes:
     size = mask.bit_length()
     if mask.bit_count() == size:
         return bytes(skipped) + b"\1" * size
-    return bytes(skipped) + bytes(mask >> at & 1 for at in range(size))
+    return bytes(skipped) + f"{mask:b}"[::-1].encode().translate(_OF_DIGITS)
 
 
 def _offsets_of(header: BatchHeader, batch: memoryview) -> list[int]:

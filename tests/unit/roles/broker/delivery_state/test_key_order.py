@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from mqmesh.roles.broker.delivery_state.key_order import KeyOrder
-from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, RunState
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers, Settled
 
 LEASE_MS = 60_000
@@ -37,9 +37,15 @@ class Ordered:
         """Lease messages; return the leases with their offsets."""
         return [
             (lease.lease, list(lease.offsets()))
-            for run, bits in self.window.take_free(most)
+            for run, bits in self.free(most).items()
             for lease in [self.window.hand_out_again(run, bits, member, self.now_ms, LEASE_MS)]
         ]
+
+    def free(self, most: int) -> dict[Run, int]:
+        found: dict[Run, int] = {}
+        count = self.window.take_free(most, found)
+        assert count == sum(bits.bit_count() for bits in found.values()) <= most
+        return found
 
     def nack(self, lease: int, offset: int, delay_ms: int = 0) -> None:
         run = self.window.nack(lease, offset, 1)
@@ -73,6 +79,27 @@ def test_a_lease_has_several_messages_of_a_key_in_order():
     assert one.take(10) == []
 
 
+def test_messages_that_are_let_in_one_after_the_other_are_one_run_and_one_lease():
+    one = Ordered("abcd" * 1_000)
+    for _ in range(300):
+        one.admit(4)
+    assert [run.bits.bit_length() for run in one.window.runs] == [MAX_RUN, 1_200 - MAX_RUN]
+    ((_, offsets),) = one.take(3)
+    one.admit(4)
+    assert (offsets, len(one.window.runs)) == ([0, 4, 8], 3)
+    assert one.window.passed == one.window.unsettled - 3 == 1_201
+
+
+def test_what_was_taken_is_added_to_what_was_taken_before():
+    one = Ordered("abca")
+    one.admit(2)
+    found: dict[Run, int] = {}
+    assert one.window.take_free(5, found) == 2
+    one.admit(2)
+    assert one.window.take_free(5, found) == 1
+    assert list(found.values()) == [0b0111]
+
+
 def test_messages_without_a_key_have_no_order():
     one = Ordered("---")
     one.admit(3)
@@ -102,8 +129,7 @@ def test_the_attempt_of_what_was_taken_back_does_not_count():
     one.admit(2)
     ((lease, _),) = one.take(2)
     one.nack(lease, 0)
-    leased = one.window.take_free(2)
-    assert [run.attempt for run, _ in leased] == [1]
+    assert [run.attempt for run in one.free(2)] == [1]
     assert {run.attempt for run in one.window.runs} == {0, 1}
 
 

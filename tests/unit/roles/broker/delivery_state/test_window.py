@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunState
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunState, stretches
 from mqmesh.roles.broker.delivery_state.window import (
     SLOT_MS,
     DeliveryWindow,
@@ -33,10 +33,10 @@ class Driven:
     """A window at 0, and what it said of changes."""
 
     def __init__(self, start: int = 0, first: int = 1 << 32) -> None:
-        self.spans: list[tuple[int, int]] = []
+        self.changes: list[tuple[int, int, int, Run | None]] = []
         self.numbers = LeaseNumbers(first, 1_000)
         self.window = DeliveryWindow(
-            start, self.numbers, lambda low, end: self.spans.append((low, end))
+            start, self.numbers, lambda *change: self.changes.append(change)
         )
 
     def take(self, count: int, member: str = "a", now_ms: int = 0) -> Run:
@@ -425,15 +425,13 @@ class Model:
 
 
 def replayed(window: DeliveryWindow, log: list, new: DeliveryWindow) -> None:
-    """Tell another window what the log would: the spans that changed, as they are now."""
-    for first, end in log:
-        new.clear(first, end)
+    """Tell another window what the log would: what changed, as it is now."""
+    for first, end, bits, _ in log:
+        for low, count in stretches(first, bits) if bits >= 0 else [(first, end - first)]:
+            new.clear(low, low + count)
     new.next_offset = window.next_offset
-    told: dict[Run, int] = {}
-    for run, mask in window.spans_of(log):
-        told[run] = told.get(run, 0) | mask
-    for run, mask in told.items():
-        new.restore(run.first, mask, run.attempt, 0 if run.state is RunState.LEASED else 1)
+    for run in {run for _, _, _, run in log if run is not None and run.bits}:
+        new.restore(run.first, run.bits, run.attempt, 0 if run.state is RunState.LEASED else 1)
     new.clear_before(window.floor)
     log.clear()
 
@@ -475,7 +473,7 @@ class Course:
                 self.settle(action, lease, first, bits)
         self.model.check(window)
         if random.random() < 0.3:
-            replayed(window, self.one.spans, self.follower)
+            replayed(window, self.one.changes, self.follower)
             assert by_message(self.follower) == by_message(window)
             assert self.follower.floor == window.floor
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mqmesh.roles.broker.delivery_state.runs import RunState
+from mqmesh.roles.broker.delivery_state.runs import Run, RunState
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
@@ -168,6 +168,29 @@ def test_a_start_ends_windows_at_the_end_of_the_log():
     assert other.windows.resume(lambda topic, queue_id: 3, 0, 1_000_000, 3_000) == 1
     assert other.windows.find(KEY).next_offset == 3
     assert other.offsets.query(*KEY) == 0
+
+
+def test_messages_far_apart_are_written_one_by_one_and_others_between_them_stay():
+    kept, other = Kept(), Kept(2)
+    window = kept.windows.begin(KEY, 0)
+    window.is_strict = True
+    window.begin_order([])
+    window.admit(100, [(at, str(at % 50)) for at in range(100)])
+    other.apply(kept.written())
+    leases = []
+    for _ in range(25):
+        found: dict[Run, int] = {}
+        window.take_free(2, found)
+        leases += [window.hand_out_again(*one, "a", 0, LEASE_MS) for one in found.items()]
+    other.apply(kept.written())
+    assert open_in(other.windows.find(KEY)) == open_in(window)
+    window.ack(leases[3].lease, leases[3].first, leases[3].bits)
+    window.nack(leases[4].lease, leases[4].first, 1)
+    (record,) = kept.written()
+    assert sum(end - first for first, end in record.cleared) == 3
+    assert len(record.runs) == 1
+    other.apply([record])
+    assert open_in(other.windows.find(KEY)) == open_in(window)
 
 
 @pytest.mark.parametrize("seed", range(30))

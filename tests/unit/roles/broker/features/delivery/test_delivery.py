@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import (
@@ -166,9 +167,18 @@ def test_a_batch_is_cut_for_a_member_that_wants_less(scene):
 def test_many_batches_make_one_lease(scene):
     for _ in range(5):
         scene.send(3)
-    (lease,), bodies = scene.receive(10)
-    assert (lease.first, lease.end, len(bodies)) == (0, 10, 10)
-    assert len(scene.receive(10)[1]) == 5
+    (lease,), bodies = scene.receive(9)
+    assert (lease.first, lease.end, len(bodies)) == (0, 9, 9)
+    assert len(scene.receive(10)[1]) == 6
+
+
+def test_no_batch_is_cut_where_half_of_what_is_wanted_is_there(scene):
+    for _ in range(4):
+        scene.send(6)
+    assert [len(scene.receive(10)[1]) for _ in range(2)] == [6, 6]
+    assert len(scene.receive(4)[1]) == 4
+    assert len(scene.receive(5)[1]) == 5, "2 and 3: the rest of a batch is less than half"
+    assert len(scene.receive(5)[1]) == 3
 
 
 def test_an_answer_has_no_more_bytes_than_wanted(scene):
@@ -186,6 +196,72 @@ def test_a_message_that_is_not_settled_in_time_comes_again(scene):
     assert scene.settle(lease) == STALE
     assert scene.settle(again, member="b") == OK
     assert scene.committed == 1
+
+
+def test_the_end_of_the_next_lease_is_known(scene):
+    delivery, now_ms = scene.stage.features.delivery, scene.stage.clock.monotonic_ms()
+    scene.send(2)
+    assert delivery.next_ms() is None
+    (long,), _ = scene.receive(1, invisible_ms=5_000)
+    (short,), _ = scene.receive(1, invisible_ms=1_000)
+    assert now_ms + 1_000 < delivery.next_ms() <= now_ms + 1_020
+    scene.settle(short)
+    assert now_ms + 5_000 < delivery.next_ms() <= now_ms + 5_020
+    scene.settle(long)
+    assert delivery.next_ms() is None
+
+
+class Ordered(Scene):
+    """The same with order by key; the body of a message is its key, and "-" has none."""
+
+    def __init__(self, stage) -> None:
+        super().__init__(stage, delivery="fifo")
+
+    def join(self, member, **options):
+        super().join(member, delivery="fifo", **options)
+
+    def send_keys(self, keys: str) -> None:
+        messages = [
+            Message("t", key.encode(), sharding_key=None if key == "-" else key) for key in keys
+        ]
+        sequence = next(self.stage._sequence)
+        self.stage.send(
+            encode_batch(
+                messages,
+                topic="t",
+                queue_id=0,
+                producer_id=PRODUCER_ID,
+                first_sequence=sequence,
+                born_timestamp=1,
+            )
+        )
+
+
+def test_with_order_by_key_a_receive_has_one_lease_of_what_is_far_apart(stage):
+    scene = Ordered(stage)
+    for _ in range(30):
+        scene.send_keys("a" + "b" * 9)
+    scene.send_keys("c-bd")
+    (first,), bodies = scene.receive(1)
+    assert bodies == [b"a"]
+    (lease,), bodies = scene.receive(400, member="b")
+    assert b"".join(bodies) == b"b" * 270 + b"c-bd"
+    assert (lease.first, lease.end, lease.count) == (1, 304, 274)
+    assert scene.settle(lease, bits=1 | 1 << 299, member="b") == OK, "a message of each end"
+    assert scene.settle(first) == OK
+    (rest,), bodies = scene.receive(400)
+    assert (bodies, rest.count) == ([b"a"] * 29, 29)
+
+
+def test_with_order_by_key_what_has_no_room_in_an_answer_is_left_for_the_next(stage):
+    scene = Ordered(stage)
+    for _ in range(5):
+        scene.send_keys("abc")
+    (lease,), bodies = scene.receive(15, max_bytes=1)
+    assert b"".join(bodies) == b"abc"
+    assert scene.receive(15, member="b") == ([], []), "all keys are busy"
+    scene.settle(lease)
+    assert b"".join(scene.receive(15, member="b")[1]) == b"abc" * 4
 
 
 def test_an_extended_lease_lasts(scene):
@@ -458,8 +534,7 @@ def test_one_message_that_is_stored_costs_a_look_for_each_group(scene, monkeypat
             wanted = ReceiveRequest(group, "t", member, suspend_timeout_ms=5_000)
             scene.stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=member.encode())
     table, looks = scene.stage.features.state.group_table, []
-    limits_of = table.limits_of
-    monkeypatch.setattr(table, "limits_of", lambda name: looks.append(name) or limits_of(name))
+    monkeypatch.setattr(table, "check_consumes", looks.append)
     scene.send()
     assert sorted(looks) == ["g", "g", "h", "h"], "one that gets it and one that finds nothing"
 
