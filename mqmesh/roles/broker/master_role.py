@@ -17,6 +17,8 @@ from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import MessageStore
 
 TRANSACTIONS_FILE: Final = "transactions.json"
+LEASE_AHEAD_MS: Final = 100
+"""Leases that end sooner are not left to the ticks, which come that often."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class MasterRole(BrokerRole):
         self._leadership = leadership
         self.is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
+        self._is_lease_planned = False
         # What is read now is known to nobody else. Nor does it end where this replica, as a
         # follower, learned that it is confirmed: what is behind that is its log, too.
         store.show_to(None)
@@ -107,6 +110,23 @@ class MasterRole(BrokerRole):
             if self._leadership or has_followers or features.core.state.is_due:
                 features.core.write_state()
         super().tick(now_ms)
+        self._plan_leases(now_ms)
+
+    def _plan_leases(self, now_ms: int) -> None:
+        """Have leases that end before the next tick end in time."""
+        if not self.serves or self.features is None or self._is_lease_planned:
+            return
+        due_ms = self.features.delivery.next_ms()
+        if due_ms is not None and due_ms - now_ms < LEASE_AHEAD_MS:
+            self._is_lease_planned = True
+            self._given.transport.loop.call_later(max(due_ms - now_ms, 0), self._end_leases)
+
+    def _end_leases(self) -> None:
+        self._is_lease_planned = False
+        if self.serves and self.features is not None:
+            now_ms = self._given.clock.monotonic_ms()
+            self.features.delivery.tick(now_ms)
+            self._plan_leases(now_ms)
 
     def save(self) -> None:
         """Implement ``BrokerRole.save``."""
