@@ -230,7 +230,7 @@ class ConcurrentService(ConsumeService):
             return self.progress()[1]
 
     def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
-        self._add(work, make_portions(work, batches, span))
+        self.submit_portions(make_portions(work, batches, span))
 
     def submit_again(
         self, work: QueueWork, messages: list[StoredMessage], span: StateSpan, attempt: int
@@ -243,7 +243,15 @@ class ConcurrentService(ConsumeService):
             span: States of the messages; all are ``OPEN``.
             attempt: Number of failures.
         """
-        self._add(work, [Portion(work, messages, span, attempt)])
+        self.submit_portions([Portion(work, messages, span, attempt)])
+
+    def submit_portions(self, portions: list[Portion]) -> None:
+        """Has portions consumed, of any queues; nothing of those that were revoked."""
+        with self.changed:
+            left = [one for one in portions if not one.work.revoked]
+            if left and not self.closed:
+                self._wake(sum([one.call_count for one in left]))
+                self._ready.extend(left)
 
     def hand_over(
         self, listener: AnyListener, message: StoredMessage, on_done: Callable[[object], None]
@@ -328,13 +336,6 @@ class ConcurrentService(ConsumeService):
         return bool(self._ready or self._handed), self._calls_retired + begun
 
     # ---- Under the lock ----------------------------------------------------------------
-
-    def _add(self, work: QueueWork, portions: list[Portion]) -> None:
-        with self.changed:
-            if self.closed or work.revoked:
-                return
-            self._wake(sum([portion.call_count for portion in portions]))
-            self._ready.extend(portions)
 
     def _retire_used_up(self) -> None:
         while self._ready and self._ready[0].used_up:

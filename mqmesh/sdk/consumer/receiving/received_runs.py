@@ -22,7 +22,7 @@ from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, Portion, QueueWork
 from mqmesh.sdk.consumer.listening.group_retry import reason_of
 from mqmesh.sdk.consumer.listening.local_retry import report_failure
-from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
+from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, bits_of
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
 from mqmesh.sdk.consumer.receiving.receiver import Receiver
 
@@ -108,9 +108,10 @@ class ReceivedRun(QueueWork):
         """Return the state of a message."""
         return self.span.states[offset - self.span.base]
 
-    def next_call(self) -> list[StoredMessage]:
-        """Take the messages of the next call; none if nothing is left."""
-        return [self.rest.popleft() for _ in range(min(self.batch_size, len(self.rest)))]
+    def next_portion(self) -> Portion:
+        """Take the messages of the next call, of which there are some."""
+        call = [self.rest.popleft() for _ in range(min(self.batch_size, len(self.rest)))]
+        return Portion(self, call, self.span, self.held.lease.attempt - 1)
 
 
 class ReceivedRuns:
@@ -204,8 +205,9 @@ class ReceivedRuns:
 
     def _progress(self, run: ReceivedRun) -> None:
         """Have what was done acknowledged; called by a worker."""
-        if self._is_ordered:
-            self._submit(run, run.next_call())
+        if self._is_ordered and run.rest:
+            assert self._service is not None
+            self._service.submit_portions([run.next_portion()])
         self._progressed.append(run)
         if not self._is_flushing:
             self._is_flushing = True
@@ -327,27 +329,29 @@ class ReceivedRuns:
                 ReceivedRun(source, held, some, now_ms, self._listener, size, self._progress)
             )
         self._count += len(runs if self._is_ordered else messages)
+        portions: list[Portion] = []
         for run in runs:
-            while call := run.next_call():
-                self._submit(run, call)
+            while run.rest:
+                portions.append(run.next_portion())
                 if self._is_ordered:
                     break
-
-    def _submit(self, run: ReceivedRun, messages: list[StoredMessage]) -> None:
         assert self._service is not None
-        if messages:
-            attempt = messages[0].delivery_attempt - 1
-            self._service.submit_again(run, messages, run.span, attempt)
+        self._service.submit_portions(portions)
 
     def _flush(self) -> None:
         self._is_flushing = False
+        acks: dict[HeldLease, tuple[ReceiveSource, int]] = {}
         while self._progressed:
             run = self._progressed.popleft()
             done = [one for at, one in run.open.items() if run.state(at) == DONE]
-            self._report(run, done, SettleAction.ACK)
+            if bits := self._end(run, done):
+                _, others = acks.get(run.held, (run.source, 0))
+                acks[run.held] = run.source, others | bits
             if run.revoked:  # else its failures are reported by the worker
                 failed = [one for at, one in run.open.items() if run.state(at) == PARKED]
                 self._report(run, failed, SettleAction.NACK, "its listener failed")
+        for held, (source, bits) in acks.items():
+            self._settle(source, held, bits, SettleAction.ACK)
         self.receiver.receive()
 
     def _report(
@@ -358,23 +362,37 @@ class ReceivedRuns:
         reason: str = "",
     ) -> None:
         """Report on messages of a run, unless that was done."""
+        if bits := self._end(run, messages):
+            self._settle(run.source, run.held, bits, action, reason)
+
+    def _end(self, run: ReceivedRun, messages: Iterable[StoredMessage]) -> int:
+        """Forget messages of a run that are to be reported; return them as bits of its lease."""
         own = [one for one in messages if run.open.pop(one.queue_offset, None) is not None]
         if not own:
-            return
+            return 0
         self._count -= (not run.open) if self._is_ordered else len(own)
         if not run.open:
             runs = self._runs[run.held]
             runs.remove(run)
             if not runs:
                 del self._runs[run.held]
-        bits = sum(1 << (one.queue_offset - run.held.lease.first) for one in own)
         run.held.buffered -= len(own)
+        return bits_of([one.queue_offset for one in own], run.held.lease.first)
+
+    def _settle(
+        self,
+        source: ReceiveSource,
+        held: HeldLease,
+        bits: int,
+        action: SettleAction,
+        reason: str = "",
+    ) -> None:
         self.receiver.settle(
-            run.source,
-            run.held,
+            source,
+            held,
             bits,
             action,
-            partial(self._reported, run.held, action),
+            partial(self._reported, held, action),
             reason=reason[:MAX_REASON_CHARACTERS],
         )
 

@@ -41,7 +41,9 @@ def test_a_lease_is_kept_until_all_of_its_messages_are_reported():
     )
     runs = ReceivedRuns("group", client, settings, PullCounters(), {}, nothing, nothing, nothing)
     works: list[Any] = []
-    service: Any = SimpleNamespace(submit_again=lambda run, *_: works.append(run))
+    service: Any = SimpleNamespace(
+        submit_portions=lambda portions: works.extend(one.work for one in portions)
+    )
     runs.attach(service)
     runs.follow(Subscription("flights"), [MessageQueue("flights", "broker-a", 3)])
     header = encode_header(ReceiveResponse([MessageLease(1, 3, 0, 2, 2, 1, 30_000)]))
