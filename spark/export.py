@@ -6,21 +6,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from mqmesh.errors import ConfigError
+from mqmesh.units import MIB
 
 from .tables import MESSAGES, require_table
 
-ROWS_AT_ONCE: Final = 1_000
+ROWS_AT_ONCE: Final = 50_000
+BYTES_AT_ONCE: Final = 32 * MIB
+"""Limits of the messages in memory, by number and by their bodies; one message always fits."""
 _PLACE: Final = ["broker", "commitlog_offset", "ordinal"]
 
 
 def rows(archive: str, topic: str, since: str, until: str) -> Iterator[dict[str, Any]]:
     """Yields rows of a topic, by day, broker and place.
 
-    In memory are the places of one day, about 40 bytes a message, and a thousand messages.
+    In memory are the places of one day, about 50 bytes a message, and messages of 32 MiB.
 
     Args:
         archive: Directory of the archive.
@@ -80,18 +84,32 @@ def _batches(archive: str, topic: str, since: str, until: str) -> Iterator[pa.Ta
         days.update(batch.column(0).unique().to_pylist())
     for day in sorted(days):
         of_day = wanted & (ds.field("dt") == day)
-        places = dataset.to_table(filter=of_day, columns=_PLACE).sort_by(
+        columns = {name: ds.field(name) for name in _PLACE}
+        size = {"size": pc.binary_length(ds.field("body"))}
+        places = dataset.to_table(filter=of_day, columns=columns | size).sort_by(
             [(name, "ascending") for name in _PLACE]
         )
         yield from _in_order(dataset, of_day, places)
 
 
 def _in_order(dataset: ds.Dataset, of_day: ds.Expression, places: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, places.num_rows, ROWS_AT_ONCE):
-        some = places.slice(start, ROWS_AT_ONCE)
+    for start, count in _slices(places["size"].to_pylist()):
+        some = places.slice(start, count)
         first, last = some.slice(0, 1).to_pylist()[0], some.slice(some.num_rows - 1).to_pylist()[0]
         table = dataset.to_table(filter=of_day & _not_before(first) & _not_behind(last))
         yield table.sort_by([(name, "ascending") for name in _PLACE])
+
+
+def _slices(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yields start and length of stretches within the limits."""
+    start = taken = 0
+    for number, size in enumerate(sizes):
+        if number > start and (number - start == ROWS_AT_ONCE or taken + size > BYTES_AT_ONCE):
+            yield start, number - start
+            start, taken = number, 0
+        taken += size
+    if sizes:
+        yield start, len(sizes) - start
 
 
 def _not_before(place: dict[str, Any]) -> ds.Expression:

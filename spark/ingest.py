@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.storage.tools.snapshot_keeping import hold_snapshot
 from mqmesh.storage.tools.snapshot_reading import Snapshot
 
 from .failures import NOT_STARTED, as_mqmesh_error
@@ -86,35 +87,38 @@ def ingest(
         ConfigError: The snapshot does not fit: a gap, another store, or another course of its log.
         StorageError: The snapshot is damaged, or cannot be read.
     """
-    snapshot = Snapshot(Path(path))
-    store_id = snapshot.manifest.store_id
-    broker = name or snapshot.manifest.broker_name
-    leave_out = ",".join(load_settings(archive).leave_out)
-    options = {"onDamage": on_damage, "topics": topics, "leaveOut": leave_out}
-    taken: Step | None = None
-    for attempt in range(1, TRIES + 1):
-        step, begun = _next(snapshot, archive, broker, allow_gap)
-        try:
-            if step.to_offset > step.from_offset:
-                _begin(spark, archive, snapshot, broker, step, begun)
-                _take(spark, archive, snapshot, broker, step, options)
-                taken = step
-            follow_with_keys(spark, archive, store_id, broker)
-        except Exception as error:
-            if attempt == TRIES or not _is_passing(error):
-                raise as_mqmesh_error(error) from error
-            _log.info("somebody else writes to %s, or Spark is slow, again: %s", archive, attempt)
-            continue
-        # Of several tries that one counts which took something in.
-        done = taken or step
-        return IngestReport(
-            snapshot=snapshot.directory.name,
-            broker=broker,
-            from_offset=done.from_offset,
-            to_offset=done.to_offset,
-            gap_before=done.gap_before,
-        )
-    raise AssertionError("the last attempt returns or raises")
+    with hold_snapshot(Path(path)):
+        snapshot = Snapshot(Path(path))
+        store_id = snapshot.manifest.store_id
+        broker = name or snapshot.manifest.broker_name
+        leave_out = ",".join(load_settings(archive).leave_out)
+        options = {"onDamage": on_damage, "topics": topics, "leaveOut": leave_out}
+        taken: Step | None = None
+        for attempt in range(1, TRIES + 1):
+            step, begun = _next(snapshot, archive, broker, allow_gap)
+            try:
+                if step.to_offset > step.from_offset:
+                    _begin(spark, archive, snapshot, broker, step, begun)
+                    _take(spark, archive, snapshot, broker, step, options)
+                    taken = step
+                follow_with_keys(spark, archive, store_id, broker)
+            except Exception as error:
+                if attempt == TRIES or not _is_passing(error):
+                    raise as_mqmesh_error(error) from error
+                _log.info(
+                    "somebody else writes to %s, or Spark is slow, again: %s", archive, attempt
+                )
+                continue
+            # Of several tries that one counts which took something in.
+            done = taken or step
+            return IngestReport(
+                snapshot=snapshot.directory.name,
+                broker=broker,
+                from_offset=done.from_offset,
+                to_offset=done.to_offset,
+                gap_before=done.gap_before,
+            )
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _next(

@@ -13,7 +13,7 @@ from mqmesh.message import check_topic
 
 from .columns import register_functions, with_values
 from .failures import last_cause
-from .jvm.jars import jar_path
+from .jvm.jars import jar_path, lacking_jars
 from .settings import load_settings
 from .tables import (
     INGESTS,
@@ -272,7 +272,7 @@ def check_reads_only(spark: "SparkSession", text: str) -> None:
 
 
 def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
-    """Copies the jars of a session for machines without a way out.
+    """Copies the jars of a session that pyspark lacks, for machines without a way out.
 
     Args:
         spark: A session that fetched them.
@@ -282,13 +282,13 @@ def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
         Their names.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    names = []
-    for entry in spark.sparkContext.getConf().get("spark.jars", "").split(","):
-        path = jar_path(entry)
-        if path.suffix == ".jar":
-            shutil.copyfile(path, directory / path.name)
-            names.append(path.name)
-    return sorted(names)
+    entries = spark.sparkContext.getConf().get("spark.jars", "").split(",")
+    paths = [
+        Path(path) for path in lacking_jars(str(jar_path(entry)) for entry in entries if entry)
+    ]
+    for path in paths:
+        shutil.copyfile(path, directory / path.name)
+    return sorted(path.name for path in paths)
 
 
 def _oldest_days(archive: str) -> dict[str, str]:

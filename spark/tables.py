@@ -62,10 +62,14 @@ def app_id(store_id: int, broker: str) -> str:
     return f"mqmesh/{store_id:08x}/{broker}"
 
 
+def archive_place(archive: str) -> str:
+    """Returns the path of an archive; absolute, as Java has a working directory of its own."""
+    return archive.rstrip("/") if "://" in archive else os.path.abspath(archive)
+
+
 def table_path(archive: str, table: str) -> str:
-    """Returns a table's path; absolute, as Java has a working directory of its own."""
-    place = archive.rstrip("/") if "://" in archive else os.path.abspath(archive)
-    return f"{place}/{table}"
+    """Returns a table's path."""
+    return f"{archive_place(archive)}/{table}"
 
 
 def open_table(archive: str, table: str) -> DeltaTable | None:

@@ -16,6 +16,7 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.snapshot import delete_snapshot
+from mqmesh.storage.tools.snapshot_keeping import waiting_snapshots
 from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import Options, answers_json, print_error, print_note, print_progress
@@ -62,6 +63,9 @@ _archive = click.argument("archive", metavar="ARCHIVE")
 _verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Show what Java, Ivy and Spark write, too."
 )
+_conf = click.option(
+    "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
+)
 _to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="The archive.")
 
 
@@ -93,9 +97,7 @@ def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         _verbose,
-        click.option(
-            "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
-        ),
+        _conf,
         click.option("--jars", type=click.Path(path_type=Path), help="Delta Lake's jars."),
         click.option("--memory", default="1g", show_default=True, help="Java's heap."),
         click.option("--cores", default=2, type=click.IntRange(1), show_default=True),
@@ -434,17 +436,22 @@ def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
 
 @archive.command()
 @click.option("--to", "directory", required=True, type=click.Path(path_type=Path))
+@_conf
 @_verbose
 @json_option
-def jars(directory: Path, verbose: bool) -> int:
+def jars(directory: Path, conf: tuple[str, ...], verbose: bool) -> int:
     """Fetch Delta Lake's jars into a directory, for machines without a way out.
+
+    Those that pyspark brings are left out. A mirror of Maven Central is a setting of Spark.
 
     \b
     Examples:
       mqmesh archive jars --to jars
+      mqmesh archive jars --to jars --conf spark.jars.ivySettings=ivysettings.xml
     """
     work = archive_module("maintenance")
-    with _session(verbose=verbose, cores=1, memory="512m") as spark:
+    extra = dict(_setting(text) for text in conf)
+    with _session(verbose=verbose, cores=1, memory="512m", extra=extra) as spark:
         names = work.copy_jars(spark, directory)
     print_answer({"directory": str(directory), "jars": names}, f"{len(names)} jars in {directory}")
     return ExitCode.OK
@@ -468,7 +475,8 @@ def run(
 ) -> int:
     """Snapshot each broker of this machine, take it into the archive, delete it again.
 
-    With --every it goes on until Ctrl-C; a failure is reported, and tried again the next time.
+    With --every it goes on until Ctrl-C; a failure is reported, and tried again the next time. The
+    broker keeps such a snapshot until it is taken in, as far as there is room.
 
     \b
     Examples:
@@ -476,15 +484,17 @@ def run(
       mqmesh archive run --every 1h --to archive
     """
     pause_s = span_seconds(every) if every else 0
-    work = archive_module("ingest")
+    work, place = archive_module("ingest"), archive_module("tables").archive_place(archive)
     with start() as spark, Interrupt() as interrupt:
 
         def take(admin: AdminClient, name: str) -> None:
-            path = _snapshot(admin, name)
-            print_progress(f"taking in {path.name}")
-            options = {"allow_gap": allow_gap, "on_damage": on_damage}
-            _print_ingest(work.ingest(spark, str(path), archive, **options))
-            delete_snapshot(path)
+            newest = _snapshot(admin, name, place)
+            # Those of rounds that failed or were killed come first.
+            for path in waiting_snapshots(newest.parent, name, place):
+                print_progress(f"taking in {path.name}")
+                options = {"allow_gap": allow_gap, "on_damage": on_damage}
+                _print_ingest(work.ingest(spark, str(path), archive, **options))
+                delete_snapshot(path)
 
         while True:
             failed = _round(namesrv, brokers, take, go_on=bool(pause_s))
@@ -519,8 +529,8 @@ def _round(
     return failed
 
 
-def _snapshot(admin: AdminClient, name: str) -> Path:
-    path = Path(admin.create_snapshot(name).path)
+def _snapshot(admin: AdminClient, name: str, place: str) -> Path:
+    path = Path(admin.create_snapshot(name, archive=place).path)
     if not path.is_dir():
         raise ConfigError(
             f"the snapshot of {name} is on its machine, in {path}; run this command there"

@@ -25,7 +25,7 @@ from .archive_parts import archive_module, plain_row
 
 ORIGIN: Final = "ARCHIVE_ORIGIN"
 """Property of a message that was sent again: broker, commit-log offset and ordinal of the old."""
-RESEND_BATCH: Final = 100
+RESEND_BATCH: Final = 1_000
 """Messages that are sent, and noted as sent, at a time."""
 
 

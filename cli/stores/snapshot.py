@@ -24,7 +24,7 @@ DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
 
 _LISTED: Final = (
     *("broker_name", "store_id", "epoch", "start_offset", "end_offset", "created_ms"),
-    "disk_bytes",
+    *("disk_bytes", "archive"),
 )
 _SNAPSHOTS: Final = (
     Column("path", "SNAPSHOT", lambda path: Path(path).name),
@@ -33,6 +33,7 @@ _SNAPSHOTS: Final = (
     Column("start_offset", "FROM", rank=2),
     Column("end_offset", "TO", rank=1),
     Column("disk_bytes", "BYTES"),
+    Column("archive", "WAITS FOR", rank=3),
 )
 
 _path = click.argument("path", type=click.Path(path_type=Path))

@@ -14,12 +14,18 @@ class CreateSnapshotRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     It ends where the log ended when everything else of it was copied. The broker goes on meanwhile.
     See docs/storage-format.md.
 
+    Attributes:
+        archive: Archive that takes the snapshot in and deletes it then; the broker keeps it until
+            then, as far as there is room. Empty for none: newer ones replace it.
+
     Errors:
         SYSTEM_BUSY: One is being made.
         DISK_FULL: No room; nothing is left of it.
         SYSTEM_ERROR: It cannot be made; nothing is left of it.
         REQUEST_CODE_NOT_SUPPORTED: The store is not of the backend ``commitlog``.
     """
+
+    archive: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
 
 class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -2,10 +2,12 @@
 
 import fcntl
 import importlib.metadata
+import importlib.util
 import logging
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,7 @@ MOST_FETCH_S: Final = 600
 LOOK_AGAIN_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
+_VERSION: Final = re.compile(r"-\d.*\.jar\Z")
 
 
 def delta_package() -> str:
@@ -77,9 +80,9 @@ def remember_jars(package: str, jars: list[str]) -> None:
 
     Args:
         package: Maven coordinates.
-        jars: Jars by Spark's names, see ``jar_path``.
+        jars: Jars by Spark's names, see ``jar_path``; those that pyspark has are left out.
     """
-    paths = [str(jar_path(jar)) for jar in jars]
+    paths = lacking_jars([str(jar_path(jar)) for jar in jars])
     path = _list_file(package)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +101,23 @@ def jar_path(entry: str) -> Path:
     """
     path = entry.removeprefix("file:")
     return Path("/" + (path if path == entry else unquote(path)).lstrip("/"))
+
+
+def lacking_jars(fetched: Iterable[str], own: Path | None = None) -> list[str]:
+    """Returns the fetched jars that pyspark lacks: of those that it has, Java takes its own.
+
+    Args:
+        fetched: Paths of jars, by Ivy's names: organisation, underscore, artifact and version.
+        own: Directory of pyspark's jars; None for the installed one.
+    """
+    if own is None:
+        spec = importlib.util.find_spec("pyspark")
+        assert spec is not None and spec.origin is not None
+        own = Path(spec.origin).parent / "jars"
+    known = {_VERSION.sub("", path.name) for path in own.glob("*.jar")}
+    return [
+        one for one in fetched if _VERSION.sub("", Path(one).name.partition("_")[2]) not in known
+    ]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ def take_snapshot(
     broker_name: str = "broker-a",
     end_offset: int | None = None,
     keep: int = 0,
+    archive: str = "",
     pace: Pace | None = None,
 ) -> tuple[Path, Manifest]:
     """Makes a snapshot as a broker does.
@@ -29,6 +30,7 @@ def take_snapshot(
         broker_name: Name of the broker.
         end_offset: Commit-log offset where it ends; None for the end of the log.
         keep: Number of snapshots to keep, 0 for all.
+        archive: Archive that it is for; empty for none.
         pace: Pace of the copying; None for no limit.
     """
     store = indexed if isinstance(indexed, CommitLogStore) else indexed.store
@@ -45,5 +47,6 @@ def take_snapshot(
         epoch=stats.epoch,
         end_offset=stats.max_commitlog_offset if end_offset is None else end_offset,
         created_ms=1,
+        archive=archive,
     )
     return finish_snapshot(directory, new, facts, keep=keep, pace=pace or Pace())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import date
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -19,10 +20,12 @@ from harness.store_files import StoreFiles
 from mqmesh.cli import main
 from mqmesh.cli.stores import archive as commands
 from mqmesh.cli.stores import archive_export
-from mqmesh.errors import CorruptRecord, InvalidArgument
+from mqmesh.errors import CorruptRecord, InvalidArgument, StorageError
 from mqmesh.message import Message
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
+from mqmesh.spark import ingest as ingest_module
 from mqmesh.spark import session as session_module
 from mqmesh.spark import tables
 from mqmesh.spark.columns import json as json_of
@@ -75,7 +78,7 @@ def call(spark, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    settings = {"snapshot.keep": "0"}
+    settings = {"snapshot.keep": "1"}
     with ProcessCluster(tmp_path_factory.mktemp("c"), broker_settings=settings) as cluster:
         send(cluster, 0, COUNT)
         yield cluster
@@ -101,6 +104,10 @@ def send(cluster, start, stop):
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         for one in [producer.send_async(make_message(number)) for number in range(start, stop)]:
             one.result(30)
+
+
+def fail(*arguments, **options):
+    raise StorageError("no room")
 
 
 class Rounds:
@@ -148,7 +155,18 @@ def test_run_takes_in_what_came_again_and_again_and_a_broker_that_is_away_is_tol
     assert list(snapshots.iterdir()) == []
     status = json.loads(call("archive", "status", archive, "--json"))
     assert [one["broker"] for one in status["sources"]] == ["broker-a"]
-    # Without --every an error ends it.
+    # Without --every an error ends it; the broker keeps what was not taken in.
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_module, "ingest", fail)
+        assert "no room" in call(*address, "archive", "run", "--to", archive, code=1)
+    with AdminClient(cluster.namesrv_addr) as admin:
+        others = [admin.create_snapshot("broker-a").path for _ in range(2)]
+    (waiting,) = {str(path) for path in snapshots.iterdir()} - {others[1]}
+    listed = call("snapshot", "list", snapshots, "--json").splitlines()
+    assert [json.loads(one)["archive"] for one in listed] == [archive, ""]
+    out = call(*address, "archive", "run", "--to", archive)
+    assert out.splitlines()[0].startswith(Path(waiting).name)
+    assert [str(path) for path in snapshots.iterdir()] == [others[1]]
     wrong = ("archive", "run", "--to", archive, "--broker", "nobody")
     assert "nobody" in call(*address, *wrong, code=1)
 
@@ -255,8 +273,9 @@ def test_what_is_sent_again_is_the_same_and_a_command_that_was_stopped_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(archive_export, "_send", send_and_stop)
+        patch.setattr(archive_export, "RESEND_BATCH", 100)
         call(*resend, code=1)
-    left = 2 * COUNT - archive_export.RESEND_BATCH
+    left = 2 * COUNT - 100
     assert call(*resend, "--dry-run") == f"{left:,} messages\n"
     assert call(*resend, "--rate", "100000") == f"{left:,} messages\n"
     assert call(*resend) == "0 messages\n"

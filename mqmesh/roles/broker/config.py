@@ -58,13 +58,18 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         root_dir: Directory of this machine that gets them; empty for ``snapshots`` beside
             ``store_path_root_dir``. On the same file system they take little time and room.
         keep: Snapshots of this broker that stay, 1 to 1,000; when a new one is whole, older ones
-            go. 0 keeps all.
+            go. 0 keeps all. Those that `mqmesh archive run` makes are not counted: they stay until
+            the archive has them.
+        waiting_bytes: Room on the disk that snapshots which an archive has not taken yet may hold
+            beside the store, from 0, 0 for no limit; the oldest go beyond it, and where the disk is
+            as full as ``storage.disk_max_used_space_ratio``.
         copy_bytes_per_s: Of what must be copied, so that the disk has time for the broker; 0 for
             no limit. Links take no time.
     """
 
     root_dir: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
     keep: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
+    waiting_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
     copy_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
     def root(self, store: Path) -> Path:

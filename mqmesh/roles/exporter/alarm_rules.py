@@ -480,6 +480,18 @@ RULES: Final = (
         "look-ups by key lack the newest messages; the broker's log says what holds the index up",
     ),
     AlarmRule(
+        "archive-behind",
+        "warning",
+        3_600,
+        60,
+        NODE,
+        over("mqmesh_snapshots_waiting_oldest_seconds"),
+        "an archive has not taken in a snapshot of {node_id} for {value:.0f} s, more than "
+        "{threshold:.0f}",
+        "`mqmesh archive run` is slow, failing or stopped; beyond `snapshot.waiting_bytes` the "
+        "oldest snapshots go",
+    ),
+    AlarmRule(
         "replica-behind",
         "critical",
         64 * MIB,

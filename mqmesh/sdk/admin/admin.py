@@ -522,12 +522,14 @@ class AdminClient:
         return TopicDeletion(list(deleted), silent)
 
     def create_snapshot(
-        self, broker_name: str, *, timeout_ms: int = SNAPSHOT_TIMEOUT_MS
+        self, broker_name: str, *, archive: str = "", timeout_ms: int = SNAPSHOT_TIMEOUT_MS
     ) -> SnapshotInfo:
         """Has a broker make a snapshot of its store, on its own machine.
 
         Args:
             broker_name: Broker group; its master makes it.
+            archive: Archive that takes it in and deletes it then; the broker keeps it until then,
+                as far as there is room. Empty for none: newer snapshots replace it.
             timeout_ms: Until it is whole, 1 to 3,600,000 ms.
 
         Raises:
@@ -538,7 +540,7 @@ class AdminClient:
         answer = self._request(
             self._master_of(broker_name, self._masters()),
             RequestCode.CREATE_SNAPSHOT,
-            encode_header(CreateSnapshotRequest()),
+            encode_header(CreateSnapshotRequest(archive)),
             timeout_ms,
         )
         return decode_header(SnapshotInfo, answer.header)

@@ -100,6 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         end_offset: Commit-log offset behind its last record.
         created_ms: When it was made, wall clock.
         files: All files but the manifest.
+        archive: Archive that takes it in and deletes it then; empty for none.
     """
 
     format: int = FORMAT
@@ -113,6 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: _Offset
     created_ms: Annotated[int, msgspec.Meta(ge=0)]
     files: list[SnapshotFile]
+    archive: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
     @property
     def log_bytes(self) -> int:
@@ -298,6 +300,11 @@ def list_snapshots(root: Path) -> list[tuple[Path, Manifest | StorageError | Con
             found.append((directory, error))
     found.sort(key=lambda row: row[1].created_ms if isinstance(row[1], Manifest) else 0)
     return found
+
+
+def broker_of(name: str) -> str:
+    """Return the broker in ``<broker>.<UTC time>.<position>``; its name may have dots, too."""
+    return name.removesuffix(UNFINISHED).rsplit(".", 2)[0]
 
 
 def delete_snapshot(directory: Path) -> None:

@@ -44,11 +44,13 @@ from mqmesh.storage.tools.snapshot import (
     FileKind,
     Manifest,
     SnapshotFile,
+    broker_of,
     checksum_of,
     is_sound,
     load_manifest,
     seal_manifest,
 )
+from mqmesh.storage.tools.snapshot_keeping import remove_older
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_log
 from mqmesh.units import MIB
 
@@ -125,6 +127,7 @@ class SnapshotOf(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Of the log.
         end_offset: Commit-log offset of a record or of the log's end, durable.
         created_ms: Now, wall clock.
+        archive: Archive that takes it in and deletes it then; empty for none.
     """
 
     mqmesh_version: str
@@ -135,6 +138,7 @@ class SnapshotOf(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     end_offset: int
     created_ms: int
+    archive: str = ""
 
 
 def begin_snapshot(
@@ -159,7 +163,7 @@ def begin_snapshot(
     new = root / (name + UNFINISHED)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(root, _broker_of(name))
+        remove_unfinished(root, broker_of(name))
         last = max(
             (p for p in (store / "commitlog").iterdir() if _SEGMENT.match(p.name)), default=None
         )
@@ -194,13 +198,8 @@ def remove_unfinished(root: Path, broker_name: str) -> None:
         broker_name: Of the snapshots' broker.
     """
     for path in root.glob(f"*{UNFINISHED}"):
-        if _broker_of(path.name) == broker_name:
+        if broker_of(path.name) == broker_name:
             abandon_snapshot(path)
-
-
-def _broker_of(name: str) -> str:
-    """Return the broker in ``<broker>.<UTC time>.<position>``; its name may have dots, too."""
-    return name.removesuffix(UNFINISHED).rsplit(".", 2)[0]
 
 
 def abandon_snapshot(new: Path) -> None:
@@ -217,7 +216,8 @@ def finish_snapshot(
         store: Directory of the store.
         new: What ``begin_snapshot`` made.
         facts: What it is of.
-        keep: Snapshots of this broker to keep, this one among them; older ones go. 0 for all.
+        keep: Snapshots of this broker to keep, those for archives not counted; older ones go. 0 for
+            all.
         pace: Of what must be copied.
 
     Returns:
@@ -249,7 +249,7 @@ def finish_snapshot(
             raise
         raise storage_error(error, f"the snapshot {new} cannot be made") from error
     if keep:
-        _remove_older(final, facts.broker_name, keep)
+        remove_older(final.parent, facts.broker_name, keep)
     return final, manifest
 
 
@@ -329,20 +329,6 @@ def _listing(new: Path, path: Path, kind: FileKind, checksum: int | None = None)
         # The manifest may be read by others, so it has no checksum of a secret.
         crc32=checksum,
     )
-
-
-def _remove_older(newest: Path, broker_name: str, keep: int) -> None:
-    found = []
-    for path in newest.parent.iterdir():
-        # Names are <broker>.<UTC time>.<position>, so their order is that of their times.
-        if _broker_of(path.name) == broker_name and (path / MANIFEST).is_file():
-            found.append(path)
-    for path in sorted(found, key=lambda path: path.name)[:-keep]:
-        if path != newest:
-            # What is left after an error is removed with the next one.
-            gone = path.with_name(path.name + UNFINISHED)
-            path.rename(gone)
-            abandon_snapshot(gone)
 
 
 def restore_snapshot(

@@ -35,6 +35,18 @@ def test_what_was_fetched_is_known_the_next_time_while_it_is_there(tmp_path, mon
     assert jars.fetched_jars(PACKAGE) == []
 
 
+def test_jars_that_pyspark_brings_are_left_out(tmp_path):
+    for name in ("parquet-column-1.16.0.jar", "jackson-core-2.20.0.jar", "breeze_2.13-2.1.0.jar"):
+        tmp_path.joinpath(name).touch()
+    fetched = [
+        "/i/io.delta_delta-spark_4.1_2.13-4.2.0.jar",
+        "/i/org.apache.parquet_parquet-column-1.16.0.jar",
+        "/i/com.fasterxml.jackson.core_jackson-core-2.13.5.jar",
+        "/i/com.fasterxml.jackson.core_jackson-annotations-2.13.5.jar",
+    ]
+    assert jars.lacking_jars(fetched, tmp_path) == [fetched[0], fetched[3]]
+
+
 def test_a_note_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     tmp_path.joinpath("cache").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

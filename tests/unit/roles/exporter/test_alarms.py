@@ -164,6 +164,7 @@ TROUBLES = {
         lambda at_s: refusals(0, "no_permission"),
     ),
     "index-behind": gauge("mqmesh_index_lag_seconds", 61, 60),
+    "archive-behind": gauge("mqmesh_snapshots_waiting_oldest_seconds", 3_601, 3_600),
     "replica-behind": gauge("mqmesh_ha_replica_lag_bytes", 2**26 + 1, 2**26, REPLICA),
     "replica-silent": gauge("mqmesh_ha_replica_silent_seconds", 11, 10, REPLICA),
     "unsafe-answers": counter(

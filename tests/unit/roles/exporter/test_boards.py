@@ -72,6 +72,7 @@ TROUBLE = {
     "MqmeshBusy": {"mqmesh_refusals_total": "0+600x60"},
     "MqmeshNoPermission": {"mqmesh_refusals_total": "0+600x60"},
     "MqmeshIndexBehind": {"mqmesh_index_lag_seconds": "61x60"},
+    "MqmeshArchiveBehind": {"mqmesh_snapshots_waiting_oldest_seconds": "3601x60"},
     "MqmeshReplicaBehind": {"mqmesh_ha_replica_silent_seconds": "11x60"},
     "MqmeshUnsafeAnswers": {"mqmesh_unsafe_answers_total": "0+1x60"},
     "MqmeshNoFailover": {"mqmesh_ha_coordinator_up": "0x60"},

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
-from mqmesh.metrics import counter
+from mqmesh.metrics import counter, gauge
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.request import Request
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
@@ -22,6 +23,7 @@ from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import MessageStore
 from mqmesh.storage.tools.snapshot import Manifest
+from mqmesh.storage.tools.snapshot_keeping import WaitingReport, clean_waiting
 from mqmesh.storage.tools.snapshot_making import (
     Pace,
     SnapshotOf,
@@ -30,6 +32,9 @@ from mqmesh.storage.tools.snapshot_making import (
     finish_snapshot,
 )
 from mqmesh.version import VERSION
+
+WAITING_EVERY_MS: Final = 5_000
+"""Interval of looks at the snapshots that archives have not taken in."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +48,9 @@ class SnapshotsFeature(Feature):
         self._store = core.store
         self._index = index
         self._snapshots = SnapshotJobs(core.run_aside, core.root.absolute())
+        self._waiting = WaitingReport()
+        self._dropped = 0
+        self._look_at_ms: int | None = 0
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -64,7 +72,7 @@ class SnapshotsFeature(Feature):
                 f"snapshots are made of stores of the backend 'commitlog', this one is "
                 f"{config.storage.backend!r} (storage.backend)"
             )
-        job = jobs.begin(request.later(), self._clock.monotonic_ms())
+        job = jobs.begin(request.later(), self._clock.monotonic_ms(), asked.archive)
         position = self._store.stats().max_commitlog_offset
         begin = partial(
             begin_snapshot,
@@ -112,6 +120,7 @@ class SnapshotsFeature(Feature):
             epoch=stats.epoch,
             end_offset=end_offset,
             created_ms=self._clock.wall_ms(),
+            archive=job.archive,
         )
         job.messages = _message_count(self._store)
         finish = partial(
@@ -123,6 +132,41 @@ class SnapshotsFeature(Feature):
             pace=Pace(config.snapshot.copy_bytes_per_s, jobs.is_given_up),
         )
         jobs.run_aside(finish, partial(self._on_finished, job))
+
+    def sample(self) -> None:
+        """Look at the snapshots for archives, and remove those for which room is short."""
+        jobs, config, now_ms = self._snapshots, self._settings.now, self._clock.monotonic_ms()
+        if jobs.run_aside is None or jobs.store_root is None:
+            return
+        if self._look_at_ms is None or now_ms < self._look_at_ms:
+            return
+        self._look_at_ms = None
+        look = partial(
+            clean_waiting,
+            config.snapshot.root(jobs.store_root),
+            config.broker_name,
+            most_bytes=config.snapshot.waiting_bytes,
+            most_used_percent=config.storage.disk_max_used_space_ratio,
+        )
+        jobs.run_aside(look, self._on_looked)
+
+    def _on_looked(self, found: WaitingReport | None, error: MQMeshError | None) -> None:
+        self._look_at_ms = self._clock.monotonic_ms() + WAITING_EVERY_MS
+        if found is None:
+            _log.warning("the snapshots for archives cannot be looked at: %s", error)
+            return
+        self._waiting = found
+        self._dropped += len(found.dropped)
+        for name in found.dropped:
+            _log.error(
+                "removed snapshot %s, which an archive has not taken in: no room "
+                "(snapshot.waiting_bytes, storage.disk_max_used_space_ratio)",
+                name,
+            )
+
+    def _waiting_ms(self) -> int:
+        oldest_ms = self._waiting.oldest_ms
+        return max(0, self._clock.wall_ms() - oldest_ms) if oldest_ms else 0
 
     def _on_finished(
         self,
@@ -168,6 +212,26 @@ class SnapshotsFeature(Feature):
             "snapshots_failed_total",
             "snapshots that did not",
             lambda feature: feature._snapshots.failed,
+        ),
+        gauge(
+            "snapshots_waiting",
+            "snapshots that an archive has not taken in",
+            lambda feature: feature._waiting.count,
+        ),
+        gauge(
+            "snapshots_waiting_oldest_ms",
+            "age of the oldest of them",
+            lambda feature: feature._waiting_ms(),
+        ),
+        gauge(
+            "snapshots_waiting_own_bytes",
+            "room on the disk that only they hold",
+            lambda feature: feature._waiting.own_bytes,
+        ),
+        counter(
+            "snapshots_dropped_total",
+            "snapshots removed to make room before an archive took them in",
+            lambda feature: feature._dropped,
         ),
     )
 

@@ -41,6 +41,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
         wanted_offset: Commit-log offset that must become durable; known from ``SYNC`` on.
         deadline_ms: When that is waited for no more.
         messages: In all queues when the end was known.
+        archive: Archive that it is for; empty for none.
     """
 
     pending: PendingReply
@@ -50,6 +51,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
     wanted_offset: int = 0
     deadline_ms: int = 0
     messages: int = 0
+    archive: str = ""
 
 
 class SnapshotJobs:
@@ -83,7 +85,7 @@ class SnapshotJobs:
         """True once the broker stops; the helper thread asks."""
         return self._given_up
 
-    def begin(self, pending: PendingReply, now_ms: int) -> SnapshotJob:
+    def begin(self, pending: PendingReply, now_ms: int, archive: str = "") -> SnapshotJob:
         """Takes a request in.
 
         Raises:
@@ -94,7 +96,7 @@ class SnapshotJobs:
                 f"this broker is making a snapshot already ({self.job.step.value})",
                 retry_after_ms=1_000,
             )
-        self.job = SnapshotJob(pending, now_ms)
+        self.job = SnapshotJob(pending, now_ms, archive=archive)
         return self.job
 
     def wait_for_log(self, end_offset: int, now_ms: int) -> None:
