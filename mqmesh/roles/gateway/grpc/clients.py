@@ -393,7 +393,7 @@ class GrpcClients:
         def found(config: GroupConfig | MQMeshError) -> None:
             if isinstance(config, MQMeshError):
                 # A push consumer fails without its settings: these are right for a new group.
-                _log.warning("settings of group %s are not known: %s", group, config)
+                _log.debug("settings of group %s are not known: %s", group, config)
                 config = GroupConfig(group, delivery=client.delivery)
             client.delivery = delivery_of(config)
             call.send(status=OK, settings=consumer_settings(settings, config))
@@ -469,7 +469,7 @@ def delivery_of(config: GroupConfig) -> str:
 
 def _log_refusal(error: MQMeshError | None) -> None:
     if error is not None:
-        _log.info("a heartbeat was refused: %s", error)
+        _log.debug("a heartbeat was refused: %s", error)
 
 
 def _ignore(answer: Command | MQMeshError) -> None:

@@ -18,13 +18,13 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.grpc.codes import MessageType, RefusedCall, ReplyCode, Resolution
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.protocol.route import Perm, TopicRoute
+from mqmesh.protocol.route import TopicRoute
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.protocol.transactions import CheckTransactionState, Decision, EndOutcome
 from mqmesh.roles.gateway.grpc.clients import MAX_BODY_BYTES, GrpcClients, name_of
 from mqmesh.roles.gateway.grpc.converting import read_message, write_message
 from mqmesh.roles.gateway.grpc.handles import Handles, RecallHandle, TransactionHandle
-from mqmesh.roles.gateway.grpc.routing import GrpcRouting
+from mqmesh.roles.gateway.grpc.routing import GrpcRouting, may_write
 from mqmesh.roles.gateway.grpc.session import OK, GrpcMethod, ServedCall, status_of
 from mqmesh.roles.gateway.messages import UNIQ_KEY
 from mqmesh.roles.gateway.sends import MAX_BATCH_MESSAGES, Sends, Stored
@@ -301,7 +301,7 @@ def _writable(topic: str, route: TopicRoute) -> list[MessageQueue]:
     found = [
         MessageQueue(topic, one.broker_name, queue_id)
         for one in route.queues
-        if one.perm & Perm.WRITE
+        if may_write(route, one)
         for queue_id in range(one.write_queue_nums)
     ]
     if not found:

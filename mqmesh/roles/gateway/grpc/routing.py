@@ -13,6 +13,7 @@ from mqmesh.roles.gateway.grpc.session import GrpcMethod, ServedCall
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.upstream import Upstream
+from mqmesh.sdk.client.route_cache import MASTER_ID
 
 ANY_QUEUE: Final = -1
 """Id of the one queue of an assignment: messages come from all of the broker group's."""
@@ -121,7 +122,7 @@ class GrpcRouting:
             if one.broker_name not in served:
                 continue
             readable = one.read_queue_nums if one.perm & Perm.READ else 0
-            writable = one.write_queue_nums if one.perm & Perm.WRITE else 0
+            writable = one.write_queue_nums if may_write(route, one) else 0
             for queue_id in range(max(readable, writable)):
                 may = QueuePermission.READ_WRITE
                 if queue_id >= writable:
@@ -150,3 +151,16 @@ class GrpcRouting:
         host, port = self._address.host, self._address.port
         address = CLASSES["Address"](host=host, port=port)
         return CLASSES["Endpoints"](scheme=IPV4, addresses=[address])
+
+
+def may_write(route: TopicRoute, data: QueueData) -> bool:
+    """Return True if a broker group takes messages, or will when it has elected its master."""
+    if data.perm & Perm.WRITE:
+        return True
+    group = next((one for one in route.brokers if one.broker_name == data.broker_name), None)
+    return (
+        group is not None
+        and group.is_elected
+        and MASTER_ID not in group.addresses
+        and bool(data.perm & Perm.READ)
+    )

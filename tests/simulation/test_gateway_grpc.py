@@ -1,0 +1,332 @@
+"""Clients of RocketMQ 5 by gRPC at the gateway: deliveries, transactions, failovers, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.grpc_client import GrpcTestClient, queue, resource
+from simulation.test_election import Site
+
+from mqmesh import Message, Producer, PullConsumer
+from mqmesh.protocol.grpc.calls import GrpcStatus
+from mqmesh.protocol.grpc.codes import ClientType, MessageType, ReplyCode, Resolution
+from mqmesh.protocol.grpc.messages import CLASSES
+from mqmesh.transport.simulated.streams import dial
+
+PORT = 8_081
+
+
+class Scene:
+    """A broker group that elects, and a gateway."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = Site(folder)
+        self.site.admin.create_topic("t", queues=2)
+        self.gateway = self.site.world.add_gateway()
+        self.gateway.start()
+        self.run = self.site.run
+        self.run(500)
+
+    def client(self, name: str = "client") -> GrpcTestClient:
+        world = self.site.world
+        stream = dial(world.network, world.transport(name).loop, f"tcp://127.0.0.1:{PORT}")
+        return GrpcTestClient(stream, self.run, name)
+
+    def kill_master(self) -> None:
+        leader = self.site.replicas[self.site.leader() - 1]
+        leader.kill()
+        self.site.world.simulation.after(3_000, leader.start)
+
+    def close(self) -> None:
+        self.gateway.stop()
+        self.gateway.release()
+        self.site.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+def bodies(messages: list[Any]) -> list[bytes]:
+    return sorted(one.body for one in messages)
+
+
+def sent(client: GrpcTestClient, *texts: bytes, **system: Any) -> list[Any]:
+    """Sends messages; their entries."""
+    posted = [client.send(one, **system) for one in texts]
+    answers = [client.wait(one).answers[0] for one in posted]
+    assert [one.status.code for one in answers] == [ReplyCode.OK] * len(texts), answers
+    return [one.entries[0] for one in answers]
+
+
+def test_routes_stand_at_the_address_that_was_asked(scene):
+    client = scene.client()
+    endpoints = CLASSES["Endpoints"](
+        scheme=3, addresses=[CLASSES["Address"](host="proxy", port=80)]
+    )
+    route = client.ask("QueryRoute", topic=resource("t"), endpoints=endpoints)
+    assert [one.id for one in route.message_queues] == [0, 1]
+    assert {one.broker.name for one in route.message_queues} == {"broker-a"}
+    assert route.message_queues[0].broker.endpoints == endpoints
+    assigned = client.ask("QueryAssignment", topic=resource("t"), group=resource("g"))
+    (one,) = assigned.assignments
+    assert (one.message_queue.id, one.message_queue.broker.name) == (-1, "broker-a")
+    assert one.message_queue.broker.endpoints.addresses[0].port == PORT
+
+
+def test_settings_are_those_of_the_group(scene):
+    client = scene.client()
+    entry = CLASSES["SubscriptionEntry"](topic=resource("t"))
+    subscription = CLASSES["Subscription"](group=resource("g"), subscriptions=[entry])
+    stream = client.settings(client_type=ClientType.PUSH_CONSUMER, subscription=subscription)
+    answer = stream.answers[0]
+    assert answer.status.code == ReplyCode.OK
+    assert answer.settings.backoff_policy.max_attempts == 17
+    assert answer.settings.backoff_policy.customized_backoff.next[0].seconds == 10
+    assert (answer.settings.subscription.fifo, answer.settings.metric.on) == (False, False)
+    assert answer.settings.subscription.receive_batch_size == 32
+    producer = scene.client("producer")
+    stream = producer.settings(publishing=CLASSES["Publishing"](validate_message_type=True))
+    publishing = stream.answers[0].settings.publishing
+    assert (publishing.max_body_size, publishing.validate_message_type) == (4 << 20, False)
+
+
+def test_messages_are_received_and_acknowledged_once(scene):
+    client = scene.client()
+    entries = sent(client, *[b"%d" % number for number in range(40)], keys=["k"], tag="new")
+    assert sorted(one.message_id for one in entries) == sorted(map(str, range(40)))
+    got: list[Any] = []
+    while found := client.got():
+        got += found
+        answer = client.ack(*found)
+        assert {one.status.code for one in answer.entries} == {ReplyCode.OK}
+    assert bodies(got) == sorted(b"%d" % number for number in range(40))
+    system = got[0].system_properties
+    assert (system.tag, list(system.keys), system.delivery_attempt) == ("new", ["k"], 1)
+    assert system.message_id == got[0].body.decode()
+    scene.run(15_000)
+    assert client.got() == []
+    assert client.ack(got[0]).status.code == ReplyCode.OK, "repeating is harmless"
+    other = client.ask(
+        "AckMessage",
+        group=resource("another"),
+        topic=resource("t"),
+        entries=[CLASSES["AckMessageEntry"](receipt_handle=system.receipt_handle)],
+    )
+    assert other.entries[0].status.code == ReplyCode.INVALID_RECEIPT_HANDLE
+
+
+def test_each_message_of_a_lease_has_a_time_of_its_own(scene):
+    client = scene.client()
+    sent(client, b"short", b"long", b"plain", message_group="one")
+    messages = {one.body: one for one in client.got(invisible_s=10)}
+    assert len(messages) == 3
+    assert client.change(messages[b"short"], 2_000).status.code == ReplyCode.OK
+    assert client.change(messages[b"long"], 30_000).status.code == ReplyCode.OK
+    scene.run(1_000)
+    assert client.got() == []
+    (again,) = client.got(wait_s=5)
+    assert (again.body, again.system_properties.delivery_attempt) == (b"short", 2)
+    client.ack(again)
+    scene.run(8_000)
+    (again,) = client.got(wait_s=2)
+    assert (again.body, again.system_properties.delivery_attempt) == (b"plain", 2)
+    assert client.ack(again, messages[b"long"]).status.code == ReplyCode.OK
+    scene.run(30_000)
+    assert client.got() == []
+
+
+def test_what_a_push_consumer_has_is_renewed_until_it_is_gone(scene):
+    one, other = scene.client("one"), scene.client("other")
+    sent(one, b"slow")
+    push = {"auto_renew": True, "invisible_s": 0}
+    (message,) = one.got(**push)
+    for _ in range(20):
+        scene.run(9_000)
+        one.ask("Heartbeat", client_type=ClientType.PUSH_CONSUMER)
+        assert other.got(**push) == []
+    one.stream.close()
+    scene.run(1_500)
+    (message,) = other.got(wait_s=1, **push)
+    assert message.system_properties.delivery_attempt == 1, "given back, not failed"
+    assert other.change(message, 3_000).status.code == ReplyCode.OK
+    assert other.got(**push) == []
+    (message,) = other.got(wait_s=5, **push)
+    assert message.system_properties.delivery_attempt == 2
+    assert other.ack(message).status.code == ReplyCode.OK
+
+
+def test_a_client_that_says_farewell_gives_back_what_was_renewed(scene):
+    one, other = scene.client("one"), scene.client("other")
+    sent(one, b"x")
+    assert one.got(auto_renew=True, invisible_s=0)
+    one.ask("NotifyClientTermination", group=resource("g"))
+    (message,) = other.got(wait_s=1, auto_renew=True, invisible_s=0)
+    assert message.system_properties.delivery_attempt == 1
+
+
+def test_what_comes_for_a_call_that_nobody_waits_for_goes_to_others(scene):
+    one, other = scene.client("one"), scene.client("other")
+    waiting = one.receive(wait_s=20)
+    scene.run(1_000)
+    one.cancel(waiting)
+    scene.run(100)
+    sent(other, b"x")
+    (message,) = other.got(wait_s=2)
+    assert message.system_properties.delivery_attempt == 1
+
+
+def test_a_receive_is_answered_before_its_client_gives_up(scene):
+    client = scene.client()
+    asked = client.receive(wait_s=20, timeout="3S")
+    scene.run(2_400)
+    assert asked.status is None
+    client.wait(asked, 300)
+    assert asked.answers[-1].status.code == ReplyCode.MESSAGE_NOT_FOUND
+
+
+def test_leases_and_acknowledgements_outlive_the_master(scene):
+    client, other = scene.client("client"), scene.client("other")
+    texts = [b"%d" % number for number in range(10)]
+    sent(client, *texts)
+    messages = client.got(invisible_s=60)
+    assert bodies(messages) == texts
+    assert client.ack(*messages[:4]).status.code == ReplyCode.OK
+    scene.kill_master()
+    scene.run(9_000)
+    assert other.got() == [], "shown to the new master"
+    assert client.ack(*messages[4:7]).status.code == ReplyCode.OK
+    scene.run(60_000)
+    left = other.got(wait_s=2)
+    assert bodies(left) == bodies(messages[7:])
+    assert {one.system_properties.delivery_attempt for one in left} == {2}
+
+
+def test_nothing_acknowledged_is_lost_when_the_master_is_killed(scene):
+    client = scene.client()
+    posted = {}
+    for number in range(80):
+        body = b"%d" % number
+        posted[body] = client.send(body)
+        scene.run(25)
+        if number in (20, 60):
+            scene.kill_master()
+    scene.run(9_000)
+    good = {body for body, one in posted.items() if one.answers[0].status.code == ReplyCode.OK}
+    assert len(good) >= 70
+    got: list[Any] = []
+    while found := client.got(wait_s=1):
+        got += found
+        assert client.ack(*found).status.code == ReplyCode.OK
+    assert good <= set(bodies(got))
+
+
+def test_transactions_end_also_at_a_gateway_that_was_started_again(scene):
+    client = scene.client()
+    texts = b"commit", b"rollback", b"later"
+    entries = sent(client, *texts, message_type=MessageType.TRANSACTION)
+    handles = dict(zip(texts, [one.transaction_id for one in entries], strict=True))
+
+    def end(client: GrpcTestClient, name: bytes, resolution: int, topic: str = "t") -> int:
+        answer = client.ask(
+            "EndTransaction",
+            topic=resource(topic),
+            transaction_id=handles[name],
+            resolution=resolution,
+        )
+        return int(answer.status.code)
+
+    assert end(client, b"commit", Resolution.COMMIT) == ReplyCode.OK
+    assert end(client, b"rollback", Resolution.ROLLBACK) == ReplyCode.OK
+    wrong = end(client, b"later", Resolution.COMMIT, "another")
+    assert wrong == ReplyCode.INVALID_TRANSACTION_ID
+    scene.gateway.stop()
+    scene.gateway.release()
+    scene.gateway.start()
+    scene.run(1_000)
+    again = scene.client("again")
+    assert end(again, b"later", Resolution.COMMIT) == ReplyCode.OK
+    assert end(again, b"commit", Resolution.ROLLBACK) == ReplyCode.INVALID_TRANSACTION_ID
+    assert bodies(again.got(wait_s=1)) == [b"commit", b"later"]
+
+
+def test_another_producer_is_asked_about_a_transaction(scene):
+    one, other = scene.client("one"), scene.client("other")
+    sent(one, b"mine", message_type=MessageType.TRANSACTION)
+    sent(other, b"other", message_type=MessageType.TRANSACTION)
+    one.stream.close()
+    stream = other.settings(publishing=CLASSES["Publishing"]())
+    for _ in range(400):
+        if len(stream.answers) == 3:
+            break
+        scene.run(100)
+    for answer in stream.answers[1:]:
+        command = answer.recover_orphaned_transaction_command
+        ended = other.ask(
+            "EndTransaction",
+            topic=command.message.topic,
+            transaction_id=command.transaction_id,
+            resolution=Resolution.COMMIT,
+            source=2,
+        )
+        assert ended.status.code == ReplyCode.OK
+    assert bodies(other.got(wait_s=1)) == [b"mine", b"other"]
+
+
+def test_wrong_requests_are_refused_with_a_code(scene):
+    client = scene.client()
+    for expected, name, fields in [
+        (ReplyCode.TOPIC_NOT_FOUND, "QueryAssignment", {"topic": resource("no")}),
+        (ReplyCode.BAD_REQUEST, "QueryRoute", {"topic": resource("a b")}),
+        (ReplyCode.INVALID_RECEIPT_HANDLE, "ChangeInvisibleDuration", {"receipt_handle": "x"}),
+        (ReplyCode.INVALID_TRANSACTION_ID, "EndTransaction", {"transaction_id": "é"}),
+        (ReplyCode.BAD_REQUEST, "SendMessage", {}),
+        (ReplyCode.BAD_REQUEST, "AckMessage", {}),
+        (ReplyCode.ILLEGAL_INVISIBLE_TIME, "ReceiveMessage", {"message_queue": queue()}),
+    ]:
+        fields.setdefault("topic", resource("t"))
+        fields.setdefault("group", resource("g"))
+        if name in {"SendMessage", "ReceiveMessage"}:
+            del fields["topic"]
+        if name in {"QueryRoute", "EndTransaction", "SendMessage"}:
+            del fields["group"]
+        assert client.ask(name, **fields).status.code == expected, name
+    nobody = scene.client("")
+    assert nobody.ask("Heartbeat").status.code == ReplyCode.CLIENT_ID_REQUIRED
+    unknown = client.wait(client.post("Heartbeat"))
+    assert unknown.status == GrpcStatus.OK
+
+
+def test_a_group_that_shares_queues_refuses_members_by_grpc(scene):
+    world = scene.site.world
+    with PullConsumer(
+        "g", client=world.client_options(), transport=world.transport("consumer")
+    ) as consumer:
+        consumer.subscribe("t")
+        consumer.poll(100)
+        client = scene.client()
+        answer = client.wait(client.receive()).answers[-1]
+        assert answer.status.code == ReplyCode.FORBIDDEN
+        assert "delivery" in answer.status.message
+
+
+def test_a_client_that_takes_no_answers_gets_no_more_messages(scene):
+    client, other, world = scene.client("client"), scene.client("other"), scene.site.world
+    with Producer("p", client=world.client_options(), transport=world.transport("p")) as producer:
+        for _ in range(24):
+            producer.send(Message("t", bytes(1_000_000)))
+    client.gives_room = False
+    for _ in range(24):
+        client.receive(invisible_s=60, batch_size=1)
+    scene.run(3_000)
+    left = 0
+    while found := other.got(batch_size=1, wait_s=1):
+        left += len(found)
+        other.ack(*found)
+    assert 24 - 17 <= left < 24
