@@ -85,7 +85,7 @@ class GrpcTestClient:
                         event.flow_controlled_length, event.stream_id
                     )
             elif isinstance(event, ResponseReceived | TrailersReceived):
-                headers = dict(event.headers)
+                headers = {str(name): str(value) for name, value in event.headers}
                 if "grpc-status" in headers:
                     asked.status = int(headers["grpc-status"])
                     asked.text = headers.get("grpc-message", "")

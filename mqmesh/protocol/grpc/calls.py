@@ -52,6 +52,14 @@ _MESSAGE_HEAD: Final = 5
 _UNITS_MS: Final = {"H": 3_600_000, "M": 60_000, "S": 1_000, "m": 1, "u": 1e-3, "n": 1e-6}
 _PRINTABLE: Final = "".join(chr(one) for one in range(0x20, 0x7F) if chr(one) != "%")
 _MOST_TEXT: Final = 1_024
+_HEADERS: Final[dict[bytes | str, str]] = {
+    name.encode(): name
+    for name in (
+        *(":method", ":path", "content-type", "grpc-timeout", "x-mq-client-id", "x-mq-language"),
+        *("x-mq-client-version", "x-mq-namespace", "x-mq-date-time", "authorization"),
+    )
+}
+"""Headers that are looked at."""
 _RESPONSE_HEAD: Final = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
@@ -78,7 +86,7 @@ class GrpcCall:
     Attributes:
         stream_id: Number of its stream.
         method: Path of its request: ``/service/method``.
-        headers: Those of its request, but for HTTP's own; in lower case.
+        headers: Those of its request that say something here.
         timeout_ms: So long its client waits; 0 for ever.
         is_over: Its status was sent, or the client gave it up.
         has_request: The client sends nothing more.
@@ -171,6 +179,9 @@ class GrpcConnection:
                 header_encoding=None,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
+                # A sixth of a call's time, and what is looked at here is checked here.
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
             )
         )
         self._h2.local_settings = Settings(
@@ -278,14 +289,9 @@ class GrpcConnection:
                     yield CallGivenUp(one)
 
     def _begin(self, event: RequestReceived) -> Iterator[CallEvent]:
-        found: dict[str, str] = {}
-        for name, value in event.headers:
-            found[_text(name)] = _text(value)
-        kind, method = found.get("content-type", ""), found.get(":path", "")
-        stream_id = event.stream_id
-        call = GrpcCall(
-            stream_id, method, {name: value for name, value in found.items() if name[:1] != ":"}
-        )
+        found = {_HEADERS[name]: _text(value) for name, value in event.headers if name in _HEADERS}
+        kind, stream_id = found.get("content-type", ""), event.stream_id
+        call = GrpcCall(stream_id, found.pop(":path", ""), found)
         self._calls[stream_id] = call
         call.has_request = event.stream_ended is not None
         if found.get(":method") != "POST" or not kind.startswith("application/grpc"):
