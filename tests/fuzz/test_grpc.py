@@ -10,23 +10,15 @@ import random
 import struct
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from harness.grpc_world import FrontOutput, FrontWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.errors import EndpointUnreachable
 from mqmesh.protocol.grpc.calls import PREFACE
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE
-from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
-from mqmesh.roles.gateway.grpc.front import GrpcFront
-from mqmesh.roles.gateway.messages import Address
-from mqmesh.roles.gateway.session import SessionLimits
-from mqmesh.testing.clock import ManualClock
 
 METHODS = [
     "QueryRoute",
@@ -42,69 +34,6 @@ METHODS = [
     "RecallMessage",
     "Telemetry",
 ]
-LIMITS = SessionLimits(1 << 20, 100, 1 << 20, 120_000)
-
-
-class World:
-    """A front for gRPC whose brokers do not answer."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.soon: deque[Callable[[], None]] = deque()
-        self.broken = 0
-        address = BrokerAddress("127.0.0.1:1")
-        group = BrokerData("c", "broker-a", {0: address})
-        self._route = TopicRoute("t", [QueueData("broker-a", 2, 2, 6)], [group])
-        self.loop = self.routes = self
-        self.groups = lambda: {"broker-a": "c"}
-        self.producer_id = 5
-        self.front = GrpcFront(
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
-            key=bytes(16),
-            clock=self.clock,
-            limits=LIMITS,
-            address=Address("127.0.0.1", 8_081),
-            max_clients=1_000,
-            max_receipts=1_000,
-            on_broken=self._note,
-        )
-        self.front.handles.secret = bytes(32)
-
-    def _note(self, text: str) -> None:
-        self.broken += 1
-
-    # What parts ask of the upstream, its loop, and sends.
-
-    def post(self, callback: Callable[[], None]) -> None:
-        self.soon.append(callback)
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
-        self.soon.append(callback)
-
-    def ask(self, broker: str, code: int, header: bytes, done: Callable[[object], None]) -> None:
-        self.post(lambda: done(EndpointUnreachable("nobody")))
-
-    def request(self, broker: str, code: int, done: Callable[[object], None], **_: object) -> None:
-        self.post(lambda: done(EndpointUnreachable("nobody")))
-
-    def find_route(self, topic: str, done: Callable[[object], None]) -> None:
-        done(self._route)
-
-    def send(self, queue: object, messages: object, done: Any, half_group: str = "") -> None:
-        self.post(lambda: done(EndpointUnreachable("nobody")))
-
-    def end(self, *arguments: Any) -> None:
-        self.post(lambda: arguments[-1](EndpointUnreachable("nobody")))
-
-    def address(self, broker: str) -> bool:
-        return True
-
-    def run(self) -> None:
-        for _ in range(len(self.soon)):
-            self.soon.popleft()()
 
 
 class Errors(logging.Handler):
@@ -115,26 +44,6 @@ class Errors(logging.Handler):
 
 
 logging.getLogger("mqmesh.roles.gateway.grpc").addHandler(Errors(logging.ERROR))
-
-
-class Output:
-    """A connection that nothing comes out of."""
-
-    def __init__(self) -> None:
-        self.peer, self.waiting_bytes, self.written = "fuzz", 0, 0
-        self.is_closed = False
-
-    def write(self, *parts: bytes | memoryview) -> None:
-        self.written += sum(map(len, parts))
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def conversation(source: random.Random) -> list[bytes]:
@@ -246,9 +155,9 @@ def hostile(source: random.Random) -> list[bytes]:
     return frames
 
 
-def serve(world: World, frames: list[bytes], source: random.Random) -> None:
+def serve(world: FrontWorld, frames: list[bytes], source: random.Random) -> None:
     """Sends frames by a connection, and ends it."""
-    output = Output()
+    output = FrontOutput()
     session = world.front.accept(output)
     for frame in frames:
         if session.is_closed:
@@ -262,7 +171,7 @@ def serve(world: World, frames: list[bytes], source: random.Random) -> None:
         session.tick(world.clock.monotonic_ms())
     if not session.is_closed:
         session.on_closed()
-    assert output.written < 1 << 20
+    assert len(output.data) < 1 << 20
     for _ in range(5):
         world.run()
     assert world.front.connections == 0
@@ -272,20 +181,20 @@ def serve(world: World, frames: list[bytes], source: random.Random) -> None:
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_a_conversation_with_damage_is_served_or_ended(seed):
-    source, world = random.Random(seed), World()
+    source, world = random.Random(seed), FrontWorld()
     serve(world, hostile(source), source)
 
 
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_are_served_or_end_their_connection(data, is_begun):
-    source, world = random.Random(len(data)), World()
+    source, world = random.Random(len(data)), FrontWorld()
     frames = conversation(source) if is_begun else []
     serve(world, [*frames, data], source)
 
 
 def main(wanted: int, seed: int) -> None:
     """Sends hostile frames, and prints how that went."""
-    source, world, sent, connections = random.Random(seed), World(), 0, 0
+    source, world, sent, connections = random.Random(seed), FrontWorld(), 0, 0
     begun, slowest = time.process_time(), 0.0
     while sent < wanted:
         frames = hostile(source)

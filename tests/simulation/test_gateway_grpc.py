@@ -11,9 +11,11 @@ from harness.grpc_client import GrpcTestClient, queue, resource
 from simulation.test_election import Site
 
 from mqmesh import Message, Producer, PullConsumer
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.grpc.calls import GrpcStatus
 from mqmesh.protocol.grpc.codes import ClientType, MessageType, ReplyCode, Resolution
 from mqmesh.protocol.grpc.messages import CLASSES
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.transport.simulated.streams import dial
 
 PORT = 8_081
@@ -301,6 +303,17 @@ def test_wrong_requests_are_refused_with_a_code(scene):
     assert nobody.ask("Heartbeat").status.code == ReplyCode.CLIENT_ID_REQUIRED
     unknown = client.wait(client.post("Heartbeat"))
     assert unknown.status == GrpcStatus.OK
+
+
+def test_a_group_that_was_made_and_never_used_gets_the_mode_of_its_first_member(scene):
+    client, world = scene.client(), scene.site.world
+    with GroupAdmin(world.namesrv_addr, transport=world.transport("groups")) as admin:
+        admin.create_group(GroupConfig("g", retry_max_times=4))
+        sent(client, b"x")
+        assert bodies(client.got(wait_s=1)) == [b"x"]
+        ((one,),) = admin.groups("g").values()
+        config = one.config
+    assert (config.delivery, config.retry_max_times) == ("message", 4)
 
 
 def test_a_group_that_shares_queues_refuses_members_by_grpc(scene):

@@ -17,7 +17,12 @@ from mqmesh.message import check_group, check_topic
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import DeliveryMode
-from mqmesh.protocol.groups import GetGroupsRequest, GroupConfig, GroupSummaries
+from mqmesh.protocol.groups import (
+    GetGroupsRequest,
+    GroupConfig,
+    GroupSummaries,
+    UpdateGroupRequest,
+)
 from mqmesh.protocol.grpc.codes import ClientType, FilterType, RefusedCall, ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.protocol.membership import (
@@ -318,6 +323,13 @@ class GrpcClients:
             config = GroupConfig(group, delivery=DeliveryMode.MESSAGE.value)
             if found and found[0].is_configured:
                 config = found[0].config
+                is_used = found[0].members or found[0].topics
+                if config.delivery == DeliveryMode.QUEUE and not is_used:
+                    self._change_mode(broker_name, config, keep)
+                    return
+            keep(config)
+
+        def keep(config: GroupConfig) -> None:
             if len(self._groups) >= MOST_TOPICS:
                 del self._groups[next(iter(self._groups))]
             self._groups[(broker_name, group)] = (self._now_ms(), config)
@@ -328,6 +340,23 @@ class GrpcClients:
             return
         header = encode_header(GetGroupsRequest(group))
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        self._upstream.ask(broker_name, code, header, done)
+
+    def _change_mode(
+        self, broker_name: str, config: GroupConfig, on_done: Callable[[GroupConfig], None]
+    ) -> None:
+        """Have members acknowledge each message in a group that was made and never used.
+
+        Tools of RocketMQ make groups before their first member comes, and know no such mode.
+        """
+        wanted = msgspec.structs.replace(config, delivery=DeliveryMode.MESSAGE.value)
+
+        def done(answer: Command | MQMeshError) -> None:
+            # Where that is refused the group refuses its member, with a sentence.
+            on_done(config if isinstance(answer, MQMeshError) else wanted)
+
+        header = encode_header(UpdateGroupRequest(wanted, must_exist=True))
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         self._upstream.ask(broker_name, code, header, done)
 
     def _send(self, client: GrpcClient, broker_name: str) -> None:
