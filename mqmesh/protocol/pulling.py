@@ -35,8 +35,8 @@ class PullStatus(enum.IntEnum):
     NO_NEW_MSG = 1
     """The queue ends here; ask again."""
     NO_MATCHED_MSG = 2
-    """Messages were passed over by the filter, or lost to damage: go on at
-    ``next_queue_offset``."""
+    """Messages were passed over, since the filter does not want them or they have expired: go on
+    at ``next_queue_offset``. With a filter also for messages that were lost to damage."""
     OFFSET_ILLEGAL = 3
     """Before the first message or behind the end: the client decides by ``min_queue_offset`` and
     ``max_queue_offset`` where to go on."""
@@ -45,6 +45,8 @@ class PullStatus(enum.IntEnum):
     OFFSET_CUT = 5
     """The broker lost messages before the offset, in the epoch of the pull: go on at
     ``next_queue_offset``, give up what is held."""
+    MESSAGES_LOST = 6
+    """Without a filter: messages were lost to damage, go on at ``next_queue_offset``."""
 
 
 class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

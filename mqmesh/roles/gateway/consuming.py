@@ -325,7 +325,7 @@ class Consuming:
         bounds = (found.min_queue_offset, found.max_queue_offset)
         if found.status == PullStatus.NO_NEW_MSG:
             _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, bounds)
-        elif found.status == PullStatus.NO_MATCHED_MSG:
+        elif found.status in (PullStatus.NO_MATCHED_MSG, PullStatus.MESSAGES_LOST):
             code = RemotingStatus.PULL_RETRY_IMMEDIATELY
             _give_none(session, request, code, found.next_queue_offset, bounds)
         elif found.status == PullStatus.OFFSET_ILLEGAL:

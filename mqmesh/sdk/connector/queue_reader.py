@@ -155,13 +155,13 @@ class QueueReader(PatientClient):
                 corrupt = tries = 0
                 if not selector.selects_all:
                     position = max(position, found.next_queue_offset)
-            elif status == PullStatus.NO_MATCHED_MSG:
+            elif status in (PullStatus.NO_MATCHED_MSG, PullStatus.MESSAGES_LOST):
                 if found.next_queue_offset <= position:
                     raise RemoteProtocolError(
                         f"{_named(stretch.queue)}: messages from {position} to "
                         f"{found.next_queue_offset} were passed over"
                     )
-                if selector.selects_all:
+                if status == PullStatus.MESSAGES_LOST:
                     on_loss(
                         f"{_named(stretch.queue)}: messages {position} to "
                         f"{found.next_queue_offset - 1} are lost to damage at the broker"

@@ -84,6 +84,7 @@ def test_the_numbers_on_the_wire_never_change():
         "OFFSET_ILLEGAL": 3,
         "OFFSET_RESET": 4,
         "OFFSET_CUT": 5,
+        "MESSAGES_LOST": 6,
     }
     assert (Perm.NONE, Perm.WRITE, Perm.READ, Perm.READ_WRITE) == (0, 2, 4, 6)
     assert len({code.value for code in RequestCode}) == len(RequestCode)

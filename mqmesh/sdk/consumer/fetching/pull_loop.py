@@ -396,9 +396,8 @@ class PullLoop:
             if isinstance(outcome, MQMeshError):
                 raise outcome
             answer = decode_header(PullResponse, outcome.header)
-            # Without a filter nothing is left out but what its disk has lost.
-            has_hole = answer.status == PullStatus.NO_MATCHED_MSG and not self._source.filtered
-            if has_hole or answer.status not in _MESSAGES:
+            # It says MESSAGES_LOST where its own disk has a hole: the master may have them.
+            if answer.status not in _MESSAGES:
                 raise RemoteProtocolError(f"it says {PullStatus(answer.status).name}")
             # Its log may not have come to the epoch yet in which this place is known to be right.
             epoch = max(answer.epoch, self._epochs.get(self.queue, 0))
@@ -438,7 +437,7 @@ class PullLoop:
             self._meter.waited_ms += self.answered_ms - self._asked_ms
             self._take_batches(bodies, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
-            if not self._source.filtered:
+            if answer.status == PullStatus.MESSAGES_LOST:
                 _log.error(
                     "%s: the broker lost the messages from offset %d on; going on at %d",
                     _named(self.queue),

@@ -92,7 +92,7 @@ def test_what_is_missing_is_told():
     broker = Broker(
         (PullStatus.OFFSET_ILLEGAL, 0, 10, 100, b""),
         found(20, batch(10, 5), batch(17, 3)),
-        (PullStatus.NO_MATCHED_MSG, 25, 10, 100, b""),
+        (PullStatus.MESSAGES_LOST, 25, 10, 100, b""),
         found(30, batch(25, 5)),
     )
     got, losses = read(broker, 0, 30)
@@ -102,6 +102,11 @@ def test_what_is_missing_is_told():
         "messages 15 to 16",
         "messages 20 to 24",
     ]
+
+
+def test_messages_that_have_expired_are_not_lost():
+    expired = (PullStatus.NO_MATCHED_MSG, 5, 0, 100, b"")
+    assert read(Broker(expired, found(10, batch(5, 5))), 0, 10) == ([*range(5, 10)], [])
 
 
 def test_a_queue_that_ends_too_early_is_asked_again_and_then_believed():

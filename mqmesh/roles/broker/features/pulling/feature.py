@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.message import is_system_topic
@@ -49,6 +51,7 @@ _NO_MATCHED_MSG = int(PullStatus.NO_MATCHED_MSG)
 _OFFSET_ILLEGAL = int(PullStatus.OFFSET_ILLEGAL)
 _OFFSET_RESET = int(PullStatus.OFFSET_RESET)
 _OFFSET_CUT = int(PullStatus.OFFSET_CUT)
+_MESSAGES_LOST = int(PullStatus.MESSAGES_LOST)
 
 
 _GROUP_LABELS: Final = ("topic", "consumer_group", "is_system")
@@ -303,12 +306,13 @@ class PullingFeature(Feature):
             # A client may ask for it as often as it likes, and checksums cost time, too.
             if pull.verify:
                 most = min(most, MAX_VERIFIED_BYTES)
-            found = self._store.get(*place, max_bytes=most, verify=pull.verify)
+            result = self._store.get(*place, max_bytes=most, verify=pull.verify)
+            result = _up_to_hole(result, queue_offset, GetStatus.MESSAGES_LOST)
             if topic.expires:
-                all_found = found.message_count
-                found = without_expired(found, queue_offset, self._clock.wall_ms())
-                self._stats.total.expired_messages += all_found - found.message_count
-            result = _up_to_hole(found, pull.queue_offset)
+                all_found = result.message_count
+                result = without_expired(result, queue_offset, self._clock.wall_ms())
+                self._stats.total.expired_messages += all_found - result.message_count
+                result = _up_to_hole(result, pull.queue_offset, GetStatus.NO_MATCHED_MESSAGE)
             if most_messages is not None and result.message_count > most_messages:
                 result = sift(result, self._metas, queue_offset, EVERYTHING, most_messages)
         else:
@@ -393,6 +397,8 @@ class PullingFeature(Feature):
             status = _NO_NEW_MSG if next_queue_offset == pull.queue_offset else _NO_MATCHED_MSG
         elif result.status is GetStatus.NO_MATCHED_MESSAGE:
             status = _NO_MATCHED_MSG
+        elif result.status is GetStatus.MESSAGES_LOST:
+            status = _MESSAGES_LOST
         else:
             status = _OFFSET_ILLEGAL
         header = PullResponse(
@@ -500,16 +506,19 @@ def _hurry(held: HeldPull, now_ms: int) -> None:
         held.pending.deadline_ms = min(held.pending.deadline_ms, now_ms + PASSED_OVER_MS)
 
 
-def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:
-    """Return the result of a read up to the first message that was lost to damage.
+def _up_to_hole(result: GetResult, queue_offset: int, status: GetStatus) -> GetResult:
+    """Return the result of a read up to the first message that is missing.
 
     A client that wants everything takes no answer that leaves something out, unless the answer
-    says to pass it: by NO_MATCHED_MSG and the offset behind.
+    says to pass it: by its status and the offset behind.
 
     Args:
         result: Of a read without a filter.
         queue_offset: That the client asked for.
+        status: Of an answer whose first message is missing.
     """
+    if result.status is GetStatus.NO_MATCHED_MESSAGE:
+        return msgspec.structs.replace(result, status=status)
     missing = result.next_queue_offset - queue_offset - result.message_count
     if result.status is not GetStatus.FOUND or missing <= 0:
         return result
@@ -525,7 +534,7 @@ def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:
                 return result  # the client finds that out, too
             if header.base_queue_offset > expected and expected == queue_offset:
                 following = QueueOffset(header.base_queue_offset)
-                return GetResult(GetStatus.NO_MATCHED_MESSAGE, following, *bounds)
+                return GetResult(status, following, *bounds)
             if header.base_queue_offset > expected:
                 if position:
                     good.append(memoryview(data)[:position])

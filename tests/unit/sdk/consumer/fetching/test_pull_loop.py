@@ -444,7 +444,7 @@ def test_a_queue_goes_on_behind_damage_that_the_broker_passes(caplog):
     case = Case()
     case.network.answer(PullStatus.FOUND, damaged(stored_batch(0, 3)))
     case.network.run_timer()
-    case.network.answer(PullStatus.NO_MATCHED_MSG, next_offset=3)
+    case.network.answer(PullStatus.MESSAGES_LOST, next_offset=3)
     assert "lost the messages from offset 0 on; going on at 3" in caplog.text
     case.network.answer(PullStatus.FOUND, stored_batch(3, 3))
     assert case.sink.offsets == [3, 4, 5]
@@ -665,7 +665,7 @@ def test_where_the_master_says_so_a_follower_is_pulled_from():
         lambda replicas: replicas.fail(TopicNotFound("it lags")),
         lambda replicas: replicas.answer(PullStatus.OFFSET_ILLEGAL, low=7),
         lambda replicas: replicas.answer(PullStatus.OFFSET_CUT, next_offset=1),
-        lambda replicas: replicas.answer(PullStatus.NO_MATCHED_MSG, next_offset=9),
+        lambda replicas: replicas.answer(PullStatus.MESSAGES_LOST, next_offset=9),
         lambda replicas: replicas.answer(PullStatus.FOUND, b"x" * 200),
         lambda replicas: replicas.answer(PullStatus.FOUND, stored_batch(5, 1)),
         lambda replicas: replicas.answer(99),
@@ -680,6 +680,14 @@ def test_whatever_goes_wrong_at_a_follower_the_master_is_asked_at_once(bad):
     case.network.answer(PullStatus.FOUND, stored_batch(2, 1), suggest=2, epoch=5)
     assert case.asked().queue_offset == 3, "and his advice is not taken for a while"
     assert case.sink.offsets == [0, 1, 2]
+
+
+def test_expired_messages_are_passed_at_a_follower_as_well_and_nothing_is_lost(caplog):
+    case = ReplicaCase()
+    case.replicas.answer(PullStatus.NO_MATCHED_MSG, next_offset=9, epoch=5)
+    assert case.sink.next_offset == 9
+    assert len(case.replicas.requests) == 1, "the follower is asked again"
+    assert not caplog.records
 
 
 def test_a_follower_of_an_earlier_epoch_does_not_make_the_place_doubtful():
