@@ -14,6 +14,9 @@ in one state:
 
 Two runs never have a message in common; their spans may overlap once a part was given back.
 
+A run that was handed out 0 times was given back, or lies before messages that a member showed after
+a failover, or its record is damaged: nobody asked the group's filter about the messages of it.
+
 With order by key messages enter as runs that wait and were handed out 0 times. Of those that wait
 only the first ones of their keys are handed out, and those of the same key and run behind them.
 """
@@ -628,7 +631,7 @@ class DeliveryWindow:
         for run, mask in claimed:
             shift = run.first - low
             bits |= mask << shift if shift >= 0 else mask >> -shift
-        carved = Run(low, bits, max(run.attempt for run, _ in claimed))
+        carved = Run(low, bits, max(1, *(run.attempt for run, _ in claimed)))
         for run, mask in claimed:
             self._take(run, mask)
         return carved
@@ -718,6 +721,6 @@ class DeliveryWindow:
 
 
 def _whole_runs(start: int, end: int) -> Iterator[Run]:
-    """Yield runs of all messages of a span, handed out once."""
+    """Yield runs of all messages of a span, handed out 0 times."""
     for at in range(start, end, MAX_RUN):
-        yield Run(at, (1 << min(MAX_RUN, end - at)) - 1, 1)
+        yield Run(at, (1 << min(MAX_RUN, end - at)) - 1, 0)

@@ -1122,6 +1122,7 @@ class _Taking:
                     run.first,
                     run.bits,
                     *self._left(),
+                    wanted=None if run.attempt or is_retry else self._held.filter,
                     verify=self._verify,
                     expiry=expiry,
                 )

@@ -23,7 +23,7 @@ from mqmesh.roles.broker.delivery_state.key_order import KeyedOffset
 from mqmesh.roles.broker.delivery_state.runs import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered, sift
-from mqmesh.storage.interface import GetStatus, MessageStore
+from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
 from mqmesh.units import KIB, MIB
 
 _SPARSE: Final = int(Attributes.SPARSE)
@@ -190,6 +190,7 @@ class LeaseReader:
         most: int,
         max_bytes: int,
         *,
+        wanted: PullFilter | None = None,
         verify: bool = False,
         expiry: Expiry | None = None,
     ) -> Read:
@@ -201,11 +202,13 @@ class LeaseReader:
             bits: Which.
             most: Most messages.
             max_bytes: Most bytes; at least one batch is read.
+            wanted: Messages that fit; None for all.
             verify: As for ``MessageStore.get``.
             expiry: As for ``read_new``.
 
         Returns:
-            Some of them, from the lowest on; ``gone`` has those of them that are not there.
+            Some of them, from the lowest on; ``gone`` has those of them that are not there, or do
+            not fit.
 
         Raises:
             CorruptRecord: As ``MessageStore.get``.
@@ -233,6 +236,13 @@ class LeaseReader:
             read.gone |= before
             bits &= ~before
             mask = bits >> (base - first) & ((1 << (header.next_queue_offset - base)) - 1)
+            if mask and wanted is not None:
+                judged, fitting = self._sift(header, batch, base, wanted)
+                mask &= judged
+                unwanted = (mask & ~fitting) << (base - first)
+                read.gone |= unwanted
+                bits &= ~unwanted
+                mask &= fitting
             if not mask:
                 continue
             mask = _lowest(mask, most)
@@ -397,6 +407,18 @@ class LeaseReader:
             read.end = header.next_queue_offset
         read.end = found.next_queue_offset
         return read
+
+    def _sift(
+        self, header: BatchHeader, batch: memoryview, first: int, wanted: PullFilter
+    ) -> tuple[int, int]:
+        """Return which messages of a batch were judged, and which fit, as bits from one on."""
+        end = header.next_queue_offset
+        found = GetResult(GetStatus.FOUND, end, first, end, [batch], header.message_count)
+        found = sift(found, self._metas, first, wanted)
+        fitting = 0
+        for sifted, data in iter_batches(b"".join(found.data)):
+            fitting |= sum(1 << at - first for at in _offsets_of(sifted, data) if at >= first)
+        return (1 << found.next_queue_offset - first) - 1, fitting
 
     def _keep(self, commitlog_offset: int, messages: list[msgspec.Raw]) -> None:
         if len(self._split) >= MAX_SPLIT:

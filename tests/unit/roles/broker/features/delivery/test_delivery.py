@@ -357,12 +357,12 @@ def test_what_was_acknowledged_never_comes_again_after_a_restart(kept):
     assert (bodies, again.attempt) == ([b"1", b"3"], 2)
 
 
-def restart(scene) -> Scene:
+def restart(scene, **subscription) -> Scene:
     scene.stage.epoch += 1
     scene.stage.restart()
     scene.stage.features.load()
     for member in ("a", "b"):
-        scene.join(member)
+        scene.join(member, **subscription)
     return scene
 
 
@@ -402,6 +402,28 @@ def test_after_a_restart_a_member_keeps_what_the_log_did_not_know(kept):
     restart(kept)
     assert kept.settle(lease, SettleAction.EXTEND, delay_ms=60_000) == OK
     assert kept.receive(member="b")[1] == [b"3"]
+
+
+def test_after_a_restart_nobody_gets_what_the_filter_passes_over(kept):
+    red = {"expression": "red"}
+    for member in ("a", "b"):
+        kept.join(member, **red)
+    kept.send()
+    kept.send(3, tag="red")
+    (first,), _ = kept.receive(1, **red)
+    kept.settle(first)
+    kept.send(5, tag="blue")
+    kept.send(tag="red")
+    kept.receive(1, member="b", **red)
+    (lease,), _ = kept.receive(2, **red)
+    assert (lease.first, lease.end) == (3, 10), "of which the log knows nothing"
+    restart(kept, **red)
+    assert kept.settle(lease, SettleAction.EXTEND, bits=0b1000001, delay_ms=60_000) == OK
+    (again,), bodies = kept.receive(10, member="b", **red)
+    assert (bodies, again.first) == ([b"1"], 2)
+    assert kept.receive(member="b", **red) == ([], [])
+    assert kept.settle(again, member="b") == kept.settle(lease, bits=0b1000001) == OK
+    assert kept.committed == 10
 
 
 def test_what_was_never_handed_out_goes_out_at_once_after_a_restart(kept):
