@@ -95,6 +95,8 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
             it the answer does not wait for messages, and comes once the report is safe.
         attempt_id: Chosen by the member. The same number as before says that the answer was lost:
             it gets the same leases, as far as it has them. 0 for none.
+        is_earlier: The member subscribed before the topic was here: a group without an offset
+            begins at its first message, also with ``LAST_OFFSET``.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
@@ -118,6 +120,7 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     verify: bool = False
     settle: Annotated[list[Settlement], msgspec.Meta(max_length=MAX_SETTLEMENTS)] = []
     attempt_id: LeaseNumber = 0
+    is_earlier: bool = False
 
 
 class MessageLease(msgspec.Struct, array_like=True, frozen=True, gc=False):

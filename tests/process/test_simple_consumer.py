@@ -94,6 +94,14 @@ def test_what_a_consumer_did_not_settle_comes_to_others_when_it_is_closed(cluste
         assert {message.delivery_attempt for message in found} == {1}
 
 
+def test_a_topic_that_is_made_later_is_read_from_its_first_message(cluster):
+    topic = f"simple-{next(_numbers)}"
+    with consumer_of(cluster, topic, topic, consume_from_where="LAST_OFFSET") as consumer:
+        assert consumer.receive(wait_ms=500) == []
+        send(cluster, topic, range(3))
+        assert numbers_of(receive_until(consumer, 3)) == [0, 1, 2]
+
+
 def test_refused_messages_come_again_and_rejected_ones_are_dead_letters(cluster, topic):
     with consumer_of(cluster, topic, topic) as consumer:
         found = receive_until(consumer, 100)

@@ -437,6 +437,8 @@ class ConsumerEngine(Generic[S]):
             if isinstance(route, TopicNotFound):
                 # Everything that comes into this topic comes after us.
                 self.positions.note_queues(topic, ())
+                if self.runs is not None and topic in self._subscriptions:
+                    self.runs.follow(self._subscriptions[topic], ())
                 if topic.startswith(RETRY_PREFIX):
                     self.note_settled(topic)  # it is made with the first message that fails
                 else:

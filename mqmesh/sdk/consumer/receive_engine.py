@@ -273,9 +273,12 @@ class ReceiveEngine:
 
     def _follow(self, topic: str) -> None:
         def found(route: TopicRoute | MQMeshError) -> None:
+            if topic not in self._selectors:
+                return
             if isinstance(route, TopicRoute):
                 self._routes_changed({topic})
             elif isinstance(route, TopicNotFound):
+                self._receiver.follow(topic, self._selectors[topic], ())
                 self.hindrances.miss(topic, lambda: TopicNotFound("it does not exist"))
             else:
                 self.hindrances.miss(topic, partial(_itself, route), REPORT_MS)

@@ -66,6 +66,7 @@ class ReceiveSource:
         group: Consumer group.
         topic: Topic.
         selector: Messages that are wanted.
+        is_earlier: The member subscribed before the broker had the topic.
         demand: Returns what is to be asked for here; None for nothing.
         prefetch: Returns what to ask for together with a report, as a caller will want it soon;
             None for nothing.
@@ -91,6 +92,7 @@ class ReceiveSource:
         topic: str,
         selector: MessageSelector,
         *,
+        is_earlier: bool = False,
         demand: Callable[["ReceiveSource"], Demand | None],
         prefetch: Callable[["ReceiveSource"], Demand | None],
         on_received: Callable[["ReceiveSource", ReceivedAnswer], None],
@@ -111,6 +113,7 @@ class ReceiveSource:
         self._client = client
         self._group = group
         self._selector = selector
+        self._is_earlier = is_earlier
         self._on_received = on_received
         self._on_hindered = on_hindered
         self._on_lost = on_lost
@@ -158,6 +161,7 @@ class ReceiveSource:
             verify=self._verify,
             settle=report.settlements,
             attempt_id=self._attempt_id,
+            is_earlier=self._is_earlier,
         )
         self._client.request(
             self.broker_name,

@@ -57,6 +57,7 @@ class Receiver:
         self._on_hindered = on_hindered
         self._unbuffer = unbuffer
         self._met: set[str] = set()
+        self._followed: set[str] = set()
         self._turn = 0
         # Of topics that are not received any more, while messages of them are not settled.
         self._dropped: list[ReceiveSource] = []
@@ -64,7 +65,16 @@ class Receiver:
     # ---- Sources ---------------------------------------------------------------------
 
     def follow(self, topic: str, selector: MessageSelector, broker_names: Iterable[str]) -> None:
-        """Receive from a topic at brokers, and go on at those that are known."""
+        """Receive from a topic at brokers, and go on at those that are known.
+
+        Args:
+            topic: The topic.
+            selector: Messages that are wanted.
+            broker_names: Broker groups that have the topic; none if it does not exist yet. The
+                first call for a topic says which had it before this member subscribed.
+        """
+        is_earlier = topic in self._followed
+        self._followed.add(topic)
         for broker_name in broker_names:
             if (broker_name, topic) in self.sources:
                 continue
@@ -74,6 +84,7 @@ class Receiver:
                 self._group,
                 topic,
                 selector,
+                is_earlier=is_earlier,
                 demand=self._demand,
                 prefetch=self._prefetch,
                 on_received=self._received,
@@ -88,6 +99,7 @@ class Receiver:
 
     def forget(self, topic: str) -> list[ReceiveSource]:
         """Receive no more from a topic; return its sources, whose leases may still be settled."""
+        self._followed.discard(topic)
         found = [self.sources.pop(key) for key in list(self.sources) if key[1] == topic]
         for source in found:
             source.dropped = True

@@ -593,7 +593,7 @@ class DeliveryFeature(Feature):
         """Make the window of a group that receives from a queue for the first time.
 
         With ``LAST_OFFSET`` all queues of a topic begin together: one that is added later is read
-        from its first message.
+        from its first message, and so is a topic that was made after the member subscribed.
         """
         group, topic, queue_id = key
         low, high = self._bounds(topic, queue_id)
@@ -602,7 +602,8 @@ class DeliveryFeature(Feature):
             known = self._groups.require_member(group, wanted.member).members[wanted.member]
             is_last = known.consume_from_where == ConsumeFromWhere.LAST_OFFSET
             start = low
-            if is_last and not is_retry and topic not in self._offsets.topics(group):
+            is_last = is_last and not is_retry and not wanted.is_earlier
+            if is_last and topic not in self._offsets.topics(group):
                 start = high
                 for other in range(self._topics.require(topic).readable_queues):
                     if other != queue_id:

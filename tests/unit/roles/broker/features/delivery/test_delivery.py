@@ -851,6 +851,14 @@ def test_a_group_begins_where_its_members_say(stage):
     assert scene.receive()[1] == [b"0", b"1"]
 
 
+def test_a_topic_that_is_made_after_the_members_subscribed_is_read_from_its_first_message(stage):
+    scene = Scene(stage)
+    scene.join("a", where="LAST_OFFSET")
+    scene.send(2)
+    assert scene.receive(1, is_earlier=True)[1] == [b"0"]
+    assert scene.receive(1)[1] == [b"1"]
+
+
 def test_a_queue_that_is_added_later_is_read_from_its_first_message(stage):
     scene = Scene(stage)
     topics = stage.features.state.topics
