@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.message import MAX_DELAY_MS
 from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.route import Name
 
@@ -32,6 +33,7 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         reason: What went wrong; it travels with the messages.
         delay_level: 0 for 3 + the number of tries; -1 for dead letters at once; else this level.
         reconsume_times: How often the consumer itself tried them again, which brokers cannot know.
+        delay_ms: With level 0: they come again after so long; 0 for the group's schedule.
     """
 
     topic: Name
@@ -41,6 +43,7 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
     delay_level: Annotated[int, msgspec.Meta(ge=TO_DEAD_LETTERS, le=2**31)] = 0
     reconsume_times: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
 
 
 class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -132,17 +132,19 @@ class Leaving(msgspec.Struct, frozen=True):
         key: Of its window.
         window: Its window.
         run: The run.
-        level: Delay level, or ``TO_DEAD_LETTERS``.
         reason: What went wrong.
         failures: How often it failed, this time not included.
+        level: Delay level, or ``TO_DEAD_LETTERS``; 0 for ``delay_ms``.
+        delay_ms: When it comes again, from now on.
     """
 
     key: WindowKey
     window: DeliveryWindow
     run: Run
-    level: int
     reason: str
     failures: int
+    level: int = TO_DEAD_LETTERS
+    delay_ms: int = 0
 
 
 class DeliveryCounts(msgspec.Struct):
@@ -538,7 +540,7 @@ class DeliveryFeature(Feature):
             waiting = window.nack(run.lease, run.first, run.bits)
             if isinstance(waiting, Run):
                 reason = "its time to live was over"
-                leaving.append(self._leaving(key, window, waiting, TO_DEAD_LETTERS, reason))
+                leaving.append(self._leaving(key, window, waiting, reason))
         self._send_back(leaving, _nobody)
 
     def _places(self, held: HeldReceive, fairness: int) -> Iterator[tuple[Topic, int, bool]]:
@@ -744,7 +746,7 @@ class DeliveryFeature(Feature):
         if isinstance(run, Settled):
             return _CODE_OF[run]
         if one.action == SettleAction.REJECT:
-            leaving.append(self._leaving(key, window, run, TO_DEAD_LETTERS, one.reason))
+            leaving.append(self._leaving(key, window, run, one.reason))
         else:
             leaving += self._judge(key, window, run, one.reason, one.delay_ms)
             window.hold_back(run)
@@ -785,7 +787,7 @@ class DeliveryFeature(Feature):
         group, topic, queue_id = key
         limit = self._group_table.retry_limit(group, DEFAULT_MAX_RECONSUME_TIMES)
         if failures >= limit:
-            yield self._leaving(key, window, run, TO_DEAD_LETTERS, reason, failures)
+            yield self._leaving(key, window, run, reason, failures)
             return
         levels = parse_delay_levels(self._settings.now.message_delay_level)
         config = self._config(group)
@@ -796,8 +798,8 @@ class DeliveryFeature(Feature):
                 delay_ms = own.delay_ms(failures, f"{topic}/{queue_id}/{run.low}")
         is_crowded = window.unsettled > config.max_unsettled * 3 // 4
         if not window.is_strict and (delay_ms > SHORT_NACK_MS or (delay_ms and is_crowded)):
-            level = next((at for at, one in enumerate(levels, 1) if one >= delay_ms), len(levels))
-            yield self._leaving(key, window, run, level, reason, failures)
+            level = levels.index(delay_ms) + 1 if delay_ms in levels else 0
+            yield self._leaving(key, window, run, reason, failures, level, delay_ms)
         elif delay_ms:
             window.leave(run)
             window.wait(run, self._clock.monotonic_ms() + delay_ms)
@@ -807,12 +809,14 @@ class DeliveryFeature(Feature):
         key: WindowKey,
         window: DeliveryWindow,
         run: Run,
-        level: int,
         reason: str,
         failures: int = 0,
+        level: int = TO_DEAD_LETTERS,
+        delay_ms: int = 0,
     ) -> Leaving:
         window.leave(run)
-        return Leaving(key, window, run, level, reason, max(failures, run.attempt - 1))
+        failures = max(failures, run.attempt - 1)
+        return Leaving(key, window, run, reason, failures, level, delay_ms)
 
     def _send_back(self, leaving: list[Leaving], on_done: Callable[[list[int]], None]) -> None:
         """Have runs stored as retries or dead letters; they are settled then.
@@ -841,6 +845,7 @@ class DeliveryFeature(Feature):
                         one.reason,
                         one.level,
                         one.failures,
+                        one.delay_ms,
                     )
                 )
                 owners.append(index)

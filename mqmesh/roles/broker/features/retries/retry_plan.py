@@ -97,6 +97,7 @@ def plan_retry(
     topic: str,
     max_reconsume_times: int,
     delay_level: int = 0,
+    delay_ms: int = 0,
     reconsume_times: int = 0,
     reason: str = "",
     delays: RetryDelays | None = None,
@@ -109,6 +110,7 @@ def plan_retry(
         topic: Physical topic they are stored in.
         max_reconsume_times: What was sent back as often becomes a dead letter.
         delay_level: 0 for 3 + reconsume times; else this one, or ``TO_DEAD_LETTERS``.
+        delay_ms: With level 0, after so long; 0 for what ``delays`` say.
         reconsume_times: Tries that the consumer made by itself.
         reason: What went wrong.
         delays: Of the group, in place of delay levels that depend on reconsume times.
@@ -133,7 +135,10 @@ def plan_retry(
                 added[PROPERTY_LAST_FAILURE] = reason
             group = messages[start:at]
             due_times: tuple[int, ...] = ()
-            if delays is not None and not delay_level and level != TO_DEAD_LETTERS:
+            is_scheduled = not delay_level and level != TO_DEAD_LETTERS
+            if is_scheduled and delay_ms:
+                level, due_times = 0, (now_ms + delay_ms,) * len(group)
+            elif is_scheduled and delays is not None:
                 level = 0
                 due_times = tuple(now_ms + delays.delay_ms(times, one.message_id) for one in group)
             steps.append(RetryStep(group, level, added, due_times))

@@ -276,6 +276,7 @@ class SendBackFeature(Feature):
             topic=entry.topic,
             max_reconsume_times=self._group_table.retry_limit(back.group, back.max_reconsume_times),
             delay_level=entry.delay_level,
+            delay_ms=entry.delay_ms,
             reconsume_times=entry.reconsume_times,
             reason=entry.reason,
             delays=parse_retry_delays(self._policies(back.group).retry_delays),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from harness.batches import PRODUCER_ID
 
+from mqmesh.batch.delayed_batch import ANY_TIME_QUEUE, due_times, read_delayed_meta
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import (
     CorruptRecord,
@@ -441,6 +443,17 @@ def test_a_message_that_waits_long_waits_in_the_schedule_service(scene):
     assert scene.committed == 1
     found = scene.stage.store.get("SCHEDULE_TOPIC_XXXX", 4, 0, max_bytes=1)
     assert found.status is GetStatus.FOUND
+
+
+@pytest.mark.parametrize("delay_ms", [90_000, 20 * 3_600_000])
+def test_a_message_waits_exactly_as_long_as_it_should(scene, delay_ms):
+    scene.send()
+    (lease,), _ = scene.receive()
+    due_ms = scene.stage.clock.wall_ms() + delay_ms
+    assert scene.settle(lease, SettleAction.NACK, delay_ms=delay_ms) == OK
+    found = scene.stage.store.get("SCHEDULE_TOPIC_XXXX", ANY_TIME_QUEUE, 0, max_bytes=1)
+    header, batch = next(iter_batches(found.data[0]))
+    assert list(due_times(read_delayed_meta(batch, header), header)) == [due_ms]
 
 
 def test_a_message_of_the_retry_topic_comes_to_the_same_receive(scene):
