@@ -31,7 +31,7 @@ IDLE_S: Final = 15.0
 """From one look to the next while nobody looks on."""
 WATCHED_S: Final = 20.0
 """Somebody who asked so long ago counts as one who looks on."""
-SHARE: Final = 0.1
+SHARE: Final = 0.25
 """Largest share of the time that looks take: a large cluster is looked at less often."""
 TIMEOUT_MS: Final = 1_000
 AT_ONCE: Final = 8

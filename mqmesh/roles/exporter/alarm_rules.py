@@ -402,6 +402,17 @@ RULES: Final = (
         "work takes longer than `invisible_ms`, or members are killed: `mqmesh group leases GROUP`",
     ),
     AlarmRule(
+        "key-blocks-queue",
+        "warning",
+        0,
+        60,
+        NODE,
+        over("mqmesh_delivery_blocked_queues"),
+        "{value:.0f} queues at {node_id} stand still for a minute: too many messages wait for one "
+        "sharding key",
+        "the broker's log names the key; `mqmesh group leases GROUP` shows who has its messages",
+    ),
+    AlarmRule(
         "half-messages-waiting",
         "warning",
         300,

@@ -148,6 +148,7 @@ TROUBLES = {
         lambda at_s: [series("mqmesh_delivery_expired_total", at_s * 1_001, **NODE)],
         lambda at_s: [series("mqmesh_delivery_expired_total", 0, **NODE)],
     ),
+    "key-blocks-queue": gauge("mqmesh_delivery_blocked_queues", 1, 0),
     "half-messages-waiting": gauge("mqmesh_half_messages_oldest_seconds", 301, 300),
     "half-messages-parked": gauge("mqmesh_half_messages_parked", 1, 0),
     "delays-late": gauge("rocketmq_timer_dequeue_latency", 5_001, 5_000),
