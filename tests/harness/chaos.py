@@ -24,6 +24,7 @@ from harness.chaos_scene import BROKER, GROUP, OFFSETS_SAVED_MS, Scene, UpCluste
 from harness.checker import Report, Verdict
 from harness.delay_scene import run_delay_rounds
 from harness.history import Outage
+from harness.policy_rounds import run_policy_rounds
 from harness.receives import Seen, judge
 from harness.secured import CLIENT, keys_in, secured_folder
 from harness.transaction_scene import run_rounds
@@ -257,6 +258,13 @@ def kill_in_receives(folder: Path, seed: int, rounds: int) -> Outcome:
     return Outcome(report, metrics)
 
 
+def kill_under_policies(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills the broker while topics have retention and times to live, groups a pause and a rate."""
+    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
+    settings = {**_settings(), "storage.flush_disk_type": flush}
+    return Outcome(*run_policy_rounds(folder, seed, rounds, settings))
+
+
 class Processes(ProcessCluster):
     """A cluster without a supervisor, so that what is killed stays dead until it is wanted.
 
@@ -287,6 +295,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "kill-in-transactions": kill_in_transactions,
     "kill-in-delays": kill_in_delays,
     "kill-in-receives": kill_in_receives,
+    "policies": kill_under_policies,
     "pause-broker": pause_broker,
 }
 
