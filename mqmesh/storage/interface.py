@@ -64,8 +64,8 @@ class GetStatus(enum.Enum):
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     """Nothing fits the tags up to ``next_queue_offset``; go on from there."""
     MESSAGES_LOST = "MESSAGES_LOST"
-    """Messages up to ``next_queue_offset`` are lost to damage; go on from there. Of brokers: a store
-    answers ``NO_MATCHED_MESSAGE`` without tags."""
+    """Messages up to ``next_queue_offset`` are lost to damage; go on from there. Brokers say it: a
+    store answers ``NO_MATCHED_MESSAGE`` to a read without tags."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     """Before the first message; ``next_queue_offset`` is the first one."""
     OFFSET_OVERFLOW = "OFFSET_OVERFLOW"

@@ -19,9 +19,9 @@ from typing import Final
 from harness.chaos_scene import BROKER, UpCluster
 from harness.checker import Report, Verdict
 from harness.patience import until
-from mqmesh import Message, Producer, PushConsumer
+from mqmesh import Message, Producer, PushConsumer, SendResult
 from mqmesh.errors import MQMeshError
-from mqmesh.message import SendResult, StoredMessage
+from mqmesh.message import StoredMessage
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.topic_state.topic_retention import LOOK_MS
@@ -79,7 +79,7 @@ class _Load:
             self.acked += 9
 
     def _note(self, result: SendResult, sent_ms: float) -> None:
-        self.timed.append((result.queue.queue_id, result.queue_offset, sent_ms))
+        self.timed.append((result.message_queue.queue_id, result.queue_offset, sent_ms))
 
 
 class _Listeners:
@@ -95,9 +95,7 @@ class _Listeners:
         listeners = {"lively": self._live, "paused": self._pause, "slow": self._slow}
         self._consumers = []
         for group, listener in listeners.items():
-            one = PushConsumer(
-                group, namesrv_addr=namesrv_addr, consume_from_where="FIRST_OFFSET"
-            )
+            one = PushConsumer(group, namesrv_addr=namesrv_addr, consume_from_where="FIRST_OFFSET")
             one.subscribe(COUNTED if group == "slow" else DYING, listener=listener)
             one.start()
             self._consumers.append(one)
@@ -107,17 +105,18 @@ class _Listeners:
         for one in self._consumers:
             one.close()
 
-    def _live(self, message: StoredMessage) -> None:
-        self.lively += 1
-        age_ms = time.time() * 1_000 - int(message.body)
-        if age_ms > TTL_MS + ON_THE_WAY_MS:
-            self.late.append(f"a message came {age_ms:.0f} ms after it was sent")
+    def _live(self, messages: list[StoredMessage]) -> None:
+        for message in messages:
+            self.lively += 1
+            age_ms = time.time() * 1_000 - int(message.body)
+            if age_ms > TTL_MS + ON_THE_WAY_MS:
+                self.late.append(f"a message came {age_ms:.0f} ms after it was sent")
 
-    def _pause(self, message: StoredMessage) -> None:
-        self.paused += 1
+    def _pause(self, messages: list[StoredMessage]) -> None:
+        self.paused += len(messages)
 
-    def _slow(self, message: StoredMessage) -> None:
-        self.slow += 1
+    def _slow(self, messages: list[StoredMessage]) -> None:
+        self.slow += len(messages)
 
 
 def run_policy_rounds(

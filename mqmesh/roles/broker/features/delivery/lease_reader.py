@@ -24,7 +24,7 @@ from mqmesh.roles.broker.delivery_state.runs import MAX_RUN
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.reading.pull_filter import PullFilter, get_filtered, sift
 from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
-from mqmesh.units import KIB, MIB
+from mqmesh.units import KIB, MIB, QueueOffset
 
 _SPARSE: Final = int(Attributes.SPARSE)
 
@@ -413,7 +413,8 @@ class LeaseReader:
     ) -> tuple[int, int]:
         """Return which messages of a batch were judged, and which fit, as bits from one on."""
         end = header.next_queue_offset
-        found = GetResult(GetStatus.FOUND, end, first, end, [batch], header.message_count)
+        bounds = QueueOffset(first), QueueOffset(end)
+        found = GetResult(GetStatus.FOUND, bounds[1], *bounds, [batch], header.message_count)
         found = sift(found, self._metas, first, wanted)
         fitting = 0
         for sifted, data in iter_batches(b"".join(found.data)):
