@@ -134,7 +134,8 @@ def test_what_a_lost_record_handed_out_is_open():
     window.ack(late.lease, 5, 0b00011)
     other.apply(kept.written())
     copy = other.windows.find(KEY)
-    assert open_in(copy) == dict.fromkeys((*range(5), 7, 8, 9), (1, True))
+    known = dict.fromkeys((7, 8, 9), (1, True))
+    assert open_in(copy) == dict.fromkeys(range(5), (0, True)) | known
     assert (copy.floor, copy.next_offset) == (0, 10)
 
 
