@@ -23,6 +23,7 @@ from mqmesh import Message, Producer, PushConsumer, SendResult
 from mqmesh.errors import MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.policies import FOREVER_MS
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.topic_state.topic_retention import LOOK_MS
 from mqmesh.sdk.admin.admin import AdminClient
@@ -175,7 +176,7 @@ def _prepare(namesrv_addr: str) -> None:
         admin.create_topic(TopicConfig(TIMED, QUEUES, QUEUES, retention_ms=KEPT_MS))
         admin.create_topic(TopicConfig(DYING, QUEUES, QUEUES, message_ttl=True))
     with GroupAdmin(namesrv_addr) as groups:
-        groups.put_group(GroupConfig("paused", paused_until=2**53 - 1))
+        groups.put_group(GroupConfig("paused", paused_until=FOREVER_MS))
         groups.put_group(GroupConfig("slow", max_messages_per_s=RATE))
 
 
