@@ -39,6 +39,8 @@ PACE_S: Final = 0.01
 LOAD_S: Final = (0.3, 1.5)
 ON_THE_WAY_MS: Final = 2_000
 """A message that the broker gave out in time may reach a listener so much later."""
+KILLS_A_LIFE: Final = 4
+"""After so many kills all is stopped and started again, so that the supervisor does not wait."""
 LONG: Final = 10
 """With so many kills the age of messages is looked at without any for a while, too."""
 NARROW_MS: Final = 1_000
@@ -140,7 +142,9 @@ def run_policy_rounds(
         began = time.monotonic()
         with AdminClient(cluster.namesrv_addr) as admin:
             try:
-                for _ in range(rounds):
+                for number in range(rounds):
+                    if number and number % KILLS_A_LIFE == 0:
+                        cluster.restart()
                     end = time.monotonic() + chance.uniform(*LOAD_S)
                     while time.monotonic() < end:
                         _look(admin, load, broken)
