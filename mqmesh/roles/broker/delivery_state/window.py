@@ -49,6 +49,8 @@ class Settled(enum.Enum):
     """Outcomes of a settlement."""
 
     OK = "ok"
+    BEFORE = "before"
+    """Some were settled before, by whatever lease."""
     STALE = "stale"
     """Another lease has one of the messages by now, or the lease is of before a reset."""
     LEAVING = "leaving"
@@ -347,7 +349,8 @@ class DeliveryWindow:
             self._settle(run, mask)
         if claimed:
             self._changed(first, first + bits.bit_length(), bits, None)
-        return Settled.OK
+        count = sum(mask.bit_count() for _, mask in claimed)
+        return Settled.OK if count == bits.bit_count() else Settled.BEFORE
 
     def nack(self, lease: int, first: int, bits: int, *, due_ms: int = 0) -> Run | Settled:
         """Let messages wait until they are handed out again.

@@ -1,7 +1,7 @@
 """RECEIVE_MESSAGE and SETTLE_MESSAGES: messages that members acknowledge one by one."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -103,6 +103,7 @@ _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 _ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
 _CODE_OF: Final = {
     Settled.OK: _OK,
+    Settled.BEFORE: _OK,
     Settled.STALE: _STALE,
     Settled.LEAVING: _BUSY,
     Settled.FULL: _BUSY,
@@ -122,6 +123,15 @@ class SendsBack(Protocol):
         Args:
             back: Which messages.
             on_done: Called with a result for each entry, once that is stored.
+        """
+
+    def is_sent_back(self, group: str, queue: tuple[str, int], offsets: Iterable[int]) -> bool:
+        """Return whether one of some messages was sent back, and comes again or is a dead letter.
+
+        Args:
+            group: Consumer group.
+            queue: Topic and queue id.
+            offsets: Queue offsets of the messages.
         """
 
 
@@ -735,7 +745,12 @@ class DeliveryFeature(Feature):
             end = self._store.queue_bounds(key[1], key[2])[1]
             window.meet(one.lease, one.first, bits, end, config.max_unsettled)
         if one.action == SettleAction.ACK:
-            return _CODE_OF[window.ack(one.lease, one.first, bits)]
+            settled = window.ack(one.lease, one.first, bits)
+            if settled is Settled.BEFORE:
+                # A repeat, mostly; or late work on what another member sent back meanwhile.
+                offsets = Run(one.first, bits, 0).offsets()
+                return _STALE if self._back.is_sent_back(key[0], key[1:], offsets) else _OK
+            return _CODE_OF[settled]
         if one.action == SettleAction.EXTEND:
             length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
             return _CODE_OF[window.extend(one.lease, one.first, bits, member, now_ms, length_ms)]

@@ -5,14 +5,15 @@ its message for done then. What was sent back from one place is not sent back fr
 by any consumer: the retries and the marks of them are one write.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from mqmesh.batch.delayed_batch import expires_ms
+from mqmesh.batch.record_batch import BatchHeader, read_header
 from mqmesh.batch.redelivery import redeliver
-from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
+from mqmesh.errors import BrokerNotAvailable, CorruptRecord, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
@@ -46,7 +47,7 @@ from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
 from mqmesh.roles.dispatch import Handler
-from mqmesh.storage.interface import BatchToPut
+from mqmesh.storage.interface import BatchToPut, GetStatus
 
 RETRY_QUEUE: Final = 0
 """Dead-letter topics have one queue on each broker; so have retry topics, but for a queue for each
@@ -211,6 +212,27 @@ class SendBackFeature(Feature):
             except MQMeshError as error:
                 gathering.fail(index, error)
         gathering.write()
+
+    def is_sent_back(self, group: str, queue: tuple[str, int], offsets: Iterable[int]) -> bool:
+        """Implement ``SendsBack.is_sent_back`` for the messages whose marks are known."""
+        self.marks.load(self._store, self._offsets.sent_back.counts_from)
+        if not len(self.marks):
+            return False
+        batch: BatchHeader | None = None
+        for offset in offsets:
+            if batch is None or offset >= batch.next_queue_offset:
+                try:
+                    found = self._store.get(*queue, offset, max_bytes=1)
+                except CorruptRecord:
+                    return False  # nobody can send back what cannot be read
+                if found.status is not GetStatus.FOUND:
+                    return False
+                batch = read_header(found.data[0])
+            at = offset - batch.base_queue_offset
+            ((_, _, state),) = self.marks.runs(group, batch.commitlog_offset, at, at + 1)
+            if state is not None:
+                return True
+        return False
 
     def group_deleting(self, group: str) -> None:
         """Forget what a group sent back, as ``forget_sent_back``."""

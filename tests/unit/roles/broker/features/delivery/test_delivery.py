@@ -445,6 +445,20 @@ def test_a_message_that_waits_long_waits_in_the_schedule_service(scene):
     assert found.status is GetStatus.FOUND
 
 
+@pytest.mark.parametrize("action", [SettleAction.NACK, SettleAction.REJECT])
+def test_late_work_on_what_another_member_sent_back_is_stale(scene, action):
+    scene.send(2)
+    (lease,), _ = scene.receive(invisible_ms=1_000)
+    scene.later(1_200)
+    (other,), bodies = scene.receive(member="b")
+    assert bodies == [b"0", b"1"]
+    assert scene.settle(other, action, member="b", bits=0b10, delay_ms=60_000) == OK
+    assert scene.settle(other, member="b", bits=0b01) == OK
+    assert scene.settle(lease, bits=0b01) == OK, "a repeat, for all that the broker knows"
+    assert scene.settle(lease) == STALE
+    assert scene.settle(lease, bits=0b10) == STALE
+
+
 @pytest.mark.parametrize("delay_ms", [90_000, 20 * 3_600_000])
 def test_a_message_waits_exactly_as_long_as_it_should(scene, delay_ms):
     scene.send()
