@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import uvicorn
 
+from mqmesh.certificates import tls_context
 from mqmesh.clock import Clock
 from mqmesh.config import load_config
 from mqmesh.console.app import Console
@@ -26,7 +27,6 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
-from mqmesh.roles.exporter.server import tls_context
 from mqmesh.version import VERSION
 
 BACKLOG: Final = 128
@@ -104,7 +104,9 @@ class ConsoleServer:
         self._clock = clock
         self._started_ms = clock.monotonic_ms()
         users = WatchedUsers(Path(config.users_file), clock) if config.users_file else None
-        tls = tls_context(config.tls_cert_file, config.tls_key_file)
+        tls = (
+            tls_context(config.tls_cert_file, config.tls_key_file) if config.tls_cert_file else None
+        )
         rules = []
         if config.monitor_file:
             rules = load_config(MonitorConfig, Path(config.monitor_file)).rule

@@ -208,17 +208,19 @@ class StreamHandler(Protocol):
 
 
 class ByteStream(Protocol):
-    """Interface of ``mqmesh.transport.zmq.streams.Stream``: a connection without ZeroMQ.
+    """Interface of ``mqmesh.transport.zmq.streams.Stream``: a connection without ZeroMQ."""
 
-    Attributes:
-        peer: Other end: ``host:port``, or ``unix``.
-        waiting_bytes: Bytes that were written and that the system has not taken yet.
-        is_closed: Nothing more is written or comes.
-    """
+    @property
+    def peer(self) -> str:
+        """Other end: ``host:port``, or ``unix``."""
 
-    peer: str
-    waiting_bytes: int
-    is_closed: bool
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were written and that the system has not taken yet."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing more is written or comes."""
 
     def start(self, handler: StreamHandler) -> None:
         """Give what comes to this handler, from the next turn on."""
@@ -234,6 +236,10 @@ class ByteStream(Protocol):
 
     def close(self) -> None:
         """End the connection; what the system takes at once of what was written is sent still."""
+
+
+StreamGuard = Callable[[Loop, Callable[[ByteStream], None]], Callable[[ByteStream], None]]
+"""Maker of an acceptor of connections, of a loop and of one that takes what is let through."""
 
 
 class ByteStreamListener(Protocol):
@@ -400,11 +406,20 @@ class Transport(Protocol):
     ) -> Server:
         """Make a server that is not bound yet."""
 
-    def listen(self, accept: Callable[[ByteStream], None]) -> ByteStreamListener:
+    def listen(
+        self, accept: Callable[[ByteStream], None], guard: StreamGuard | None = None
+    ) -> ByteStreamListener:
         """Make a listener for connections without ZeroMQ that is not bound yet.
 
         Args:
             accept: Called with each connection that comes, which it starts or closes.
+            guard: Stands before ``accept``, such as ``TlsGate.guard``.
+        """
+
+    def with_keys(self, ring: KeyRing) -> "Transport":
+        """Return a transport of the same loop whose connections prove other keys; for no servers.
+
+        It needs no closing.
         """
 
     def publish(self) -> Publisher:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from mqmesh.certificates import tls_context
 from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.hosts import bindable
@@ -65,7 +66,9 @@ class ExporterServer:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._tls = tls_context(config.tls_cert_file, config.tls_key_file)
+        self._tls = (
+            tls_context(config.tls_cert_file, config.tls_key_file) if config.tls_cert_file else None
+        )
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
 
         def others() -> list[RoleEntry]:
@@ -276,34 +279,3 @@ class _Answering(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Logs at debug level: requests are routine."""
         _log.debug(format, *arguments)
-
-
-def tls_context(cert_file: str, key_file: str) -> ssl.SSLContext | None:
-    """Return the TLS context of a page; None without a certificate.
-
-    Args:
-        cert_file: Setting ``tls_cert_file``.
-        key_file: Setting ``tls_key_file``.
-
-    Raises:
-        ConfigError: A file cannot be used.
-    """
-    if not cert_file:
-        return None
-    for name, path in (("tls_cert_file", cert_file), ("tls_key_file", key_file)):
-        try:
-            with open(path, "rb"):
-                pass  # ssl does not say which file it cannot read
-        except OSError as error:
-            raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # With no password a key that needs one is an error; ssl would ask the terminal for it.
-        context.load_cert_chain(cert_file, key_file, password="")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"tls_cert_file {cert_file} and tls_key_file {key_file} are no "
-            f"certificate and its key, both PEM and the key without a passphrase: {error}"
-        ) from error
-    return context

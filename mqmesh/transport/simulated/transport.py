@@ -1,5 +1,6 @@
 """The transport of one simulated loop."""
 
+import copy
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -8,7 +9,14 @@ from functools import partial
 from mqmesh.protocol.command import Command
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import ByteStream, Channel, Handler, OnDisconnect, ServerLimits
+from mqmesh.transport.interface import (
+    ByteStream,
+    Channel,
+    Handler,
+    OnDisconnect,
+    ServerLimits,
+    StreamGuard,
+)
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -87,9 +95,18 @@ class SimulatedTransport:
             self._network, self.loop, handlers, on_disconnect, own=self._own(), guard=self.guard
         )
 
-    def listen(self, accept: Callable[[ByteStream], None]) -> SimulatedStreamListener:
+    def listen(
+        self, accept: Callable[[ByteStream], None], guard: StreamGuard | None = None
+    ) -> SimulatedStreamListener:
         """Make a listener for connections without ZeroMQ that is not bound yet."""
-        return SimulatedStreamListener(self._network, self.loop, accept)
+        take = accept if guard is None else guard(self.loop, accept)
+        return SimulatedStreamListener(self._network, self.loop, take)
+
+    def with_keys(self, ring: KeyRing) -> "SimulatedTransport":
+        """Return a transport of the same loop whose connections prove other keys."""
+        other = copy.copy(self)
+        other.ring, other.guard = ring, None
+        return other
 
     def publish(self) -> SimulatedHintPublisher:
         """Make a publisher of hints that is not bound yet."""

@@ -11,7 +11,14 @@ from mqmesh.clock import Clock, SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import Command
 from mqmesh.security.keys import Credentials, KeyRing
-from mqmesh.transport.interface import Channel, Handler, OnDisconnect, ServerLimits
+from mqmesh.transport.interface import (
+    ByteStream,
+    Channel,
+    Handler,
+    OnDisconnect,
+    ServerLimits,
+    StreamGuard,
+)
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -23,7 +30,7 @@ from mqmesh.transport.zmq.plain_channel import PlainChannel
 from mqmesh.transport.zmq.plain_client import PlainClient
 from mqmesh.transport.zmq.plain_server import PlainServer
 from mqmesh.transport.zmq.server import CommandServer
-from mqmesh.transport.zmq.streams import Stream, StreamListener
+from mqmesh.transport.zmq.streams import StreamListener
 from mqmesh.transport.zmq.zap import ZapHandler
 
 if TYPE_CHECKING:
@@ -133,9 +140,21 @@ class ZmqTransport:
             self.context, self.loop, handlers, on_disconnect, limits, own=own, guard=guard
         )
 
-    def listen(self, accept: Callable[[Stream], None]) -> StreamListener:
+    def listen(
+        self, accept: Callable[[ByteStream], None], guard: StreamGuard | None = None
+    ) -> StreamListener:
         """Make a listener for connections without ZeroMQ that is not bound yet."""
-        return StreamListener(self.loop, accept)
+        return StreamListener(self.loop, accept if guard is None else guard(self.loop, accept))
+
+    def with_keys(self, ring: KeyRing) -> "ZmqTransport":
+        """Return a transport of the same loop whose connections prove other keys.
+
+        Raises:
+            ConfigError: The keys are no pair.
+        """
+        other = ZmqTransport(ring)
+        other._context, other._loop = self.context, self.loop
+        return other
 
     def publish(self) -> HintPublisher:
         """Make a publisher of hints that is not bound yet."""

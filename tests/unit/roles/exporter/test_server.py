@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from harness.certificates import make_certificate
 
 from mqmesh.cli.processes.cluster import _ping
 from mqmesh.errors import ConfigError, RequestTimeout
@@ -71,12 +72,7 @@ def exporter(names):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """Settings with a certificate for 127.0.0.1 that vouches for itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = f"req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -keyout {key}"
-    command += f" -out {cert} -days 2 -subj /CN=exporter -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
-    return {"tls_cert_file": str(cert), "tls_key_file": str(key)}
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
