@@ -20,6 +20,7 @@ class ServerCertificate:
     Args:
         cert_file: Setting ``tls_cert_file``.
         key_file: Setting ``tls_key_file``.
+        protocols: Protocols of ALPN that clients may choose of; others do not ask.
 
     Attributes:
         context: Context for connections that come now.
@@ -28,10 +29,11 @@ class ServerCertificate:
         ConfigError: A file cannot be used.
     """
 
-    def __init__(self, cert_file: str, key_file: str) -> None:
+    def __init__(self, cert_file: str, key_file: str, *, protocols: Sequence[str] = ()) -> None:
         self._files = (cert_file, key_file)
+        self._protocols = list(protocols)
         self._seen = file_marks(self._files)
-        self.context = tls_context(cert_file, key_file)
+        self.context = self._load()
 
     def look(self) -> None:
         """Read the files again if they changed; what cannot be used is logged, and not taken."""
@@ -40,11 +42,17 @@ class ServerCertificate:
             return
         self._seen = found
         try:
-            self.context = tls_context(*self._files)
+            self.context = self._load()
         except ConfigError as error:
             _log.error("the certificate stays the old one: %s", error)
         else:
             _log.info("connections have the new certificate of %s from now on", self._files[0])
+
+    def _load(self) -> ssl.SSLContext:
+        context = tls_context(*self._files)
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
+        return context
 
 
 def file_marks(paths: Sequence[str]) -> list[tuple[int, int, int] | None]:

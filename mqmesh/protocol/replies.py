@@ -63,11 +63,13 @@ class PushReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
         token: To be repeated in ACKNOWLEDGE_REPLY.
         correlation_id: Which request.
         attempt_id: Of the replier.
+        client_id: Client that asked; a gateway's connection has many.
     """
 
     token: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     correlation_id: CorrelationId
     attempt_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    client_id: Name = ""
 
 
 class AcknowledgeReply(msgspec.Struct, array_like=True, frozen=True, gc=False):

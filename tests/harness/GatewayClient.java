@@ -7,20 +7,26 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** An unchanged client of RocketMQ. Prints a line for each thing that happened, fields by tabs. */
 public class GatewayClient {
@@ -31,10 +37,26 @@ public class GatewayClient {
         switch (arguments[1]) {
             case "send" -> send(arguments[2]);
             case "transact" -> transact(arguments[2]);
-            case "consume" -> consume(arguments[2], arguments[3], arguments[4].equals("orderly"));
+            case "request" -> request(arguments[2]);
+            case "try" -> tryToSend(arguments[2]);
+            case "consume" -> consume(arguments[2], arguments[3], arguments[4]);
             default -> throw new IllegalArgumentException(arguments[1]);
         }
         System.exit(0);
+    }
+
+    /** What signs requests; null without an access key. */
+    static RPCHook hook() {
+        String key = System.getProperty("access.key");
+        return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, System.getProperty("secret.key")));
+    }
+
+    static DefaultMQProducer producer(String group) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(group, hook());
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(30_000);
+        producer.start();
+        return producer;
     }
 
     static synchronized void say(Object... fields) {
@@ -98,6 +120,41 @@ public class GatewayClient {
         producer.shutdown();
     }
 
+    /** Sends one message, and says what became of it. */
+    static void tryToSend(String topic) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("java-tries", hook());
+        producer.setNamesrvAddr(namesrv);
+        producer.setRetryTimesWhenSendFailed(0);
+        producer.start();
+        try {
+            sent(producer.send(new Message(topic, bytes("tried")), 10_000));
+        } catch (Exception error) {
+            say("refused", String.valueOf(error.getMessage()).replace('\n', ' '));
+        }
+        producer.shutdown();
+    }
+
+    /** Asks, and waits for the reply: with a callback, for client 5.3.3 does not wait otherwise. */
+    static void request(String topic) throws Exception {
+        DefaultMQProducer producer = producer("java-asks");
+        CountDownLatch done = new CountDownLatch(1);
+        producer.request(new Message(topic, bytes("how much?")), new RequestCallback() {
+            @Override
+            public void onSuccess(Message reply) {
+                say("reply", new String(reply.getBody(), StandardCharsets.UTF_8), reply.getProperty("from"));
+                done.countDown();
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                say("failed", error);
+                done.countDown();
+            }
+        }, 30_000);
+        done.await(40, TimeUnit.SECONDS);
+        producer.shutdown();
+    }
+
     /** The number of messages that a query finds, which waits for the index. */
     static int find(Callable<Integer> query) throws Exception {
         for (int attempt = 0; ; attempt++) {
@@ -143,13 +200,28 @@ public class GatewayClient {
     }
 
     /** Consumes until standard input ends. Whatever has the tag "bad" fails the first time. */
-    static void consume(String topic, String group, boolean orderly) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+    static void consume(String topic, String group, String mode) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         Map<String, Integer> seen = new ConcurrentHashMap<>();
-        if (orderly) {
+        if (mode.equals("replying")) {
+            DefaultMQProducer producer = producer("java-replies");
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                for (MessageExt one : messages) {
+                    got(one);
+                    try {
+                        Message reply = MessageUtil.createReplyMessage(one, bytes("42"));
+                        reply.putUserProperty("from", "java");
+                        producer.send(reply, 10_000);
+                    } catch (Exception error) {
+                        say("failed", error);
+                    }
+                }
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        } else if (mode.equals("orderly")) {
             consumer.setMaxReconsumeTimes(2);
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 for (MessageExt one : messages) {

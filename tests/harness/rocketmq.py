@@ -102,7 +102,8 @@ def rocketmq_jars(
     for program in "java", "javac", "mvn", "unshare":
         if shutil.which(program) is None:
             leave_out(f"{program} is not installed")
-    folder = Path(tempfile.gettempdir()) / f"mqmesh-rocketmq-{version}-{os.getuid()}"
+    name = f"mqmesh-{artifacts[0]}-{version}-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / name
     folder.mkdir(mode=0o700, exist_ok=True)
     jars = folder / "jars"
     with (folder / "lock").open("w") as lock:

@@ -31,18 +31,74 @@ SENT = {
 }
 
 
+class MqAdmin:
+    """Commands of mqadmin in one virtual machine."""
+
+    def __init__(self, process: subprocess.Popen[str], namesrv: str) -> None:
+        self._process = process
+        self._namesrv = namesrv
+
+    def __call__(self, command: str, *arguments: str) -> str:
+        """Runs a command; what it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = "\t".join((command, *arguments, "-n", self._namesrv))
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        said = ""
+        for text in self._process.stdout:
+            if text == "@@\n":
+                return said
+            said += text
+        raise AssertionError(f"mqadmin {command} ended everything: {said[-2_000:]}")
+
+    def well(self, command: str, *arguments: str) -> str:
+        """The same, of a command that must not fail."""
+        said = self(command, *arguments)
+        assert "Exception" not in said, f"{command}: {said[:2_000]}"
+        return said
+
+
 class Java:
     """Programs of one version of RocketMQ's client."""
 
-    def __init__(self, version: str, namesrv: str, jars: str) -> None:
+    def __init__(self, version: str, namesrv: str, jars: str, *more: str) -> None:
         self.version = version.replace(".", "-")  # no dot may stand in the name of a group
         try:
             java = find_java().home / "bin" / "java"
         except ConfigError as error:
             leave_out(str(error))
-        program = Path(__file__).parents[1] / "harness" / "GatewayClient.java"
+        self._program = Path(__file__).parents[1] / "harness" / "GatewayClient.java"
+        self._namesrv, self._jars = namesrv, jars
         options = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Drocketmq.client.logUseSlf4j=true")
-        self._command = [str(java), *options, "-cp", jars, str(program), namesrv]
+        self._java = [str(java), *options, *more]
+        self._command = [*self._java, "-cp", jars, str(self._program), namesrv]
+
+    @contextmanager
+    def admin(self, folder: Path) -> Iterator[MqAdmin]:
+        """Commands of mqadmin, all in one virtual machine.
+
+        Args:
+            folder: For its settings.
+        """
+        (folder / "conf").mkdir()
+        (folder / "conf" / "logback_tools.xml").write_text("<configuration/>")
+        program = self._program.with_name("MqAdmin.java")
+        home = f"-Drocketmq.home.dir={folder}"
+        command = [*self._java, home, f"-Duser.home={folder}", "-cp", self._jars, str(program)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,  # some commands write files
+        )
+        try:
+            yield MqAdmin(process, self._namesrv)
+        finally:
+            process.communicate(timeout=JAVA_S)
+        assert process.returncode == 0
 
     def run(self, job: str, topic: str) -> list[list[str]]:
         """Does a job to its end; what happened."""
@@ -125,7 +181,7 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=["4.9.8", "5.3.3"])
 def java(request, gateway) -> Java:
-    artifacts = {"4.9.8": ("rocketmq-client",)}.get(request.param)
+    artifacts = {"4.9.8": ("rocketmq-tools",)}.get(request.param)
     jars = rocketmq_jars(request.param, artifacts) if artifacts else rocketmq_jars()
     return Java(request.param, gateway, f"{jars}/*")
 
@@ -235,3 +291,111 @@ def test_transactions_of_java_end_as_it_says(cluster, java):
             bodies |= {message.body for message in one.poll(1_000)}
         assert bodies == {b"COMMIT_MESSAGE", b"UNKNOW"}
         assert not one.poll(100)
+
+
+def change_what_is_shared(admin: MqAdmin, broker: str, place: str) -> None:
+    """Settings, key/value pairs and permissions."""
+    admin.well("updateBrokerConfig", "-b", place, "-k", "transactionCheckMax", "-v", "14")
+    assert "transactionCheckMax" in admin.well("getBrokerConfig", "-b", place)
+    refused = admin("updateBrokerConfig", "-b", place, "-k", "nothing", "-v", "1")
+    assert "is no setting" in refused
+    admin.well("updateKvConfig", "-s", "shop", "-k", "a", "-v", "1")
+    admin.well("deleteKvConfig", "-s", "shop", "-k", "a")
+    assert " OK, " in admin.well("wipeWritePerm", "-b", broker)
+    assert " OK, " in admin.well("addWritePerm", "-b", broker)
+    admin.well("getNamesrvConfig")
+    admin.well("cleanExpiredCQ", "-b", place)
+    admin.well("cleanUnusedTopic", "-b", place)
+
+
+def test_mqadmin_does_its_jobs(cluster, java, tmp_path):
+    topic, group = f"admin-{java.version}", f"admin-group-{java.version}"
+    address = cluster.namesrv_addr
+    got: list[bytes] = []
+    consumer = PushConsumer(group, namesrv_addr=address, consume_from_where=FIRST)
+    consumer.subscribe(topic, listener=lambda messages: got.extend(one.body for one in messages))
+    with java.admin(tmp_path) as admin:
+        said = admin.well("updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
+        assert "success" in said
+        said = admin.well("updateSubGroup", "-c", "DefaultCluster", "-g", group, "-r", "3")
+        assert "success" in said
+        brokers = admin.well("clusterList")
+        assert "DefaultCluster" in brokers
+        (line,) = [line for line in brokers.splitlines() if line.startswith("DefaultCluster")]
+        broker, place = line.split()[1], line.split()[3]
+        assert admin.well("topicList").split().count(topic) == 1
+        assert broker in admin.well("topicRoute", "-t", topic)
+        assert admin.well("topicClusterList", "-t", topic).split() == ["DefaultCluster"]
+        with consumer, Producer("admin-p", namesrv_addr=address) as producer:
+            sent = producer.send(Message(topic, b"hello", tag="a", keys=["key1"]))
+            until(lambda: got == [b"hello"])
+            status = admin.well("topicStatus", "-t", topic)
+            assert [line.split()[3] for line in status.splitlines()[1:] if line.strip()].count(
+                "1"
+            ) == 1
+            members = admin.well("consumerConnection", "-g", group)
+            assert topic in members
+            assert "PYTHON" in members
+            until(lambda: "Diff Total: 0" in admin.well("consumerProgress", "-g", group))
+            assert group in admin.well("consumerProgress")
+            said = admin.well("consumerStatus", "-g", group, "-s")
+            assert "@" in said
+            assert "PYTHON" in admin.well("producerConnection", "-g", "admin-p", "-t", topic)
+            assert "admin-p" in admin.well("producer", "-b", place) if java.version[0] == "5" else 1
+            state = admin.well("brokerStatus", "-b", place)
+            assert "getTransferedTps" in state
+            assert "mqmesh" in state
+            admin.well("brokerConsumeStats", "-b", place)
+            admin.well("statsAll", "-t", topic)
+            assert "hello" in admin.well("printMsg", "-t", topic, "-d", "true")
+            found = admin.well("queryMsgByKey", "-t", topic, "-k", "key1")
+            assert sent.message_id in found
+            assert "key1" in admin.well("queryMsgByUniqueKey", "-t", topic, "-i", sent.message_id)
+            queue = str(sent.message_queue.queue_id)
+            found = admin.well(
+                "queryMsgByOffset", "-t", topic, "-b", broker, "-i", queue, "-o", "0"
+            )
+            assert "CONSUMED" in found
+            (offset_id,) = [line.split()[1] for line in found.splitlines() if "OffsetID" in line]
+            of_topic = () if java.version[0] == "4" else ("-t", topic)
+            assert "key1" in admin.well("queryMsgById", *of_topic, "-i", offset_id)
+            place_of_it = ("-b", broker, "-i", queue, "-o", "0", "-c", "1")
+            assert "hello" in admin.well("consumeMessage", "-t", topic, *place_of_it)
+            assert "SEND_OK" in admin.well("sendMessage", "-t", topic, "-p", "by mqadmin")
+            until(lambda: b"by mqadmin" in got)
+            admin.well("queryCq", "-t", topic, "-q", queue, "-i", "0", "-b", place)
+            said = admin.well("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0")
+            assert broker in said
+            until(lambda: got.count(b"hello") == 2)
+        if java.version[0] == "4":  # each command of 5 takes a second to end
+            change_what_is_shared(admin, broker, place)
+            admin.well(
+                "cloneGroupOffset", "-s", group, "-d", f"{group}-2", "-t", topic, "-o", "true"
+            )
+        admin.well("deleteSubGroup", "-c", "DefaultCluster", "-g", group)
+        assert "success" in admin.well("deleteTopic", "-c", "DefaultCluster", "-t", topic)
+        assert topic not in admin.well("topicList").split()
+
+
+def test_requests_have_replies_of_java_and_of_python(cluster, java):
+    topic, address = f"asked-{java.version}", cluster.namesrv_addr
+    with AdminClient(address) as admin:
+        admin.create_topic(topic, queues=1)
+    with java.consuming(topic, f"replies-{java.version}", "replying") as got:
+        with Producer("python-asks", namesrv_addr=address) as producer:
+            reply = producer.request(Message(topic, b"how much?"), timeout_ms=60_000)
+            assert (reply.body, reply.property("from")) == (b"42", "java")
+        assert ["reply", "42", "java"] in java.run("request", topic)
+        assert [one[0] for one in got] == ["how much?"] * 2
+    with Producer("python-replies", namesrv_addr=address) as producer:
+
+        def answer(messages):
+            for one in messages:
+                producer.reply(one, b"43", properties={"from": "python"})
+
+        consumer = PushConsumer(
+            f"replies-{java.version}", namesrv_addr=address, consume_from_where=FIRST
+        )
+        consumer.subscribe(topic, listener=answer)
+        with consumer:
+            assert ["reply", "43", "python"] in java.run("request", topic)

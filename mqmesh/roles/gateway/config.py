@@ -26,7 +26,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         listen_host: Address to listen at. The default serves this machine only.
         advertised_host: IPv4 address that clients are given; "" for ``listen_host``.
         allow_insecure_bind: Listen beyond this machine, where everybody who reaches it may do
-            everything.
+            everything, or read what is sent.
         namesrv_port: TCP port that clients take for that of a name server, 0 to 65,535; 0 takes a
             free one, for tests.
         broker_port_base: TCP port of the first broker group, 1,024 to 60,000; each further one has
@@ -42,8 +42,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         namesrv_addr: Name servers of the cluster, ``host:port`` each.
         use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
         security: Its keys; see docs/security.md.
-        allow_anonymous: With security on: let in clients of RocketMQ, who prove nothing; whoever
+        users_file: With security on: file of the users of RocketMQ's clients, which sign their
+            requests; "" for none. Read again when it changes.
+        allow_anonymous: With security on: let in clients of RocketMQ that prove nothing; whoever
             reaches the gateway may do what its keys may.
+        tls_cert_file: Certificate, PEM, followed by those that vouch for it: clients may speak TLS
+            at every port then. Read again when it changes; "" for none.
+        tls_key_file: Its private key, PEM, without a passphrase.
+        tls_only: End connections that speak plain text.
 
         max_connections: Connections at a time, 1 to 100,000; also clients at broker groups.
         max_frame_bytes: Longest request of a client, 1 MiB to 64 MiB.
@@ -53,8 +59,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             read of it then.
         idle_timeout_ms: A connection that is silent for so long is closed, 10,000 to 3,600,000 ms.
             RocketMQ's clients send something each 30 s.
-        max_waiting_bytes: Bodies that wait for brokers, 1 MiB to 4 GiB; sends are refused then.
-        pull_cache_bytes: Messages that brokers gave beyond what a pull took, 0 to 4 GiB.
+        max_waiting_bytes: Bodies of one user that wait for brokers, 1 MiB to 4 GiB; sends are
+            refused then.
+        pull_cache_bytes: Messages that brokers gave for one user beyond what a pull took, 0 to
+            4 GiB.
         max_receipts: Messages that consumers by gRPC have received and not reported on, 1,000 to
             10,000,000; no more are given then. Each takes some 200 bytes.
     """
@@ -76,7 +84,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     use_ipc: bool = True
     security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
+    users_file: str = ""
     allow_anonymous: bool = False
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    tls_only: bool = False
 
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
     max_frame_bytes: Annotated[int, msgspec.Meta(ge=1 * MIB, le=64 * MIB)] = 16 * MIB
@@ -94,17 +106,25 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ConfigError: Names the field and what to write instead.
         """
         check_names(self, "name")
-        if self.security.enable and not self.allow_anonymous:
+        if self.security.enable and not (self.users_file or self.allow_anonymous):
             raise ConfigError(
-                "security is on, and clients of RocketMQ prove nothing to the gateway; set "
-                "allow_anonymous = true where everybody who reaches it may do what its keys may"
+                "security is on, and nobody may use the gateway: name users of RocketMQ's clients "
+                "(users_file), or set allow_anonymous = true where everybody who reaches it may do "
+                "what its keys may"
             )
+        if self.users_file and not self.security.enable:
+            raise ConfigError("users_file needs security.enable: users have rights there only")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigError("tls_cert_file and tls_key_file belong together: set both, or none")
+        if self.tls_only and not self.tls_cert_file:
+            raise ConfigError("tls_only needs tls_cert_file and tls_key_file")
         check_listen(
             "gateway",
             self.listen_host,
             self.advertised_host,
-            allow_insecure_bind=self.allow_insecure_bind,
-            advice="put it behind what checks clients",
+            allow_insecure_bind=self.allow_insecure_bind
+            or (self.tls_only and self.security.enable and not self.allow_anonymous),
+            advice="turn security on, name users_file, and set tls_only",
         )
         try:
             ipaddress.IPv4Address(self.client_host)

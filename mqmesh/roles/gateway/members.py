@@ -38,7 +38,7 @@ from mqmesh.protocol.remoting.bodies import (
     decode_body,
     encode_body,
 )
-from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.codes import LANGUAGES, RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.session import Handler, RemotingSession, text_field
 from mqmesh.roles.gateway.upstream import Upstream
@@ -124,6 +124,15 @@ class GatewayMembers:
         """Return the member that a connection speaks for."""
         return self._members.get((session.broker_name, session.client_id))
 
+    def find(self, broker_name: str, client_id: str) -> GatewayMember | None:
+        """Return a client at a broker group."""
+        return self._members.get((broker_name, client_id))
+
+    def address_of(self, client_id: str) -> str:
+        """Return the address of a client that is connected; "" for others."""
+        found = [one.session.peer for one in self._members.values() if one.client_id == client_id]
+        return found[0] if found else ""
+
     def all(self) -> Iterable[GatewayMember]:
         """Return all members."""
         return self._members.values()
@@ -180,7 +189,7 @@ class GatewayMembers:
             data.client_id,
             [one.group_name for one in data.producers],
             [_consumer(one) for one in data.consumers],
-            request.language[:32],
+            _language(request.language),
             str(request.version),
         )
         encode_header(heartbeat)
@@ -393,6 +402,13 @@ def broker_of(session: RemotingSession) -> str:
     if not session.broker_name:
         raise RemoteProtocolError("a request for a broker at the port of the name server")
     return session.broker_name
+
+
+def _language(name: str) -> str:
+    """Return RocketMQ's name of a client's language, which headers may give as a number."""
+    if name.isascii() and name.isdecimal() and int(name[:4]) < len(LANGUAGES):
+        return LANGUAGES[int(name[:4])]
+    return name[:32]
 
 
 def _ignore(error: MQMeshError | None) -> None:

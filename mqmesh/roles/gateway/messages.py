@@ -9,10 +9,14 @@ import msgspec
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import (
     NO_KEYS,
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TTL,
     RESERVED_PROPERTIES,
     RETRY_PREFIX,
     Message,
     StoredMessage,
+    as_system,
 )
 from mqmesh.protocol.remoting.records import NAME_END, PAIR_END, RecordPlace, encode_record
 
@@ -28,10 +32,24 @@ PRODUCER_GROUP: Final = "PGROUP"
 HALF: Final = "TRAN_MSG"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
+MESSAGE_ID_DIGITS: Final = 32
+"""Length of an id that mqmesh gives a message."""
 ORDINALS: Final = 65_536
 """Messages that one batch may have: a batch's offset in the log times this, and the message's
 ordinal, is the offset that RocketMQ's clients see."""
 
+CLUSTER: Final = "CLUSTER"
+
+_LONG: Final = {
+    "producerGroup": "a",
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "flag": "h",
+    "properties": "i",
+}
+"""Fields of sends with short names by those with long ones."""
+_REQUEST: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
 _FIELDS: Final = frozenset({TAGS, SHARDING_KEY, DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS})
 """Properties that are fields of an mqmesh message."""
 _DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC, PRODUCER_GROUP, HALF}
@@ -44,10 +62,12 @@ class Address(msgspec.Struct, frozen=True):
     Attributes:
         host: IPv4 address, in text.
         port: The gateway's port for the group.
+        cluster: Cluster of the group.
     """
 
     host: str
     port: int
+    cluster: str = ""
 
     @property
     def ip(self) -> bytes:
@@ -82,7 +102,7 @@ def to_message(
         keys = (*keys, unique)
     own = {name: value for name, value in properties.items() if name not in _DROPPED}
     level, deliver_at_ms = _delay(properties, now_ms)
-    return Message(
+    message = Message(
         topic,
         body,
         properties.get(TAGS) or None,
@@ -93,6 +113,46 @@ def to_message(
         level,
         deliver_at_ms,
     )
+    asking = {name: properties[name] for name in _REQUEST if name in properties}
+    if is_request(asking):
+        return as_system(message, own | asking)
+    return message
+
+
+def is_request(properties: Mapping[str, str]) -> bool:
+    """Return True if properties say that the sender of a message waits for a reply."""
+    return bool(
+        properties.get(PROPERTY_REPLY_TO_CLIENT)
+        and 0 < len(properties.get(PROPERTY_CORRELATION_ID, "")) <= 64
+    )
+
+
+def send_fields(fields: Mapping[str, str], *, is_short: bool) -> Mapping[str, str]:
+    """Return the fields of a send under their long names.
+
+    Args:
+        fields: As they came.
+        is_short: They have names of one letter.
+    """
+    if not is_short:
+        return fields
+    return {name: fields[short] for name, short in _LONG.items() if short in fields}
+
+
+def to_properties(message: Message) -> dict[str, str]:
+    """Return the properties of a message for RocketMQ's clients, without those of its place."""
+    own = message.properties or {}
+    properties: dict[str, str] = {}
+    if message.tag is not None:
+        properties[TAGS] = message.tag
+    if message.sharding_key is not None:
+        properties[SHARDING_KEY] = message.sharding_key
+    if KEYS not in own and message.keys:
+        properties[KEYS] = " ".join(message.keys)
+    for name, value in own.items():
+        if name not in RESERVED_PROPERTIES:
+            properties.setdefault(name, value)
+    return properties
 
 
 def _delay(properties: Mapping[str, str], now_ms: int) -> tuple[int, int]:
@@ -145,19 +205,15 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
     # Those that clients need stand first: where there is no room, the last are left out.
     own = message.properties or {}
     properties = {UNIQ_KEY: own.get(UNIQ_KEY) or message.message_id}
-    if message.tag is not None:
-        properties[TAGS] = message.tag
     if info.topic.startswith(RETRY_PREFIX) and message.topic != info.topic:
         properties[RETRY_TOPIC] = message.topic
     if half_group:
         properties[PRODUCER_GROUP] = half_group
-    if message.sharding_key is not None:
-        properties[SHARDING_KEY] = message.sharding_key
-    if KEYS not in own and message.keys:
-        properties[KEYS] = " ".join(message.keys)
-    for name, value in own.items():
-        if name not in RESERVED_PROPERTIES:
-            properties.setdefault(name, value)
+    if is_request(own):
+        properties |= {name: own[name] for name in _REQUEST if name in own}
+        properties[CLUSTER] = address.cluster
+    for name, value in to_properties(message).items():
+        properties.setdefault(name, value)
     place = RecordPlace(
         info.queue_id,
         message.queue_offset,
@@ -169,10 +225,13 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
         message.reconsume_times,
         max(info.prepared_transaction_offset, 0),
     )
-    readable = {name: value for name, value in properties.items() if _is_writable(name + value)}
-    return encode_record(topic, message.body, readable, message.flag, place)
+    return encode_record(topic, message.body, writable(properties), message.flag, place)
 
 
-def _is_writable(text: str) -> bool:
-    """Return False for a property that would be read as several."""
-    return NAME_END not in text and PAIR_END not in text
+def writable(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the same without properties that would be read as several."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if NAME_END not in name + value and PAIR_END not in name + value
+    }

@@ -101,4 +101,5 @@ class BrokerPorts:
         Raises:
             KeyError: It has no number yet.
         """
-        return Address(self._host, self._base + STEP * self._numbers.brokers[broker_name])
+        port = self._base + STEP * self._numbers.brokers[broker_name]
+        return Address(self._host, port, self._clusters.get(broker_name, ""))

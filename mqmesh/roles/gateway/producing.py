@@ -13,7 +13,13 @@ from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.remoting.records import decode_batch, decode_properties, decompress
 from mqmesh.roles.gateway.members import broker_of
-from mqmesh.roles.gateway.messages import UNIQ_KEY, log_offset, offset_message_id, to_message
+from mqmesh.roles.gateway.messages import (
+    UNIQ_KEY,
+    log_offset,
+    offset_message_id,
+    send_fields,
+    to_message,
+)
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.send_backs import GatewaySendBacks
 from mqmesh.roles.gateway.sends import MAX_BATCH_MESSAGES, Sends, Stored
@@ -31,15 +37,6 @@ _STATUS: Final = {
     SendStatus.FLUSH_SLAVE_TIMEOUT: RemotingStatus.FLUSH_SLAVE_TIMEOUT,
     SendStatus.SLAVE_NOT_AVAILABLE: RemotingStatus.SLAVE_NOT_AVAILABLE,
 }
-_LONG: Final = {
-    "producerGroup": "a",
-    "topic": "b",
-    "queueId": "e",
-    "sysFlag": "f",
-    "flag": "h",
-    "properties": "i",
-}
-"""Fields of SEND_MESSAGE_V2 by their names in SEND_MESSAGE."""
 
 
 class Producing:
@@ -80,9 +77,8 @@ class Producing:
 
     def _send(self, session: RemotingSession, request: RemotingCommand) -> None:
         broker_name = broker_of(session)
-        fields = request.fields
-        if request.code != RemotingCode.SEND_MESSAGE:
-            fields = {name: fields[short] for name, short in _LONG.items() if short in fields}
+        is_short = request.code != RemotingCode.SEND_MESSAGE
+        fields = send_fields(request.fields, is_short=is_short)
         system_flag = _number(fields, "sysFlag", 0)
         topic = fields.get("topic", "")
         if topic.startswith(RETRY_PREFIX):

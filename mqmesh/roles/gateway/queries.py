@@ -2,22 +2,31 @@
 
 from typing import Final
 
+import msgspec
+
 from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import MQMeshError, OffsetIllegal
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import ViewMessageRequest
-from mqmesh.protocol.queries import MAX_QUERY_MESSAGES, QueryMessageRequest, decode_found
+from mqmesh.protocol.queries import (
+    MAX_QUERY_MESSAGES,
+    QueryMessageByIdRequest,
+    QueryMessageRequest,
+    decode_found,
+)
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.members import broker_of
-from mqmesh.roles.gateway.messages import ORDINALS, to_record
+from mqmesh.roles.gateway.messages import MESSAGE_ID_DIGITS, ORDINALS, to_record
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.session import Handler, RemotingSession, number_field, text_field
 from mqmesh.roles.gateway.upstream import Upstream
 
 NEVER: Final = str(2**63 - 1)
+UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
+"""Field of a query by the id of a message."""
 
 
 class Queries:
@@ -42,31 +51,47 @@ class Queries:
     def _query(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Find messages by a key; the id that a client gave a message is one of its keys."""
         broker_name, topic = broker_of(session), text_field(request, "topic")
-        asked = QueryMessageRequest(
+        key, most = text_field(request, "key"), number_field(request, "maxNum", 32)
+        most = min(max(most, 1), MAX_QUERY_MESSAGES)
+        by_key = QueryMessageRequest(
             topic,
-            text_field(request, "key"),
+            key,
             max(number_field(request, "beginTimestamp", 0), 0),
             max(number_field(request, "endTimestamp", 2**63 - 1), 0),
-            min(max(number_field(request, "maxNum", 32), 1), MAX_QUERY_MESSAGES),
+            most,
         )
+        asked: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
+        if UNIQUE_QUERY in request.fields and len(key) == MESSAGE_ID_DIGITS:
+            # The id of a message of mqmesh's clients, which is none of its keys.
+            by_id = QueryMessageByIdRequest(key, most)
+            asked.append((RequestCode.QUERY_MESSAGE_BY_ID, by_id))
+
+        def ask() -> None:
+            code, query = asked.pop(0)
+            self._upstream.ask(broker_name, code, encode_header(query), done)
 
         def done(answer: Command | MQMeshError) -> None:
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
-                found = decode_found(answer.body, broker_name=broker_name, store_host="")
+                found = [
+                    one
+                    for one in decode_found(answer.body, broker_name=broker_name, store_host="")
+                    if one.info.topic == topic
+                ]
             except MQMeshError as error:
                 session.fail(request, error)
                 return
-            if found:
+            if not found and asked:
+                ask()
+            elif found:
                 fields = {"indexLastUpdateTimestamp": NEVER, "indexLastUpdatePhyoffset": NEVER}
                 session.answer(request, fields=fields, body=self._records(broker_name, found))
             else:
                 remark = f"no message of topic {topic} has the key"
                 session.answer(request, RemotingStatus.QUERY_NOT_FOUND, remark=remark)
 
-        header = encode_header(asked)
-        self._upstream.ask(broker_name, RequestCode.QUERY_MESSAGE, header, done)
+        ask()
 
     def _view(self, session: RemotingSession, request: RemotingCommand) -> None:
         broker_name, offset = broker_of(session), number_field(request, "offset")

@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import GetGroupsRequest, GroupSummaries
 from mqmesh.protocol.remoting.bodies import RouteBody, RouteBroker, RouteQueue, encode_body
 from mqmesh.protocol.remoting.codes import RemotingCode
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.route import Perm, TopicRoute
 from mqmesh.roles.gateway.ports import BrokerPorts
+from mqmesh.roles.gateway.replies import REPLY_TOPIC
 from mqmesh.roles.gateway.session import Handler, RemotingSession, text_field
 from mqmesh.roles.gateway.upstream import Upstream
 
@@ -35,12 +39,17 @@ class Routing:
 
     def _route(self, session: RemotingSession, request: RemotingCommand) -> None:
         topic = text_field(request, "topic")
+        if topic.endswith(REPLY_TOPIC) and topic[: -len(REPLY_TOPIC)] in self._clusters():
+            session.answer(request, body=encode_body(self._route_to_all()))
+            return
 
         def done(found: TopicRoute | MQMeshError) -> None:
             if isinstance(found, TopicNotFound) and self._is_retry_topic(topic):
                 # The topic comes with the first retry. A client that did not know it until then
                 # would get that retry only after its next look at routes, 30 s later.
-                session.answer(request, body=encode_body(self._retry_route()))
+                session.answer(request, body=encode_body(self._route_to_all()))
+            elif isinstance(found, TopicNotFound) and topic.startswith(RETRY_PREFIX):
+                self._look_for_group(session, request, found, list(self._ports.groups()))
             elif isinstance(found, MQMeshError):
                 session.fail(request, found)
             elif self._ports.groups().keys().isdisjoint(one.broker_name for one in found.queues):
@@ -49,6 +58,35 @@ class Routing:
                 session.answer(request, body=encode_body(self._body(found)))
 
         self._upstream.find_route(topic, done)
+
+    def _look_for_group(
+        self,
+        session: RemotingSession,
+        request: RemotingCommand,
+        missing: MQMeshError,
+        broker_names: list[str],
+    ) -> None:
+        """Answer with a route where the group is known: RocketMQ's tools find groups by it."""
+        if not broker_names:
+            session.fail(request, missing)
+            return
+        name, *others = broker_names
+
+        def done(answer: Command | MQMeshError) -> None:
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                known = decode_header(GroupSummaries, answer.header).groups
+            except MQMeshError as error:
+                session.fail(request, error)
+                return
+            if known:
+                session.answer(request, body=encode_body(self._route_to_all()))
+            else:
+                self._look_for_group(session, request, missing, others)
+
+        header = encode_header(GetGroupsRequest(text_field(request, "topic")[len(RETRY_PREFIX) :]))
+        self._upstream.ask(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header, done)
 
     def _is_retry_topic(self, topic: str) -> bool:
         return topic.startswith(RETRY_PREFIX) and self._has_members(
@@ -75,7 +113,11 @@ class Routing:
             order_topic_conf=order,
         )
 
-    def _retry_route(self) -> RouteBody:
+    def _clusters(self) -> set[str]:
+        return set(self._ports.groups().values())
+
+    def _route_to_all(self) -> RouteBody:
+        """Return the route of a topic that no broker has: one queue at each broker group."""
         groups = self._ports.groups()
         return RouteBody(
             [RouteQueue(name, 1, 1, Perm.READ_WRITE.value) for name in groups],

@@ -1,6 +1,6 @@
 """Messages that consumers of RocketMQ send back: by their place, or as sends to a retry topic."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -27,13 +27,18 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
 )
 from mqmesh.roles.gateway.members import broker_of
-from mqmesh.roles.gateway.messages import DELAY_LEVEL, ORDINALS, RETRY_TOPIC, UNIQ_KEY
+from mqmesh.roles.gateway.messages import (
+    DELAY_LEVEL,
+    MESSAGE_ID_DIGITS,
+    ORDINALS,
+    RETRY_TOPIC,
+    UNIQ_KEY,
+)
 from mqmesh.roles.gateway.session import Handler, RemotingSession, number_field, text_field
 from mqmesh.roles.gateway.upstream import Upstream
 
 RECONSUME_TIME: Final = "RECONSUME_TIME"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
-MESSAGE_ID_DIGITS: Final = 32
 MOST_FOUND: Final = 32
 
 
@@ -84,6 +89,28 @@ class GatewaySendBacks:
         if most and tries >= most:
             level = TO_DEAD_LETTERS
         group = retry_topic.removeprefix(RETRY_PREFIX)
+
+        def found(place: tuple[int, int] | MQMeshError) -> None:
+            if isinstance(place, MQMeshError):
+                session.fail(request, place)
+                return
+            entry = SendBackEntry(
+                topic, *place, delay_level=level, reconsume_times=max(tries - 1, 0)
+            )
+            # A plain send is answered with a place; that of the message is the best there is.
+            stored = {"msgId": "", "queueId": str(place[0]), "queueOffset": str(place[1])}
+            self._send_entry(session, request, group, entry, most or -1, stored)
+
+        self._find(broker_of(session), topic, message_id, found)
+
+    def _find(
+        self,
+        broker_name: str,
+        topic: str,
+        message_id: str,
+        on_done: Callable[[tuple[int, int] | MQMeshError], None],
+    ) -> None:
+        """Find queue and offset of a message by the client's id, or by mqmesh's."""
         by_key = QueryMessageRequest(topic, message_id, max_count=MOST_FOUND)
         asked: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
         if len(message_id) == MESSAGE_ID_DIGITS:
@@ -92,34 +119,25 @@ class GatewaySendBacks:
 
         def ask() -> None:
             code, query = asked.pop(0)
-            self._upstream.ask(broker_of(session), code, encode_header(query), found)
+            self._upstream.ask(broker_name, code, encode_header(query), found)
 
         def found(answer: Command | MQMeshError) -> None:
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
-                name = broker_of(session)
-                messages = decode_found(answer.body, broker_name=name, store_host="")
-                places = [
-                    (one.queue_id, one.queue_offset)
-                    for one in messages
-                    if one.info.topic == topic
-                    and message_id in (one.property(UNIQ_KEY), one.message_id)
-                ]
-                place = places[0] if places else None
-                if place is None and asked:
-                    ask()
-                    return
-                if place is None:
-                    raise OffsetIllegal(f"topic {topic!r} has no message {message_id} here")
-                entry = SendBackEntry(
-                    topic, *place, delay_level=level, reconsume_times=max(tries - 1, 0)
-                )
-                # A plain send is answered with a place; that of the message is the best there is.
-                stored = {"msgId": "", "queueId": str(place[0]), "queueOffset": str(place[1])}
-                self._send_entry(session, request, group, entry, most or -1, stored)
+                messages = decode_found(answer.body, broker_name=broker_name, store_host="")
             except MQMeshError as error:
-                session.fail(request, error)
+                on_done(error)
+                return
+            for one in messages:
+                ids = one.property(UNIQ_KEY), one.message_id
+                if one.info.topic == topic and message_id in ids:
+                    on_done((one.queue_id, one.queue_offset))
+                    return
+            if asked:
+                ask()
+            else:
+                on_done(OffsetIllegal(f"topic {topic!r} has no message {message_id} here"))
 
         ask()
 

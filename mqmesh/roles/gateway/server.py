@@ -1,48 +1,39 @@
 """The gateway's process: its ports, connections and timers."""
 
 import logging
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mqmesh.certificates import LOOK_MS, ServerCertificate, file_marks
 from mqmesh.clock import Clock
-from mqmesh.errors import (
-    ClientClosed,
-    ConfigError,
-    CorruptBatch,
-    CorruptRecord,
-    MQMeshError,
-    ProtocolError,
-)
+from mqmesh.config import MAX_FILE_BYTES
+from mqmesh.errors import ConfigError, CorruptRecord, MQMeshError
 from mqmesh.host import socket_path
 from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.private_files import make_folder
-from mqmesh.producer_key import new_key
-from mqmesh.protocol.command import Command
-from mqmesh.protocol.commands import RequestCode, ServedBy
+from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.route import BrokerData
+from mqmesh.roles.gateway.backend import GatewayBackend, OnBroker, OnCommand
 from mqmesh.roles.gateway.config import GatewayConfig
-from mqmesh.roles.gateway.consuming import Consuming, PullCache
-from mqmesh.roles.gateway.members import GatewayMembers
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import VIP_STEP, BrokerPorts
-from mqmesh.roles.gateway.producing import Producing
-from mqmesh.roles.gateway.queries import Queries
-from mqmesh.roles.gateway.routing import Routing
-from mqmesh.roles.gateway.send_backs import GatewaySendBacks
-from mqmesh.roles.gateway.sends import MAX_REQUESTS_IN_FLIGHT, Sends
 from mqmesh.roles.gateway.session import Handler, RemotingSession, SessionLimits
-from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
+from mqmesh.roles.gateway.user_backends import UserBackends
+from mqmesh.roles.gateway.users import GatewayUser, parse_users
 from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import begin_in
-from mqmesh.sdk.client.options import born_host
-from mqmesh.sdk.client.outbox import RequestOutbox
+from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.transport.interface import ByteStream, ByteStreamListener, Transport
+from mqmesh.transport.tls_streams import TlsGate
 
 if TYPE_CHECKING:
     # It needs packages of an extra.
@@ -66,6 +57,9 @@ class GatewayServer:
         config: Settings.
         transport: Of the process.
         clock: Source of time, the loop's by default.
+
+    Raises:
+        ConfigError: The file of users, or the certificate, cannot be used.
     """
 
     def __init__(
@@ -87,49 +81,26 @@ class GatewayServer:
         )
         self.refused_connections = 0
         self._broken = self._log_broken_at_ms = 0
-        self._upstream = Upstream(
-            transport,
-            config.namesrv_addr,
-            use_ipc=config.use_ipc,
-            on_groups=self._take_groups,
-            on_command=self._take_command,
-            on_broker=self._broker_changed,
-        )
         self._ports = BrokerPorts(
             config.client_host, config.broker_port_base, self._serve_broker, self._save_ports
         )
-        self._members = GatewayMembers(self._upstream, config.max_connections)
-        key = new_key(transport.random)
-        self._sends = Sends(
-            lambda source: RequestOutbox(self._upstream, source, MAX_REQUESTS_IN_FLIGHT),
-            self._clock,
-            key,
-            born_host(),
-            self._upstream.brokers.follow,
-            config.max_waiting_bytes,
-        )
-        self._cache = PullCache(config.pull_cache_bytes, self._clock.monotonic_ms)
-        self._consuming = Consuming(self._upstream, self._members, self._ports, self._cache)
-        self._transactions = GatewayTransactions(
-            self._upstream, self._members, self._ports, self._sends.producer_id, key
-        )
-        send_backs = GatewaySendBacks(self._upstream)
-        producing = Producing(
-            self._upstream, self._sends, self._ports, self._transactions, send_backs, self._clock
-        )
-        routing = Routing(
-            self._upstream, self._ports, lambda group: bool(self._members.consumers(group))
-        )
-        self._handlers: dict[int, Handler] = {
-            **routing.handlers(),
-            **producing.handlers(),
-            **self._consuming.handlers(),
-            **self._members.handlers(),
-            **self._transactions.handlers(),
-            **send_backs.handlers(),
-            **Queries(self._upstream, self._ports).handlers(),
-        }
-        self._grpc = self._make_grpc(key) if config.grpc_port else None
+        self._backend = self._connect(transport, self._take_groups)
+        self._users: UserBackends | None = None
+        self._users_seen = file_marks((config.users_file,))
+        if config.security.enable:
+            anonymous = self._backend if config.allow_anonymous else None
+            now_ms = self._clock.monotonic_ms
+            users = read_users(config.users_file) if config.users_file else {}
+            self._users = UserBackends(users, self._make_backend, anonymous, now_ms)
+        self._certificate: ServerCertificate | None = None
+        self._tls: TlsGate | None = None
+        if config.tls_cert_file:
+            certificate = ServerCertificate(
+                config.tls_cert_file, config.tls_key_file, protocols=("h2",)
+            )
+            self._certificate = certificate
+            self._tls = TlsGate(certificate, only_tls=config.tls_only)
+        self._grpc = self._backend.grpc = self._make_grpc() if config.grpc_port else None
 
     def start(self) -> str:
         """Takes its folder, listens, and begins to look for broker groups.
@@ -150,6 +121,7 @@ class GatewayServer:
         endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
         self._shell.expose(GATEWAY_METRICS, lambda: self)
         self._shell.every(IDLE_LOOK_MS, self._end_idle)
+        self._shell.every(LOOK_MS, self._look_at_files)
         try:
             found = self._listen(config.namesrv_port, "")
         except OSError as error:
@@ -160,7 +132,7 @@ class GatewayServer:
         _log.info("RocketMQ's clients find the name server at %s", found.removeprefix("tcp://"))
         if self._grpc is not None:
             self._start_grpc(self._grpc)
-        self._upstream.start()
+        self._backend.start()
         self._shell.ready()
         return endpoint
 
@@ -174,10 +146,8 @@ class GatewayServer:
             session.close()
         if self._grpc is not None:
             self._grpc.close()
-        stopping = ClientClosed("the gateway stops")
-        self._sends.close(stopping)
-        self._transactions.close(stopping)
-        self._upstream.close(self._leave_all)
+        for backend in self._backends():
+            backend.stop()
         self._shell.close()
         if self._lock is not None:
             self._lock.release()
@@ -185,16 +155,11 @@ class GatewayServer:
 
     # ---- Connections -----------------------------------------------------------------------
 
-    def _leave_all(self) -> None:
-        self._members.leave_all()
-        if self._grpc is not None:
-            self._grpc.leave_all()
-
     def _listen(self, port: int, broker_name: str) -> str:
         return self._listen_for(port, partial(self._accept, broker_name))
 
     def _listen_for(self, port: int, accept: Callable[[ByteStream], None]) -> str:
-        listener = self._transport.listen(accept)
+        listener = self._transport.listen(accept, None if self._tls is None else self._tls.guard)
         try:
             endpoint = listener.bind(f"tcp://{self._config.listen_host}:{port}")
         except OSError:
@@ -225,7 +190,7 @@ class GatewayServer:
         session = RemotingSession(
             stream,
             broker_name,
-            self._handlers,
+            self._admit,
             self._limits,
             self._clock.monotonic_ms,
             self._ended,
@@ -233,6 +198,10 @@ class GatewayServer:
         )
         self._sessions[session] = None
         stream.start(session)
+
+    def _admit(self, session: RemotingSession, request: RemotingCommand) -> Mapping[int, Handler]:
+        users = self._users
+        return self._backend.handlers if users is None else users.admit(session, request)
 
     def _note_broken(self, text: str) -> None:
         # No oftener: who connects again and again must not fill the disk.
@@ -244,16 +213,26 @@ class GatewayServer:
 
     def _ended(self, session: RemotingSession) -> None:
         self._sessions.pop(session, None)
-        self._members.session_ended(session)
+        backend = self._backend if self._users is None else self._users.of(session)
+        if backend is not None:
+            backend.members.session_ended(session)
 
     def _end_idle(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for session in list(self._sessions):
             session.end_if_idle(now_ms)
+        if self._users is not None:
+            self._users.tidy(self._sessions)
 
     # ---- gRPC ------------------------------------------------------------------------------
 
-    def _make_grpc(self, key: bytes) -> "GrpcFront | None":
+    def _make_grpc(self) -> "GrpcFront | None":
+        config, backend = self._config, self._backend
+        if config.security.enable and not config.allow_anonymous:
+            _log.warning(
+                "clients by gRPC are not served: they prove nothing yet, and allow_anonymous is off"
+            )
+            return None
         if any(find_spec(name) is None for name in GRPC_PACKAGES):
             _log.warning(
                 "clients by gRPC are not served: install mqmesh[gateway], or set grpc_port = 0"
@@ -261,13 +240,12 @@ class GatewayServer:
             return None
         from mqmesh.roles.gateway.grpc.front import GrpcFront
 
-        config = self._config
         return GrpcFront(
-            self._upstream,
+            backend.upstream,
             self._ports,
-            self._sends,
-            self._transactions,
-            key=key,
+            backend.sends,
+            backend.transactions,
+            key=backend.key,
             clock=self._clock,
             limits=self._limits,
             address=Address(config.client_host, config.grpc_port),
@@ -305,28 +283,58 @@ class GatewayServer:
             raise ConfigError(f"secret_file {path} cannot be used: {error}") from error
         return found
 
+    # ---- Users and certificates ------------------------------------------------------------
+
+    def _backends(self) -> list[GatewayBackend]:
+        return [self._backend, *(() if self._users is None else self._users.all())]
+
+    def _make_backend(self, user: GatewayUser) -> GatewayBackend:
+        own = load_credentials(Path(user.credentials))
+        transport = self._transport.with_keys(KeyRing(own, *own.namesrv_keys))
+        backend = self._connect(transport, lambda groups: None)
+        backend.start()
+        return backend
+
+    def _connect(
+        self, transport: Transport, on_groups: Callable[[list[BrokerData]], None]
+    ) -> GatewayBackend:
+        config = self._config
+
+        def make(on_command: OnCommand, on_broker: OnBroker) -> Upstream:
+            return Upstream(
+                transport,
+                config.namesrv_addr,
+                use_ipc=config.use_ipc,
+                on_groups=on_groups,
+                on_command=on_command,
+                on_broker=on_broker,
+            )
+
+        return GatewayBackend(config, make, self._clock, self._ports, transport.random)
+
+    def _look_at_files(self) -> None:
+        if self._certificate is not None:
+            self._certificate.look()
+        path = self._config.users_file
+        found = file_marks((path,))
+        if self._users is None or not path or found == self._users_seen:
+            return
+        self._users_seen = found
+        try:
+            changed = self._users.put(read_users(path))
+        except ConfigError as error:
+            _log.error("the users stay the old ones: %s", error)
+            return
+        _log.info("%s was read again: %d users changed or are gone", path, len(changed))
+        for session in list(self._sessions):
+            if session.access_key in changed:
+                session.close()
+
     # ---- Brokers ---------------------------------------------------------------------------
 
     def _take_groups(self, groups: list[BrokerData]) -> None:
         for group in groups:
             self._ports.serve(group.broker_name, group.cluster_name)
-
-    def _take_command(self, broker_name: str, command: Command) -> None:
-        try:
-            if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-                self._members.on_changed(broker_name, command)
-            elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
-                if self._grpc is None or not self._grpc.on_check(broker_name, command):
-                    self._transactions.on_check(broker_name, command)
-        except (ProtocolError, CorruptBatch) as error:
-            _log.warning("broker %s cannot be understood: %s", broker_name, error)
-
-    def _broker_changed(self, broker_name: str, up: bool) -> None:
-        self._cache.drop_broker(broker_name)
-        if up:
-            self._members.on_broker_up(broker_name)
-            if self._grpc is not None:
-                self._grpc.on_broker_up(broker_name)
 
     # ---- The file of ports -----------------------------------------------------------------
 
@@ -352,17 +360,21 @@ class GatewayServer:
     @property
     def members(self) -> int:
         """Clients at broker groups, and those by gRPC."""
-        return len(self._members) + (self._grpc.clients if self._grpc else 0)
+        by_grpc = self._grpc.clients if self._grpc else 0
+        return by_grpc + sum(len(one.members) for one in self._backends())
 
     @property
     def sent_messages(self) -> int:
         """Messages of clients that were stored."""
-        return self._sends.messages
+        before = 0 if self._users is None else self._users.sent_before
+        return before + sum(one.sends.messages for one in self._backends())
 
     @property
     def given_messages(self) -> int:
         """Messages that were given to clients."""
-        return self._consuming.messages + (self._grpc.given_messages if self._grpc else 0)
+        before = 0 if self._users is None else self._users.given_before
+        by_grpc = self._grpc.given_messages if self._grpc else 0
+        return before + by_grpc + sum(one.consuming.messages for one in self._backends())
 
     @property
     def held_messages(self) -> int:
@@ -372,12 +384,29 @@ class GatewayServer:
     @property
     def waiting_bytes(self) -> int:
         """Bodies that wait for brokers."""
-        return self._sends.waiting_bytes
+        return sum(one.sends.waiting_bytes for one in self._backends())
 
     @property
     def cached_bytes(self) -> int:
         """Bytes that brokers gave beyond what pulls took."""
-        return self._cache.held_bytes
+        return sum(one.cache.held_bytes for one in self._backends())
+
+
+def read_users(path: str) -> dict[str, GatewayUser]:
+    """Read the file of users.
+
+    Raises:
+        ConfigError: It cannot be read, is no such file, or others may read it.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read(MAX_FILE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"users_file {path}: {getattr(error, 'strerror', error)}") from error
+    if mode & 0o077:
+        raise ConfigError(f"users_file {path}: others may read it; run chmod 600 {path}")
+    return parse_users(text, path)
 
 
 GATEWAY_METRICS: Final[tuple[Measured[GatewayServer], ...]] = (

@@ -7,9 +7,15 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.errors import (
+    BrokerError,
+    MQMeshError,
+    RemoteProtocolError,
+    SystemBusy,
+    UnsupportedCommand,
+)
 from mqmesh.protocol.codes import ResponseCode, code_of
-from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.codes import REFUSED, RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import (
     ONEWAY,
     RESPONSE,
@@ -20,7 +26,7 @@ from mqmesh.protocol.remoting.frame import (
 
 _log = logging.getLogger(__name__)
 
-_STATUS: Final = {
+_STATUS: Final[dict[int, RemotingStatus]] = {
     ResponseCode.SYSTEM_BUSY: RemotingStatus.SYSTEM_BUSY,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RemotingStatus.REQUEST_CODE_NOT_SUPPORTED,
     ResponseCode.MESSAGE_ILLEGAL: RemotingStatus.MESSAGE_ILLEGAL,
@@ -28,21 +34,25 @@ _STATUS: Final = {
     ResponseCode.DISK_FULL: RemotingStatus.SERVICE_NOT_AVAILABLE,
     ResponseCode.NO_PERMISSION: RemotingStatus.NO_PERMISSION,
     ResponseCode.TOPIC_NOT_EXIST: RemotingStatus.TOPIC_NOT_EXIST,
+    ResponseCode.QUERY_NOT_FOUND: RemotingStatus.QUERY_NOT_FOUND,
+    ResponseCode.CONSUMER_GROUP_NOT_EXIST: RemotingStatus.SUBSCRIPTION_GROUP_NOT_EXIST,
+    ResponseCode.CLIENT_NOT_ONLINE: RemotingStatus.CONSUMER_NOT_ONLINE,
+    RemotingStatus.CONSUME_MSG_TIMEOUT: RemotingStatus.CONSUME_MSG_TIMEOUT,
 }
 """What a client of RocketMQ is answered for a refusal; SYSTEM_ERROR for all others, which it tries
 again where that may help."""
 
 
 class Output(Protocol):
-    """The part of a connection that a session writes to; ``ByteStream`` is one.
+    """The part of a connection that a session writes to; ``ByteStream`` is one."""
 
-    Attributes:
-        peer: The client: ``host:port``.
-        waiting_bytes: Bytes that were written and that the system has not taken yet.
-    """
+    @property
+    def peer(self) -> str:
+        """The client: ``host:port``."""
 
-    peer: str
-    waiting_bytes: int
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were written and that the system has not taken yet."""
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Write bytes, now or when the system takes them; never blocks."""
@@ -73,8 +83,13 @@ class SessionLimits(msgspec.Struct, frozen=True):
     idle_timeout_ms: int
 
 
+MOST_ASKED: Final = 1_000
+"""Questions to one client without an answer."""
 MOST_PARKED: Final = 65_536
 """Pulls of one connection that wait for messages apart from the limit of requests in flight."""
+
+
+OnClientAnswer = Callable[[RemotingCommand | None], None]
 
 
 class Handler(Protocol):
@@ -89,13 +104,17 @@ class Handler(Protocol):
         """
 
 
+Admit = Callable[["RemotingSession", RemotingCommand], Mapping[int, Handler]]
+
+
 class RemotingSession:
     """A connection, from its acceptance to its end.
 
     Args:
         stream: The connection.
         broker_name: Broker group whose port it came to; "" for that of the name server.
-        handlers: By request code.
+        admit: Returns the handlers, by request code, that a request may have; raises
+            ``NoPermission`` for none.
         limits: Its limits.
         now_ms: Monotonic clock.
         on_end: Called when it is over.
@@ -104,6 +123,7 @@ class RemotingSession:
     Attributes:
         broker_name: See above.
         client_id: The client, once it has sent a heartbeat.
+        access_key: The user that it speaks for, once it has sent a request; "" for nobody.
         peer: Address of the client.
         is_closed: Nothing is answered any more.
         heard_ms: When something came last, monotonic clock.
@@ -113,14 +133,14 @@ class RemotingSession:
         self,
         stream: Output,
         broker_name: str,
-        handlers: Mapping[int, Handler],
+        admit: Admit,
         limits: SessionLimits,
         now_ms: Callable[[], int],
         on_end: Callable[["RemotingSession"], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._stream = stream
-        self._handlers = handlers
+        self._admit = admit
         self._limits = limits
         self._now_ms = now_ms
         self._on_end = on_end
@@ -130,9 +150,11 @@ class RemotingSession:
         self._waiting = 0
         self._parked = 0
         self._next_opaque = 0
+        self._asked: dict[int, OnClientAnswer] = {}
         self._is_paused = self._is_working = False
         self.broker_name = broker_name
         self.client_id = ""
+        self.access_key: str | None = None
         self.peer = stream.peer
         self.is_closed = False
         self.heard_ms = now_ms()
@@ -194,7 +216,10 @@ class RemotingSession:
 
     def fail(self, request: RemotingCommand, error: Exception) -> None:
         """Answer a request with an error."""
-        code = _STATUS.get(code_of(error), RemotingStatus.SYSTEM_ERROR)
+        found: int = code_of(error)
+        if found == ResponseCode.SYSTEM_ERROR and isinstance(error, BrokerError):
+            found = error.code
+        code = _STATUS.get(found, RemotingStatus.SYSTEM_ERROR)
         remark = str(error)
         if code is RemotingStatus.SYSTEM_BUSY:
             remark = f"[OVERLOAD]{remark}"  # RocketMQ's clients look for it
@@ -205,6 +230,32 @@ class RemotingSession:
         if not self.is_closed:
             self._next_opaque += 1
             self._send(RemotingCommand(code, self._next_opaque, ONEWAY, fields, body))
+
+    def ask(
+        self, code: int, fields: dict[str, str], body: bytes, on_answer: OnClientAnswer
+    ) -> Callable[[], None]:
+        """Send a command to the client, which answers.
+
+        Args:
+            code: Request code.
+            fields: Of the header.
+            body: Its body.
+            on_answer: Called with the answer; with None when the connection ends before, or when
+                nobody waits for the answer any more.
+
+        Returns:
+            Function that ends the wait.
+
+        Raises:
+            SystemBusy: Too many questions are under way.
+        """
+        if len(self._asked) >= MOST_ASKED:
+            raise SystemBusy(f"{MOST_ASKED} questions to client {self.client_id} are under way")
+        self._next_opaque += 1
+        opaque = self._next_opaque
+        self._asked[opaque] = on_answer
+        self._send(RemotingCommand(code, opaque, 0, fields, body))
+        return lambda: self._answered(opaque, None)
 
     def close(self) -> None:
         """End the connection; closing twice does no harm."""
@@ -227,7 +278,9 @@ class RemotingSession:
             self._look_at_limits()
             while self._todo and not (self._is_paused or self.is_closed):
                 command = self._todo.popleft()
-                if not command.flag & RESPONSE:
+                if command.flag & RESPONSE:
+                    self._answered(command.opaque, command)
+                else:
                     self._serve(command)
                 self._look_at_limits()
         finally:
@@ -235,21 +288,24 @@ class RemotingSession:
 
     def _serve(self, command: RemotingCommand) -> None:
         self._waiting += 1
-        handler = self._handlers.get(command.code)
-        if handler is None:
-            self.answer(
-                command,
-                RemotingStatus.REQUEST_CODE_NOT_SUPPORTED,
-                remark=f"request code {command.code} is not served by mqmesh's gateway",
-            )
-            return
         try:
+            handler = self._admit(self, command).get(command.code)
+            if handler is None:
+                why = REFUSED.get(command.code, "mqmesh has no such command")
+                raise UnsupportedCommand(
+                    f"request code {command.code} is not served by mqmesh's gateway: {why}"
+                )
             handler(self, command)
         except MQMeshError as error:
             self.fail(command, error)
         except Exception as error:
             _log.exception("request %s failed", name_of(command.code))
             self.fail(command, error)
+
+    def _answered(self, opaque: int, answer: RemotingCommand | None) -> None:
+        on_answer = self._asked.pop(opaque, None)
+        if on_answer is not None:
+            on_answer(answer)
 
     def _send(self, command: RemotingCommand) -> None:
         head, body = encode_frame(command)
@@ -276,6 +332,8 @@ class RemotingSession:
         if not self.is_closed:
             self.is_closed = True
             self._on_end(self)
+            for opaque in list(self._asked):
+                self._answered(opaque, None)
 
 
 def name_of(code: int) -> str:

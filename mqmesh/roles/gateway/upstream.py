@@ -4,7 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError, TopicNotFound
+from mqmesh.errors import (
+    EndpointUnreachable,
+    MQMeshError,
+    RemoteProtocolError,
+    TopicNotFound,
+    TransportError,
+)
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
@@ -20,7 +26,7 @@ from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
-from mqmesh.transport.endpoints import learn_keys, usable_brokers
+from mqmesh.transport.endpoints import endpoint_of, learn_keys, usable_brokers
 from mqmesh.transport.interface import Connection, OnDone, Transport
 
 CLUSTER_MS: Final = 5_000
@@ -148,6 +154,46 @@ class Upstream:
         """Ask a broker group's master within the usual time."""
         self.request(broker_name, code, on_done, header=header, timeout_ms=REQUEST_MS)
 
+    def ask_namesrv(self, code: int, header: bytes, on_done: OnDone) -> None:
+        """Ask a name server, and when it fails the next one."""
+        if self._link is None:
+            self.loop.call_later(0, lambda: on_done(EndpointUnreachable("no name server yet")))
+        else:
+            self._link.request(code, header, on_done)
+
+    def ask_namesrvs(self, code: int, header: bytes, on_done: OnDone) -> None:
+        """Ask every name server, each by a connection of its own; for changes.
+
+        Args:
+            code: Request code.
+            header: Encoded header.
+            on_done: Called once all have an outcome: with a refusal if there is one, else with the
+                answer of one, else with the failure of one; never before this returns.
+        """
+        addresses = self._options.namesrv_addresses()
+        outcomes: list[Command | MQMeshError] = []
+
+        def ask(address: str) -> None:
+            connection = self._transport.connect(endpoint_of(address))
+
+            def done(answer: Command | MQMeshError) -> None:
+                outcomes.append(answer)
+                self.loop.call_later(0, connection.close)
+                if len(outcomes) == len(addresses):
+                    on_done(min(outcomes, key=_rank))
+
+            connection.request(code, done, header=header, timeout_ms=NAMESRV_MS)
+
+        for address in addresses:
+            ask(address)
+
+    def oneway(self, broker_name: str, code: int, header: bytes, body: bytes = b"") -> None:
+        """Send something to a broker group's master that needs no answer."""
+        try:
+            self.brokers.connection(broker_name).oneway(code, body, header=header)
+        except MQMeshError as error:
+            _log.info("nothing can be sent to broker %s: %s", broker_name, error)
+
     def post(self, callback: Callable[[], None]) -> None:
         """Call back in the loop, soon."""
         self.loop.call_later(0, callback)
@@ -188,5 +234,14 @@ class Upstream:
         self._on_broker(broker_name, False)
 
 
+def _rank(outcome: Command | MQMeshError) -> int:
+    """Return a low number for what is to be reported first."""
+    if isinstance(outcome, Command):
+        return 1
+    return 2 if isinstance(outcome, TransportError) else 0
+
+
 REQUEST_MS: Final = 3_000
 """Time for one answer of a broker."""
+NAMESRV_MS: Final = 1_000
+"""Time for one answer of a name server to a change."""

@@ -94,7 +94,9 @@ class RequestReplyFeature(Feature):
         token = self._open.open(
             request.later(deadline_ms), client.peer, self._settings.now.max_open_replies
         )
-        push = encode_header(PushReply(token, asked.correlation_id, asked.attempt_id))
+        push = encode_header(
+            PushReply(token, asked.correlation_id, asked.attempt_id, asked.client_id)
+        )
         self._stats.total.replies_pushed += 1
         client.peer.notify(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
         return None
