@@ -45,11 +45,16 @@ def cut_batch(
     Raises:
         CorruptBatch: The payload is no array of messages.
     """
-    return cut_messages(header, meta, split_payload(payload), selected)
+    places = list(compress(range(len(selected)), selected))
+    return cut_messages(header, meta, split_payload(payload), places, len(selected))
 
 
 def cut_messages(
-    header: BatchHeader, meta: BatchMeta, messages: Sequence[msgspec.Raw], selected: bytes
+    header: BatchHeader,
+    meta: BatchMeta,
+    messages: Sequence[msgspec.Raw],
+    places: Sequence[int],
+    count: int,
 ) -> tuple[bytes, ...]:
     """Makes a batch of some messages of a stored one, whose payload was split before.
 
@@ -57,17 +62,20 @@ def cut_messages(
         header: Of the whole batch.
         meta: Of the whole batch.
         messages: All of the batch, from ``split_payload``.
-        selected: As for ``cut_batch``.
+        places: Of the wanted messages in the batch, from 0, in order; at least one.
+        count: The cut batch ends behind so many messages of the whole one.
 
     Returns:
         The cut batch in pieces. Layout: record batch, sparse.
     """
-    kept = list(compress(messages, selected))
-    ordinals = struct.pack(f"<{len(kept)}H", *compress(range(len(selected)), selected))
-    data = join_messages(kept)
+    if isinstance(places, range):
+        data = join_messages(messages[places.start : places.stop])
+    else:
+        data = join_messages([messages[at] for at in places])
+    ordinals = struct.pack(f"<{len(places)}H", *places)
     stored, codec = compress_payload(data) if header.codec else (data, header.codec)
     parts = batch_parts(
-        Payload(stored, codec, len(data), len(selected), False, b""),
+        Payload(stored, codec, len(data), count, False, b""),
         topic=meta.topic,
         queue_id=header.queue_id,
         producer_id=header.producer_id,

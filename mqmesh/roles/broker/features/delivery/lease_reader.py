@@ -1,7 +1,8 @@
 """Messages of a lease as an answer carries them: stored batches, whole or cut down to them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import compress
 from typing import Final
 
 import msgspec
@@ -459,20 +460,19 @@ class LeaseReader:
         try:
             messages = self._messages(header, batch)
             meta = self._metas.read(batch, header)
-            return cut_messages(
-                header, meta, messages, _bytes_of(first - header.base_queue_offset, mask)
-            )
+            places = _places_of(first - header.base_queue_offset, mask)
+            return cut_messages(header, meta, messages, places, places[-1] + 1)
         except CorruptBatch:
             # Nothing is left out in silence: the member cannot read it either, and says so.
             return (batch,)
 
 
-def _bytes_of(skipped: int, mask: int) -> bytes:
-    """Return a byte for each message of a batch: 1 for those of a mask behind some skipped ones."""
-    size = mask.bit_length()
-    if mask.bit_count() == size:
-        return bytes(skipped) + b"\1" * size
-    return bytes(skipped) + f"{mask:b}"[::-1].encode().translate(_OF_DIGITS)
+def _places_of(skipped: int, mask: int) -> Sequence[int]:
+    """Return the places in a batch of the messages of a mask behind some skipped ones."""
+    places = range(skipped, skipped + mask.bit_length())
+    if mask.bit_count() == len(places):
+        return places
+    return list(compress(places, f"{mask:b}"[::-1].encode().translate(_OF_DIGITS)))
 
 
 def _offsets_of(header: BatchHeader, batch: memoryview) -> list[int]:
