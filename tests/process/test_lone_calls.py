@@ -1,4 +1,4 @@
-"""The Python calls of one acknowledged send, in a client and a broker that are threads."""
+"""The Python calls of a lone send, and of a lone receive, in a client and a broker in threads."""
 
 import sys
 import threading
@@ -9,13 +9,16 @@ from typing import Final
 import pytest
 
 import mqmesh
-from mqmesh import Message, Producer
+from mqmesh import Message, Producer, SimpleConsumer
 from mqmesh.testing.thread_cluster import ThreadCluster
 
 RUNS: Final = 30
 MOST_OF_CLIENT: Final = 44
 MOST_OF_BROKER: Final = 60
 """A whole turn of the loop, from the request to the wait for the next one."""
+MOST_OF_MEMBER: Final = 108
+MOST_OF_LEASES: Final = 232
+"""The broker's calls for the acknowledgement of a message and the lease of the next one."""
 _PACKAGE: Final = str(Path(mqmesh.__file__).parent)
 
 
@@ -62,3 +65,27 @@ def test_a_lone_send_makes_few_calls_of_python(count, tmp_path):
     client, broker = map(min, zip(*found, strict=True))
     assert client <= MOST_OF_CLIENT
     assert broker <= MOST_OF_BROKER
+
+
+def test_a_lone_receive_leaves_and_returns_in_the_thread_of_its_caller(count, tmp_path):
+    """An acknowledgement brings the next message along; the client loop sleeps meanwhile."""
+    found = []
+    with ThreadCluster(tmp_path) as cluster:
+        with Producer("g", namesrv_addr=cluster.namesrv_addr) as one:
+            one.send_batch([Message("lone", b"x") for _ in range(RUNS + 1)])
+        consumer = SimpleConsumer("g", namesrv_addr=cluster.namesrv_addr)
+        consumer.subscribe("lone")
+        with consumer:
+            (message,) = consumer.receive(1)
+            for _ in range(RUNS):
+                calls = count.begin()
+                consumer.ack(message)
+                (message,) = consumer.receive(1)
+                count.calls = None
+                member = calls.pop("MainThread")
+                broker = calls.pop("mqmesh-broker")
+                found.append((member, broker, calls.total()))
+    member, broker, others = map(min, zip(*found, strict=True))
+    assert member <= MOST_OF_MEMBER
+    assert broker <= MOST_OF_LEASES
+    assert others == 0

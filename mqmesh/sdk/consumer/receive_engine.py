@@ -8,10 +8,12 @@ from typing import Final
 from mqmesh.errors import (
     ClientClosed,
     MQMeshError,
+    RequestTimeout,
     StaleReceipt,
     TopicNotFound,
 )
 from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.protocol.command import Command
 from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, SettleAction
 from mqmesh.protocol.membership import (
     ConsumerData,
@@ -22,14 +24,16 @@ from mqmesh.protocol.membership import (
 )
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.direct_channels import DirectChannels
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.client.outbox import OutgoingRequest
 from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, bits_of
-from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
+from mqmesh.sdk.consumer.receiving.receive_source import Demand, LoneReport, ReceiveSource
 from mqmesh.sdk.consumer.receiving.receiver import TICK_MS, Receiver
-from mqmesh.sdk.consumer.receiving.settler import OnSettled
+from mqmesh.sdk.consumer.receiving.settler import REQUEST_MS, OnSettled, Settling
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
@@ -40,7 +44,9 @@ PREFETCH_MS: Final = 1_000
 class ReceiveEngine:
     """A member of a group that acknowledges each message.
 
-    Methods are for the client loop, unless they say so.
+    Methods are for the client loop, unless they say so. A report of a caller that waits leaves in
+    its own thread if nothing else is under way, as a lone send does, and brings the next messages
+    along: so the lock ``turn`` of the receiver goes with all of its machines.
 
     Args:
         group: Consumer group.
@@ -94,6 +100,8 @@ class ReceiveEngine:
             on_hindered=self._hindered,
             unbuffer=self._unbuffer,
         )
+        self._turn = self._receiver.turn
+        self._direct = DirectChannels(self.client, 0)
         # Under the condition: what came; what callers want, and one wanted last; the sources that
         # were asked for them and have not answered; when a caller asked last.
         self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
@@ -170,9 +178,10 @@ class ReceiveEngine:
         """Takes no part in a topic any more: what came of it goes back."""
         self._selectors.pop(topic, None)
         self.hindrances.end(topic)
-        for source in self._receiver.forget(topic):
-            self._forget(source)
-            source.drop(_ignore)
+        with self._turn:
+            for source in self._receiver.forget(topic):
+                self._forget(source)
+                source.drop(_ignore)
         self.client.heartbeats.send_all_soon()
 
     def leave(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
@@ -188,12 +197,19 @@ class ReceiveEngine:
 
         if not left:
             on_done(True)
-        for source in sources:
-            self._forget(source)
-            source.drop(done)
+        with self._turn:
+            for source in sources:
+                self._forget(source)
+                source.drop(done)
 
-    def abandon(self) -> None:
-        """Ends reports that no broker has answered; after the client was closed."""
+    def close(self) -> None:
+        """Closes the client; from any thread."""
+        self._direct.close(0)
+        self.client.close()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """End reports that no broker has answered; after the client was closed."""
         self._receiver.abandon()
 
     def _forget(self, source: ReceiveSource) -> None:
@@ -222,6 +238,78 @@ class ReceiveEngine:
             delay_ms: As in ``Settlement``.
             reason: As in ``Settlement``.
         """
+        with self._turn:
+            self._settle(messages, action, on_done, delay_ms, reason)
+
+    def settle_alone(self, messages: list[StoredMessage], timeout_ms: int) -> bool:
+        """Acknowledges messages in the calling thread, if nothing else is under way.
+
+        Not for the client loop; what goes wrong is left to that.
+
+        Args:
+            messages: As they were received.
+            timeout_ms: Longest wait for the client loop.
+
+        Returns:
+            False if the client loop has to do all of it.
+
+        Raises:
+            StaleReceipt: Somebody else has one of the messages by now.
+            MQMeshError: No broker has taken it in time.
+        """
+        source = self._receiver.only_source()
+        if source is None or self.client.loop.in_loop_thread:
+            return False
+        endpoint = self.client.brokers.live_endpoint(source.broker_name)
+        if endpoint is None or not self._direct.enter():
+            return False
+        outcome = _Outcome()
+        lone: LoneReport | None = None
+        answer: Command | MQMeshError = RequestTimeout("the report was interrupted")
+        is_done = False
+        try:
+            with self._turn:
+                lone = self._begin_alone(source, messages, outcome)
+            if lone is None:
+                return False
+            request = OutgoingRequest(lone.code, (), lone.header, REQUEST_MS, _ignore)
+            answer = self._direct.request(source.broker_name, endpoint, request)
+            with self._turn:
+                is_done = source.end_alone(lone, answer)
+        finally:
+            self._direct.leave()
+            if lone is not None and not is_done:
+                taken = partial(source.answered, lone, answer)
+                self.client.call(partial(outcome.wait, taken), timeout_ms)
+        return True
+
+    def _begin_alone(
+        self, source: ReceiveSource, messages: list[StoredMessage], outcome: "_Outcome"
+    ) -> LoneReport | None:
+        by_lease: dict[int, list[int]] = {}
+        for message in messages:
+            info = message.info
+            if info.broker_name != source.broker_name or info.fencing_token not in source.leases:
+                return None  # its lease ended
+            by_lease.setdefault(info.fencing_token, []).append(message.queue_offset)
+        give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
+        some = []
+        for lease, offsets in by_lease.items():
+            held = source.leases[lease]
+            bits = bits_of(offsets, held.lease.first)
+            held.reported |= bits
+            some.append(Settling(held, bits, SettleAction.ACK, give_up_ms, outcome.end))
+        outcome.left = len(some)
+        return source.begin_alone(some, self._prefetch(source)) if some else None
+
+    def _settle(
+        self,
+        messages: list[StoredMessage],
+        action: SettleAction,
+        on_done: OnSettled,
+        delay_ms: int,
+        reason: str,
+    ) -> None:
         # Each broker group numbers its leases by itself.
         by_lease: dict[tuple[str, int], tuple[ReceiveSource, HeldLease, list[int]]] = {}
         found: tuple[ReceiveSource, HeldLease, list[int]] | None = None
@@ -269,7 +357,8 @@ class ReceiveEngine:
             self._follow(topic)
 
     def _tick(self) -> None:
-        self._receiver.tick(self._asked_ms)
+        with self._turn:
+            self._receiver.tick(self._asked_ms)
 
     def _follow(self, topic: str) -> None:
         def found(route: TopicRoute | MQMeshError) -> None:
@@ -311,14 +400,18 @@ class ReceiveEngine:
 
     def _routes_changed(self, topics: set[str]) -> None:
         routes = self.client.routes
-        for topic in topics & self._selectors.keys():
-            self.hindrances.end(topic)
-            names = dict.fromkeys(one.broker_name for one in routes.subscribe_queues(topic))
-            self._receiver.follow(topic, self._selectors[topic], names)
-        self._receiver.receive()
+        with self._turn:
+            for topic in topics & self._selectors.keys():
+                self.hindrances.end(topic)
+                names = dict.fromkeys(one.broker_name for one in routes.subscribe_queues(topic))
+                self._receiver.follow(topic, self._selectors[topic], names)
+            self._receiver.receive()
 
     def _broker_changed(self, broker_name: str, up: bool) -> None:
-        if up:
+        if not up:
+            self._direct.interrupt(broker_name)
+            return
+        with self._turn:
             self._receiver.broker_came(broker_name)
 
     def _wanted(self, source: ReceiveSource) -> Demand | None:
@@ -353,7 +446,9 @@ class ReceiveEngine:
             demand = None if self._buffer else self._demands.get(caller)
         if demand is None:
             return
-        asked = {source for source in self._receiver.sources.values() if source.receive(demand)}
+        with self._turn:
+            sources = self._receiver.sources.values()
+            asked = {source for source in sources if source.receive(demand)}
         with self.changed:
             if caller in self._demands:
                 self._asked.setdefault(caller, set()).update(asked)
@@ -384,6 +479,31 @@ class ReceiveEngine:
         with self.changed:
             self.changed.notify_all()
         self.on_arrival()
+
+
+class _Outcome:
+    """Outcome of reports on messages of several leases.
+
+    Attributes:
+        left: Leases of which there is none yet.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._error: MQMeshError | None = None
+        self._on_end: Callable[[bool | MQMeshError], None] = _ignore
+
+    def end(self, error: MQMeshError | None) -> None:
+        """Note the outcome of one lease."""
+        self.left -= 1
+        self._error = self._error or error
+        if not self.left:
+            self._on_end(self._error or True)
+
+    def wait(self, go_on: Callable[[], None], on_end: Callable[[bool | MQMeshError], None]) -> None:
+        """Have all of it reported; in the client loop."""
+        self._on_end = on_end
+        go_on()
 
 
 def _nothing() -> None:

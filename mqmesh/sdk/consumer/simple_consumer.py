@@ -134,8 +134,7 @@ class SimpleConsumer:
         except MQMeshError:
             pass  # the leases end by themselves
         finally:
-            self._engine.client.close()
-            self._engine.abandon()
+            self._engine.close()
             self._state = "closed"
 
     def __enter__(self) -> Self:
@@ -229,10 +228,12 @@ class SimpleConsumer:
             TopicNotFound: A topic does not exist, with ``topic_must_exist``.
         """
         demand, caller = self._demand(max_messages, invisible_ms, wait_ms), object()
-        try:
-            while (found := self._look(caller, demand)) is None:
-                self._engine.wait(self._pause_ms(demand))
+        if found := self._take(max_messages):
             return found
+        try:
+            while (looked := self._look(caller, demand)) is None:
+                self._engine.wait(self._pause_ms(demand))
+            return looked
         finally:
             self._engine.done(caller)
 
@@ -358,6 +359,9 @@ class SimpleConsumer:
         reason: str = "",
     ) -> None:
         self._check_running()
+        timeout_ms = self.options.settle_timeout_ms + CALL_MS
+        if action is SettleAction.ACK and self._engine.settle_alone(messages, timeout_ms):
+            return
 
         def settle(done: Callable[[bool | MQMeshError], None]) -> None:
             self._engine.settle(
@@ -368,7 +372,7 @@ class SimpleConsumer:
                 reason=reason[:MAX_REASON_CHARACTERS],
             )
 
-        self._engine.client.call(settle, self.options.settle_timeout_ms + CALL_MS)
+        self._engine.client.call(settle, timeout_ms)
 
     def _settle_later(
         self,

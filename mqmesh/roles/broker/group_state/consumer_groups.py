@@ -157,6 +157,11 @@ class ConsumerGroups:
             raise GroupNotFound(f"no member of consumer group {name[:300]!r} is registered here")
         return group
 
+    def peer_of(self, client_id: str) -> Peer | None:
+        """Return the connection by which a client's heartbeats come; None if it has none now."""
+        client = self._clients.get(client_id)
+        return None if client is None or client.lost_at_ms is not None else client.peer
+
     def require_member(self, name: str, client_id: str, generation: int | None = None) -> Group:
         """The group of one of its members.
 

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 import msgspec
 
 from mqmesh.errors import (
+    ClientClosed,
     MQMeshError,
     StaleGeneration,
     StaleReceipt,
@@ -19,6 +21,7 @@ from mqmesh.protocol.delivery import (
     ReceiveRequest,
     ReceiveResponse,
     SettleAction,
+    SettleResponse,
 )
 from mqmesh.protocol.pulling import MAX_SUSPEND_MS
 from mqmesh.sdk.client.client import ClientEngine
@@ -57,6 +60,20 @@ class Demand(msgspec.Struct, frozen=True):
     until_ms: int
 
 
+class LoneReport(msgspec.Struct, frozen=True, eq=False):
+    """Report for a request from its caller's thread.
+
+    Attributes:
+        report: The report.
+        code: Of the request: RECEIVE_MESSAGE where messages are wanted as well.
+        header: Of the request.
+    """
+
+    report: Report
+    code: RequestCode
+    header: bytes
+
+
 class ReceiveSource:
     """Receives of one topic at one broker, and the leases that came of them; in the client loop.
 
@@ -74,6 +91,7 @@ class ReceiveSource:
         on_hindered: Called with why nothing comes; None if that is over.
         on_lost: Called with a lease that somebody else has by now.
         unbuffer: Takes the messages of a lease out of those that no caller got yet; returns them.
+        turn: Lock of the member's machines: reports may be sent from their callers' threads.
 
     Attributes:
         leases: Leases with messages that are not settled, by number.
@@ -99,11 +117,13 @@ class ReceiveSource:
         on_hindered: Callable[["ReceiveSource", MQMeshError | None], None],
         on_lost: Callable[[HeldLease], None],
         unbuffer: Callable[[HeldLease], int],
+        turn: AbstractContextManager[object],
     ) -> None:
         self.broker_name = broker_name
         self.topic = topic
         self.leases: dict[int, HeldLease] = {}
-        self.settler = Settler(client, broker_name, group, topic, self.leases, self._ride)
+        self.settler = Settler(client, broker_name, group, topic, self.leases, self._ride, turn)
+        self._turn = turn
         self.dropped = False
         self.asked = 0
         self.is_known = False
@@ -145,10 +165,21 @@ class ReceiveSource:
         if demand is None:
             return False
         wait_ms = max(demand.until_ms - now_ms, 0)
-        self.asked = min(demand.max_messages, MAX_RECEIVED)
         report = self.settler.take()
         # With a report the broker answers at once.
         suspend_ms = 0 if report.settlements else min(wait_ms, MAX_SUSPEND_MS)
+        self._client.request(
+            self.broker_name,
+            RequestCode.RECEIVE_MESSAGE,
+            lambda answer: self._answered(report, answer),
+            header=self._ask(demand, report, suspend_ms),
+            timeout_ms=REQUEST_MS if report.settlements else suspend_ms + ANSWER_MS,
+        )
+        return True
+
+    def _ask(self, demand: Demand, report: Report, suspend_ms: int) -> bytes:
+        """Note that messages are asked for; return the header of RECEIVE_MESSAGE."""
+        self.asked = min(demand.max_messages, MAX_RECEIVED)
         wanted = ReceiveRequest(
             self._group,
             self.topic,
@@ -163,14 +194,74 @@ class ReceiveSource:
             attempt_id=self._attempt_id,
             is_earlier=self._is_earlier,
         )
-        self._client.request(
-            self.broker_name,
-            RequestCode.RECEIVE_MESSAGE,
-            lambda answer: self._answered(report, answer),
-            header=encode_header(wanted),
-            timeout_ms=REQUEST_MS if report.settlements else suspend_ms + ANSWER_MS,
-        )
+        return encode_header(wanted)
+
+    def begin_alone(self, some: Sequence[Settling], demand: Demand | None) -> LoneReport | None:
+        """Begin a report from its caller's thread; ``end_alone`` or ``answered`` follows.
+
+        Args:
+            some: Acknowledgements.
+            demand: What to ask for together with them; None for nothing.
+
+        Returns:
+            None where other requests are under way.
+        """
+        if self.asked or self.dropped or not self.is_known:
+            return None
+        report = self.settler.take_alone(some)
+        if report is None:
+            return None
+        if demand is None:
+            header = self.settler.request_of(report)
+            return LoneReport(report, RequestCode.SETTLE_MESSAGES, header)
+        return LoneReport(report, RequestCode.RECEIVE_MESSAGE, self._ask(demand, report, 0))
+
+    def end_alone(self, lone: LoneReport, answer: Command | MQMeshError) -> bool:
+        """Take the answer in the caller's thread; False if the client loop has to, by ``answered``.
+
+        That is where something went wrong: here nothing may be asked or planned.
+        """
+        if isinstance(answer, MQMeshError) or self.dropped:
+            return False
+        report = lone.report
+        received: ReceivedAnswer | None = None
+        try:
+            if lone.code == RequestCode.SETTLE_MESSAGES:
+                codes = decode_header(SettleResponse, answer.header).codes
+            else:
+                found = decode_header(ReceiveResponse, answer.header)
+                codes = found.settled
+                received = self._read(found, (answer.body, *answer.further))
+        except MQMeshError:
+            return False
+        if any(codes) or len(codes) != len(report.gathered):
+            return False
+        if received is not None:
+            if received.error is not None or received.unreadable or received.unwanted:
+                return False
+            self.asked = 0
+            self._attempt_id += 1
+            self._note(received)
+        self.settler.answered(report, codes, None)
+        if self._demand(self) is not None:
+            with suppress(ClientClosed):
+                self._client.post(self._again)
         return True
+
+    def answered(self, lone: LoneReport, answer: Command | MQMeshError) -> None:
+        """Take the answer to a report from its caller's thread, in the client loop."""
+        if lone.code == RequestCode.RECEIVE_MESSAGE:
+            self._answered(lone.report, answer)
+            return
+        codes: list[int] = []
+        error = answer if isinstance(answer, MQMeshError) else None
+        if not isinstance(answer, MQMeshError):
+            try:
+                codes = decode_header(SettleResponse, answer.header).codes
+            except MQMeshError as caught:
+                error = caught
+        with self._turn:
+            self.settler.answered(lone.report, codes, error)
 
     def _ride(self) -> bool:
         if self.asked or self.dropped:
@@ -247,6 +338,10 @@ class ReceiveSource:
         )
 
     def _answered(self, report: Report, answer: Command | MQMeshError) -> None:
+        with self._turn:
+            self._take_answer(report, answer)
+
+    def _take_answer(self, report: Report, answer: Command | MQMeshError) -> None:
         self.asked = 0
         found = ReceiveResponse()
         error = answer if isinstance(answer, MQMeshError) else None
@@ -281,7 +376,20 @@ class ReceiveSource:
         Raises:
             CorruptBatch, RemoteProtocolError: Some of it is damaged.
         """
-        received = read_answer(
+        received = self._read(found, bodies)
+        if self.dropped:
+            self.leases.update((held.lease.lease, held) for held in received.held)
+            self._return(received.held, _nobody)  # it was under way meanwhile
+            return
+        self._note(received)
+        if received.error is not None:
+            _log.warning("an answer of broker %s is damaged: %s", self.broker_name, received.error)
+            give_up_ms = self._client.loop.clock.monotonic_ms() + RETURN_MS
+            self.settler.gather(SettleAction.RETURN, received.damaged, give_up_ms, _nobody)
+            raise received.error
+
+    def _read(self, found: ReceiveResponse, bodies: Sequence[memoryview]) -> ReceivedAnswer:
+        return read_answer(
             found.leases,
             bodies,
             broker_name=self.broker_name,
@@ -289,25 +397,20 @@ class ReceiveSource:
             tags=self._selector.wanted_tags(),
             now_ms=self._client.loop.clock.monotonic_ms(),
         )
+
+    def _note(self, received: ReceivedAnswer) -> None:
         for held in received.held:
             self.leases[held.lease.lease] = held
-        if self.dropped:
-            self._return(received.held, _nobody)  # it was under way meanwhile
-            return
         self.is_known, self.is_quiet = True, not received.messages
         # What the broker's disk has lost it finds and passes over.
         self._verify = received.error is not None
         if received.messages or received.unreadable or received.unwanted:
             self._on_received(self, received)
-        if received.error is not None:
-            _log.warning("an answer of broker %s is damaged: %s", self.broker_name, received.error)
-            give_up_ms = self._client.loop.clock.monotonic_ms() + RETURN_MS
-            self.settler.gather(SettleAction.RETURN, received.damaged, give_up_ms, _nobody)
-            raise received.error
 
     def _again(self) -> None:
-        self._again_ms = 0
-        self.receive()
+        with self._turn:
+            self._again_ms = 0
+            self.receive()
 
 
 def _nobody(error: MQMeshError | None) -> None:

@@ -33,6 +33,8 @@ class Receiver:
 
     Attributes:
         sources: By broker group and topic.
+        turn: Lock of these machines. They are the client loop's, but for reports from their
+            callers' threads.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Receiver:
         unbuffer: Callable[[HeldLease], int],
     ) -> None:
         self.sources: dict[tuple[str, str], ReceiveSource] = {}
+        self.turn = client.transport.condition()  # a lock that may be taken twice
         self._group = group
         self._client = client
         self._settle_timeout_ms = settle_timeout_ms
@@ -91,6 +94,7 @@ class Receiver:
                 on_hindered=self._on_hindered,
                 on_lost=self._lost,
                 unbuffer=self._unbuffer,
+                turn=self.turn,
             )
             try:
                 self._client.brokers.connection(broker_name)
@@ -131,6 +135,11 @@ class Receiver:
         self._dropped = [one for one in self._dropped if one.leases or not one.settler.is_idle]
 
     # ---- Settle ----------------------------------------------------------------------
+
+    def only_source(self) -> ReceiveSource | None:
+        """Return the source, if there is one only."""
+        found = self._all()
+        return found[0] if len(found) == 1 else None
 
     def held(self, broker_name: str, lease: int) -> tuple[ReceiveSource, HeldLease] | None:
         """Return a lease, with its source; None if it is settled, or over."""

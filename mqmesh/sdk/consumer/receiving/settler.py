@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -67,6 +68,7 @@ class Settler:
         topic: Topic that is received from.
         leases: Leases by number; those without open messages are removed.
         ride: Sends a receive that takes along what waits, if one is due.
+        turn: Lock of the member's machines.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Settler:
         topic: str,
         leases: dict[int, HeldLease],
         ride: Callable[[], bool],
+        turn: AbstractContextManager[object],
     ) -> None:
+        self._turn = turn
         self._client = client
         self._broker_name = broker_name
         self._group = group
@@ -174,6 +178,13 @@ class Settler:
             ],
         )
 
+    def take_alone(self, some: Sequence[Settling]) -> Report | None:
+        """Return a report for a request of another kind, unless others wait or are under way."""
+        if not self.is_idle or self._pause_ms():
+            return None
+        self._waiting += some
+        return self.take()
+
     def answered(self, report: Report, codes: list[int], error: MQMeshError | None) -> None:
         """Note the outcome of a report that was taken.
 
@@ -190,6 +201,10 @@ class Settler:
         self._look_idle()
 
     def _send(self) -> None:
+        with self._turn:
+            self._send_next()
+
+    def _send_next(self) -> None:
         pause_ms = self._pause_ms()
         if self._waiting and pause_ms:
             self._client.call_later(pause_ms, self._send)
@@ -199,18 +214,25 @@ class Settler:
             self._look_idle()
             return
         report = self.take()
-        request = SettleRequest(
-            self._group, self._topic, self._client.client_id, report.settlements
-        )
         self._client.request(
             self._broker_name,
             RequestCode.SETTLE_MESSAGES,
             lambda answer: self._answered(report, answer),
-            header=encode_header(request),
+            header=self.request_of(report),
             timeout_ms=REQUEST_MS,
         )
 
+    def request_of(self, report: Report) -> bytes:
+        """Return the header of SETTLE_MESSAGES."""
+        return encode_header(
+            SettleRequest(self._group, self._topic, self._client.client_id, report.settlements)
+        )
+
     def _answered(self, report: Report, answer: Command | MQMeshError) -> None:
+        with self._turn:
+            self._take_answer(report, answer)
+
+    def _take_answer(self, report: Report, answer: Command | MQMeshError) -> None:
         codes: list[int] = []
         error: MQMeshError | None = None
         try:
@@ -227,7 +249,7 @@ class Settler:
         elif delay_ms:
             self._client.call_later(delay_ms, self._send)
         else:
-            self._send()
+            self._send_next()
 
     def _note(self, report: Report, codes: list[int], error: MQMeshError | None) -> int:
         """Report outcomes; return the pause before the next try of what is left."""

@@ -421,7 +421,7 @@ class DeliveryFeature(Feature):
                     f"{one.expression!r}, not with {wanted.expression!r}: all members share its "
                     "messages, so all must want the same"
                 )
-        self._meet(request.peer, wanted.group, wanted.member)
+        self._meet(request.peer, wanted.group, wanted.member, reports=bool(wanted.settle))
         self.is_used = True
         wait_ms = min(wanted.suspend_timeout_ms, self._settings.now.long_polling_max_ms)
         return HeldReceive(
@@ -700,7 +700,7 @@ class DeliveryFeature(Feature):
         known = self._groups.find(group)
         # Not any name, since tables are bounded.
         if (known is not None and member in known.members) or (group, member) in self._lost:
-            self._meet(request.peer, group, member)
+            self._meet(request.peer, group, member, reports=True)
         now_ms = self._clock.monotonic_ms()
         codes: list[int] = []
         leaving: list[Leaving] = []
@@ -954,12 +954,18 @@ class DeliveryFeature(Feature):
         self._check_mode(group)
         self._group_table.check_consumes(group)
 
-    def _meet(self, peer: Peer, group: str, member: str) -> None:
-        """Note by which connection a member comes: it is not lost, or not any more."""
+    def _meet(self, peer: Peer, group: str, member: str, *, reports: bool) -> None:
+        """Note by which connection a member comes: it is not lost, or not any more.
+
+        A report may come by a connection of its own: what the member holds lasts as long as that
+        of its heartbeats.
+        """
         key = (group, member)
         known = self._peers.get(key)
         if known is peer:
             return  # nearly always
+        if reports and (peer := self._groups.peer_of(member) or peer) is known:
+            return
         if known is not None:
             del self._members[known][key]
             # What waits there has nobody who would get it.

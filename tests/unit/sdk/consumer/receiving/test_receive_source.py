@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from harness.batches import encode_flights, stored_batch
 
-from mqmesh.errors import CorruptBatch, EndpointUnreachable
+from mqmesh.errors import CorruptBatch, EndpointUnreachable, StaleReceipt
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -25,6 +26,7 @@ from mqmesh.protocol.delivery import (
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
+from mqmesh.sdk.consumer.receiving.settler import Settling
 from mqmesh.testing.clock import ManualClock
 
 LENGTH_MS = 30_000
@@ -67,9 +69,13 @@ class Case:
             on_hindered=lambda _, error: self.hindered.append(error),
             on_lost=lambda held: None,
             unbuffer=self.unbuffer,
+            turn=nullcontext(),
         )
 
     def call_later(self, _delay_ms, callback):
+        self.later.append(callback)
+
+    def post(self, callback):
         self.later.append(callback)
 
     def request(self, _broker, code, on_answer, *, header, timeout_ms):
@@ -104,6 +110,9 @@ class Case:
     def answer(self, *sizes, damage=None, codes=()):
         """Answers the receive with leases of so many messages; damages the last byte of one."""
         _, on_answer = self.asked(ReceiveRequest)
+        on_answer(self.answer_with(*sizes, damage=damage, codes=codes))
+
+    def answer_with(self, *sizes, damage=None, codes=(), lease=1):
         leases, bodies, first = [], [], 0
         for number, size in enumerate(sizes):
             messages = [Message("flights", b"body") for _ in range(size)]
@@ -111,9 +120,9 @@ class Case:
             if number == damage:
                 batch[-1] ^= 1
             bodies.append(bytes(batch))
-            leases.append(MessageLease(number + 1, 3, first, first + size, size, 1, LENGTH_MS))
+            leases.append(MessageLease(lease + number, 3, first, first + size, size, 1, LENGTH_MS))
             first += size
-        on_answer(answer_of(ReceiveResponse(leases, list(codes)), *bodies))
+        return answer_of(ReceiveResponse(leases, list(codes)), *bodies)
 
 
 @pytest.fixture
@@ -250,3 +259,88 @@ def test_a_report_that_is_refused_for_now_does_not_travel_with_the_next_receives
     on_answer(answer_of(ReceiveResponse()))
     request, _ = case.asked(ReceiveRequest)
     assert len(request.settle) == 1
+
+
+# ---- Reports from their callers' threads ----------------------------------------------
+
+
+def begin_alone(case, bits, wanted=None):
+    """A lone report on messages of the first lease, and the outcomes of it."""
+    outcomes = []
+    held = next(iter(case.source.leases.values()))
+    some = [Settling(held, bits, SettleAction.ACK, 60_000, outcomes.append)]
+    return case.source.begin_alone(some, wanted), outcomes
+
+
+@pytest.fixture
+def quiet(case):
+    """A case with a lease of two messages, where nobody waits for more."""
+    case.wanted = None
+    case.answer(2)
+    return case
+
+
+def test_a_lone_report_takes_the_next_messages_along(quiet):
+    lone, outcomes = begin_alone(quiet, 0b11, Demand(5, 0, 0))
+    request = decode_header(ReceiveRequest, lone.header)
+    assert (request.max_messages, request.suspend_timeout_ms) == (5, 0)
+    assert outcomes_of(request.settle) == [(1, SettleAction.ACK, 0b11)]
+    assert quiet.source.receive(Demand(5, 0, 0)) is False, "one receive at a time"
+    assert quiet.source.end_alone(lone, quiet.answer_with(3, codes=[0], lease=2))
+    assert (outcomes, len(quiet.received), quiet.later) == ([None], 2, deque())
+    assert [one.bits for one in quiet.source.leases.values()] == [0b111]
+
+
+def test_a_lone_report_without_a_demand_only_settles(quiet):
+    lone, outcomes = begin_alone(quiet, 0b01)
+    assert lone.code == RequestCode.SETTLE_MESSAGES
+    assert quiet.source.end_alone(lone, answer_of(SettleResponse([0])))
+    assert (outcomes, quiet.source.leases[1].bits, quiet.later) == ([None], 0b10, deque())
+
+
+def test_who_waits_is_asked_for_after_a_lone_report(quiet):
+    lone, _ = begin_alone(quiet, 0b11)
+    quiet.wanted = Demand(10, LENGTH_MS, 61_000)
+    assert quiet.source.end_alone(lone, answer_of(SettleResponse([0])))
+    assert not quiet.requests
+    quiet.turn()
+    assert isinstance(quiet.requests[0][0], ReceiveRequest)
+
+
+@pytest.mark.parametrize("demand", [None, Demand(5, 0, 0)])
+def test_a_lone_report_that_failed_goes_on_in_the_client_loop(quiet, demand):
+    lone, outcomes = begin_alone(quiet, 0b11, demand)
+    error = EndpointUnreachable("it broke")
+    assert not quiet.source.end_alone(lone, error)
+    assert (outcomes, quiet.later) == ([], deque())
+    quiet.source.answered(lone, error)
+    quiet.loop.clock.advance(200)
+    assert quiet.settled() == [(1, SettleAction.ACK, 0b11)]
+    assert outcomes == [None]
+
+
+def test_a_refusal_in_the_answer_to_a_lone_report_is_left_to_the_client_loop(quiet):
+    lone, outcomes = begin_alone(quiet, 0b11)
+    answer = answer_of(SettleResponse([int(ResponseCode.STALE_RECEIPT)]))
+    assert not quiet.source.end_alone(lone, answer)
+    quiet.source.answered(lone, answer)
+    (error,) = outcomes
+    assert isinstance(error, StaleReceipt)
+
+
+def test_damage_in_the_answer_to_a_lone_report_is_left_to_the_client_loop(quiet):
+    lone, outcomes = begin_alone(quiet, 0b11, Demand(5, 0, 0))
+    answer = quiet.answer_with(2, damage=0, codes=[0], lease=2)
+    assert not quiet.source.end_alone(lone, answer)
+    quiet.source.answered(lone, answer)
+    assert (outcomes, isinstance(quiet.hindered[-1], CorruptBatch)) == ([None], True)
+
+
+def test_a_report_is_not_alone_while_others_are_under_way(quiet):
+    quiet.source.settler.add(
+        Settling(quiet.source.leases[1], 0b01, SettleAction.ACK, 60_000, lambda error: None)
+    )
+    assert begin_alone(quiet, 0b10)[0] is None
+    assert quiet.settled() == [(1, SettleAction.ACK, 0b01)], "the report of before alone"
+    quiet.source.dropped = True
+    assert begin_alone(quiet, 0b10)[0] is None

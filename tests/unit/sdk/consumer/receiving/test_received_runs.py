@@ -1,5 +1,6 @@
 """Messages of leases that a push consumer holds: what of them keeps its lease."""
 
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ def test_a_lease_is_kept_until_all_of_its_messages_are_reported():
     requests: list[Any] = []
     client: Any = SimpleNamespace(
         client_id="member",
-        transport=SimpleNamespace(random=Random(7)),
+        transport=SimpleNamespace(random=Random(7), condition=nullcontext),
         loop=SimpleNamespace(clock=ManualClock()),
         brokers=SimpleNamespace(connection=nothing),
         post=lambda callback: callback(),

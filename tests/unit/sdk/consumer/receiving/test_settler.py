@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable
@@ -34,7 +35,7 @@ class Client:
 
 def test_what_waits_for_another_try_ends_when_the_consumer_is_closed():
     client, outcomes = Client(), []
-    settler = Settler(client, "broker-a", "group", "topic", {}, lambda: False)
+    settler = Settler(client, "broker-a", "group", "topic", {}, lambda: False, nullcontext())
     held = HeldLease("broker-a", "topic", MessageLease(1, 0, 0, 2, 2, 1, 60_000), 0b11, 60_000)
     give_up_ms = client.loop.clock.monotonic_ms() + 60_000
     settler.add(

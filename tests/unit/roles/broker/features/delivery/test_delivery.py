@@ -967,3 +967,25 @@ def test_a_turn_gives_out_so_much_and_the_next_one_goes_on(scene):
     assert [opaque in scene.stage.answers for opaque in opaques] == [True, True, False]
     scene.stage.end_tick()
     assert [len(body) for body in scene.received(opaques[2])[1]] == [3 << 20]
+
+
+def test_a_report_by_a_connection_of_its_own_is_no_sign_of_life(stage):
+    scene = Scene(stage, lost_grace_ms=2_000)
+    scene.send(2)
+    (lease,), _ = scene.receive(1)
+    waits = scene.begin(member="b", wait_ms=5_000)
+    scene.received(waits)
+    wanted = ReceiveRequest("g", "t", "a", settle=[settlement(lease)])
+    for peer in (b"lone", b"another"):
+        stage.begin(RequestCode.RECEIVE_MESSAGE, wanted, peer=peer)
+        stage.end_tick()
+        stage.features.delivery.client_gone(stage.peer(peer), stage.clock.monotonic_ms())
+    scene.send()
+    (held,), _ = scene.receive(1)
+    scene.later(3_000)
+    assert scene.settle(held) == OK, "the connection of its heartbeats stands"
+    scene.send()
+    scene.receive(1)
+    stage.features.delivery.client_gone(stage.peer(b"a"), stage.clock.monotonic_ms())
+    scene.later(2_500)
+    assert scene.receive(1, member="b")[0][0].attempt == 2
