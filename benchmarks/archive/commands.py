@@ -62,7 +62,8 @@ def _run(command: list[str], folder: Path, variables: Mapping[str, str] | None) 
             raise Failed(f"{' '.join(command)} ended with {process.returncode}: {text}")
         # Processes that nobody waited for are not among those that have ended.
         cpu_s = max(_ended_cpu_s() - before, family.cpu_s)
-        return Used(seconds, cpu_s, family.java_bytes, family.worker_bytes), output.read()
+        memory = (family.java_bytes, family.worker_bytes, family.own_bytes)
+        return Used(seconds, cpu_s, *memory), output.read()
 
 
 def _ended_cpu_s() -> float:
@@ -76,11 +77,13 @@ class _Family:
     Attributes:
         java_bytes: Most memory that was resident in Java.
         worker_bytes: Most of one of the others that it has started: Spark's Python workers.
+        own_bytes: Most of the process itself.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.java_bytes = 0
         self.worker_bytes = 0
+        self.own_bytes = 0
         self._process = process
         self._cpu_s: dict[int, float] = {}
         self._over = threading.Event()
@@ -120,5 +123,7 @@ class _Family:
         self._cpu_s[one.pid] = usage.cpu_s
         if one.name() == "java":
             self.java_bytes = max(self.java_bytes, usage.peak_rss_bytes)
-        elif not is_top:
+        elif is_top:
+            self.own_bytes = max(self.own_bytes, usage.peak_rss_bytes)
+        else:
             self.worker_bytes = max(self.worker_bytes, usage.peak_rss_bytes)

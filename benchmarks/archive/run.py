@@ -28,6 +28,7 @@ from figures import (
     core_figure,
     find_figure,
     ingest_figures,
+    local_figures,
     once_figure,
     size_figure,
     sizes,
@@ -95,6 +96,11 @@ def _figures(folder: Path, size: Sizes) -> Iterator[Figure]:
     _say("taking all messages into an archive")
     used, _ = mqmesh(folder, "archive", "ingest", stored.all, "--to", archive)
     yield from ingest_figures(used, size.orders)
+    local = folder / "archive-local"
+    _say("taking them into another one without Java")
+    used, _ = mqmesh(folder, "archive", "ingest", stored.all, "--to", local, "--engine", "local")
+    shutil.rmtree(local)
+    yield from local_figures(used, size.orders)
     yield from _look_ups(folder, archive, size)
     yield _sizes_of(stored.all, archive, size.orders)
     yield _once(folder, stored.some, stored.all, archive, size.orders)
