@@ -11,6 +11,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -46,6 +47,21 @@ def message_bar(title: str, total: int | None = None) -> Iterator[OnUpdate | Non
     """Draws a bar of messages; None if standard error is no terminal."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with bar_of(*columns, total=total) as update:
+        yield update
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[OnUpdate | None]:
+    """Draws a bar with a share in percent; None if standard error is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with bar_of(*columns) as update:
+        if update is not None:
+            update(description=title)
         yield update
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mqmesh.batch.record_batch import BatchHeader
-from mqmesh.message import StoredMessage, format_message_id
+from mqmesh.message import StoredMessage
+from mqmesh.units import MIB
 
 from .message_columns import COLUMNS
 from .options import DAY_MS
@@ -23,6 +25,8 @@ ARROW_TYPES: Final = {
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 
+MOST_BYTES: Final = 16 * MIB
+"""Of the rows of a record batch, as their sizes are in the log."""
 _TRANSACTION: Final = 12
 _COMMITTED: Final = 8
 
@@ -33,7 +37,12 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 class Rows:
-    """Messages on their way to becoming rows: lists of values, a column each."""
+    """Messages on their way to becoming rows: lists of values, a column each.
+
+    Attributes:
+        count: Rows.
+        size: Bytes of them in the log, before compression, about.
+    """
 
     def __init__(self, columns: Sequence[str], schema: pa.Schema, *, broker: str) -> None:
         """Starts empty.
@@ -46,33 +55,45 @@ class Rows:
         self._columns = list(columns)
         self._schema = schema
         self._broker = broker
-        self._values: dict[str, list[Any]] = {name: [] for name in self._columns}
+        self._values: dict[str, list[Any]] = {
+            name: [] for name in self._columns if name in _PER_MESSAGE
+        }
+        self._batches: list[tuple[BatchHeader, StoredMessage]] = []
+        self._ends: list[int] = []
         self.count = 0
+        self.size = 0
 
     def add(self, header: BatchHeader, messages: Sequence[StoredMessage]) -> None:
         """Takes in messages of one batch."""
         if not messages:
             return
         self.count += len(messages)
-        for name in self._columns:
-            many = _PER_MESSAGE.get(name)
-            if many is not None:
-                self._values[name] += many(header, messages)
-            elif name == "broker":
-                self._values[name] += [self._broker] * len(messages)
-            else:
-                self._values[name] += [_PER_BATCH[name](header, messages[0])] * len(messages)
+        self.size += header.raw_size * len(messages) // header.message_count
+        self._batches.append((header, messages[0]))
+        self._ends.append(self.count)
+        for name, values in self._values.items():
+            values += _PER_MESSAGE[name](header, messages)
 
     def take(self) -> pa.RecordBatch:
         """Returns all rows, and forgets them."""
-        arrays = [
-            _array(COLUMNS[name], self._values[name], self._schema.field(name).type)
-            for name in self._columns
-        ]
+        arrays = [self._column(name) for name in self._columns]
         for values in self._values.values():
             values.clear()
-        self.count = 0
+        self._batches.clear()
+        self._ends.clear()
+        self.count = self.size = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _column(self, name: str) -> pa.Array:
+        kind, wanted = COLUMNS[name], self._schema.field(name).type
+        if name in self._values:
+            return _array(kind, self._values[name], wanted)
+        if name == "broker":
+            return pa.repeat(pa.scalar(self._broker, wanted), self.count)
+        values = _array(kind, [_PER_BATCH[name](*one) for one in self._batches], wanted)
+        # Each value stands for all messages of its batch.
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array(self._ends, pa.int32()), values)
+        return pc.run_end_decode(runs)
 
 
 def _array(kind: str, values: list[Any], wanted: pa.DataType) -> pa.Array:
@@ -106,13 +127,7 @@ _PER_MESSAGE: Final[dict[str, Callable[[BatchHeader, Messages], list[Any]]]] = {
     "topic": lambda header, some: [one.topic for one in some],
     "queue_offset": lambda header, some: [one.queue_offset for one in some],
     "ordinal": lambda header, some: [one.queue_offset - header.base_queue_offset for one in some],
-    "message_id": lambda header, some: [
-        format_message_id(
-            header.producer_id,
-            header.first_sequence + one.queue_offset - header.base_queue_offset,
-        )
-        for one in some
-    ],
+    "message_id": lambda header, some: [one.message_id for one in some],
     "tag": lambda header, some: [one.tag for one in some],
     "keys": lambda header, some: [one.keys for one in some],
     "properties": lambda header, some: [one.properties for one in some],
@@ -139,7 +154,7 @@ _PER_BATCH: Final[dict[str, Callable[[BatchHeader, StoredMessage], Any]]] = {
 
 
 def batched(rows: Rows, most_rows: int, parts: Iterator[None]) -> Iterator[pa.RecordBatch]:
-    """Yields record batches of about so many rows.
+    """Yields record batches of about so many rows, and ``MOST_BYTES`` at most, about.
 
     Args:
         rows: Gets rows whenever ``parts`` is resumed.
@@ -147,7 +162,7 @@ def batched(rows: Rows, most_rows: int, parts: Iterator[None]) -> Iterator[pa.Re
         parts: Adds a batch of the log each time.
     """
     for _ in parts:
-        if rows.count >= most_rows:
+        if rows.count >= most_rows or rows.size >= MOST_BYTES:
             yield rows.take()
     if rows.count:
         yield rows.take()

@@ -2,26 +2,60 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from mqmesh.errors import ConfigError
 
+from .message_files import PARTITION_BY
 from .steps import Ingest, chain_to
 
 MESSAGES: Final = "messages"
 KEYS: Final = "keys"
 INGESTS: Final = "ingests"
+PARTITIONS: Final[dict[str, list[str]]] = {MESSAGES: PARTITION_BY, KEYS: ["month"], INGESTS: []}
+"""Columns by which a table is divided."""
 
 INGEST_COLUMNS: Final = (
     "broker string, store_id bigint, epoch bigint, from_offset bigint, to_offset bigint, "
     "gap_before bigint, snapshot string, last_offset bigint, mark string, ingested_at timestamp"
 )
+
+
+class LogStretch(NamedTuple):
+    """Part of a store's log, and its messages in the tables.
+
+    Attributes:
+        store_id: Identity of the store.
+        broker: Name of the store in the archive.
+        from_offset: Commit-log offset at which it begins.
+        to_offset: Commit-log offset behind it.
+    """
+
+    store_id: int
+    broker: str
+    from_offset: int
+    to_offset: int
+
+    @property
+    def application(self) -> str:
+        """Application id of the store."""
+        return app_id(self.store_id, self.broker)
+
+    @property
+    def where(self) -> str:
+        """Condition of SQL that the messages of the stretch fulfil."""
+        # Names of brokers have no quotes, see check_group.
+        return (
+            f"store_id = {self.store_id} AND broker = '{self.broker}' AND "
+            f"commitlog_offset >= {self.from_offset} AND commitlog_offset < {self.to_offset}"
+        )
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,16 +164,18 @@ def sources(archive: str) -> list[Source]:
 
 
 def partitions(archive: str) -> list[PartitionStats]:
-    """Returns rows and bytes of each topic and day, from the table's log."""
+    """Returns rows and bytes, about, of each topic and day; reads a small column of all files."""
     table = require_table(archive, MESSAGES)
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    files = {action["path"]: action for action in actions}
     sums: dict[tuple[str, str], list[int]] = {}
-    for action in actions:
-        place = (str(action["partition.topic"]), str(action["partition.dt"]))
-        total = sums.setdefault(place, [0, 0, 0])
-        total[0] += action["num_records"] or 0
-        total[1] += action["size_bytes"]
-        total[2] += 1
+    for fragment in table.to_pyarrow_dataset().get_fragments():
+        action = files[fragment.path]
+        for one in pc.value_counts(fragment.to_table(columns=["topic"])["topic"]).to_pylist():
+            total = sums.setdefault((one["values"], str(action["partition.dt"])), [0, 0, 0])
+            total[0] += one["counts"]
+            total[1] += action["size_bytes"] * one["counts"] // action["num_records"]
+            total[2] += 1
     return [
         PartitionStats(topic=topic, dt=dt, rows=rows, bytes=size, files=files)
         for (topic, dt), (rows, size, files) in sorted(sums.items())

@@ -1,14 +1,16 @@
 """`mqmesh archive`: messages kept beyond their time in a broker, and questions about them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError
@@ -21,6 +23,7 @@ from mqmesh.user_times import TIME_HELP, parse_time
 
 from ..notes import Options, answers_json, print_error, print_note, print_progress
 from ..options import cluster_options, confirm, json_option, yes_option
+from ..progress_bar import share_bar
 from ..render import (
     Column,
     Table,
@@ -115,7 +118,27 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _ingest_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds options of ingests, and those of Spark, whose ``start`` then starts the engine."""
+
+    @_spark_options
+    @wraps(function)
+    def command(*args: Any, engine: str, start: _Start, **rest: Any) -> Any:
+        if engine == "local":
+            context = click.get_current_context()
+            for name in ("master", "cores", "memory", "jars", "conf"):
+                if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                    raise ConfigError(f"--{name} is for Spark, and --engine local does without it")
+            start = nullcontext
+        return function(*args, start=start, **rest)
+
     for option in (
+        click.option(
+            "--engine",
+            type=click.Choice(["spark", "local"]),
+            default="spark",
+            show_default=True,
+            help="What writes the tables: Spark, or this process alone, without Java.",
+        ),
         click.option(
             "--on-damage",
             type=click.Choice(["fail", "skip"]),
@@ -125,8 +148,8 @@ def _ingest_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--allow-gap", is_flag=True, help="Go on where retention was quicker."),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 class ArchiveGroup(click.Group):
@@ -160,7 +183,6 @@ archive.add_command(export)
 @_to
 @click.option("--as", "name", default="", help="Name of the broker in the archive.")
 @_ingest_options
-@_spark_options
 @json_option
 def ingest(
     snapshots: tuple[Path, ...],
@@ -175,19 +197,33 @@ def ingest(
     \b
     Examples:
       mqmesh archive ingest mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711 --to archive
+      mqmesh archive ingest mqmesh-data/snapshots/broker-a.* --to archive --engine local
     """
-    work = archive_module("ingest")
+    options = {"name": name, "allow_gap": allow_gap, "on_damage": on_damage}
     with start() as spark:
         for path in snapshots:
-            print_progress(f"taking in {path.name}")
-            report = work.ingest(
-                spark, str(path), archive, name=name, allow_gap=allow_gap, on_damage=on_damage
-            )
-            _print_ingest(report)
+            _take_in(spark, path, archive, **options)
     return ExitCode.OK
 
 
-def _print_ingest(report: Any) -> None:
+def _take_in(spark: Any, path: Path, archive: str, **options: Any) -> None:
+    """Takes in a snapshot; prints how far it is and what was done."""
+    title = f"taking in {path.name}"
+    with share_bar(title) as update:
+        began = monotonic()
+
+        def on_progress(progress: Any) -> None:
+            text = title
+            if progress.messages is not None:
+                rate = progress.messages / max(monotonic() - began, 0.001)
+                text = f"{title}: {progress.messages:,} messages, {rate:,.0f}/s"
+            if update is not None:
+                update(description=text, completed=progress.done, total=progress.total)
+
+        work = archive_module("ingest", "archive" if spark is None else "spark")
+        report = work.ingest(
+            spark, str(path), archive, on_progress=on_progress if update else None, **options
+        )
     size = report.to_offset - report.from_offset
     what = f"{size:,} bytes of log, now at {report.to_offset}" if size else "nothing new"
     gap = f"; {report.gap_before:,} bytes before are missing" if report.gap_before else ""
@@ -462,7 +498,6 @@ def jars(directory: Path, conf: tuple[str, ...], verbose: bool) -> int:
 @click.option("--broker", "brokers", multiple=True, help="Only this broker group. Repeatable.")
 @click.option("--every", default="", metavar="SPAN", help="Again and again, as 1h.")
 @_ingest_options
-@_spark_options
 @cluster_options
 def run(
     archive: str,
@@ -482,18 +517,18 @@ def run(
     Examples:
       mqmesh archive run --to archive
       mqmesh archive run --every 1h --to archive
+      mqmesh archive run --every 10m --to archive --engine local
     """
     pause_s = span_seconds(every) if every else 0
-    work, place = archive_module("ingest"), archive_module("tables").archive_place(archive)
+    place = archive_module("tables").archive_place(archive)
+    options = {"allow_gap": allow_gap, "on_damage": on_damage}
     with start() as spark, Interrupt() as interrupt:
 
         def take(admin: AdminClient, name: str) -> None:
             newest = _snapshot(admin, name, place)
             # Those of rounds that failed or were killed come first.
             for path in waiting_snapshots(newest.parent, name, place):
-                print_progress(f"taking in {path.name}")
-                options = {"allow_gap": allow_gap, "on_damage": on_damage}
-                _print_ingest(work.ingest(spark, str(path), archive, **options))
+                _take_in(spark, path, archive, **options)
                 delete_snapshot(path)
 
         while True:

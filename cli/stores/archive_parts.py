@@ -22,14 +22,19 @@ def span_seconds(text: str) -> int:
     return int(number) * unit
 
 
-def archive_module(name: str) -> Any:
-    """Imports a module of the archive, which needs packages that mqmesh can do without."""
+def archive_module(name: str, extra: str = "spark") -> Any:
+    """Imports a module of the archive, which needs packages that mqmesh can do without.
+
+    Args:
+        name: Module of ``mqmesh.spark``.
+        extra: Extra that has these packages, for the error.
+    """
     try:
         return importlib.import_module(f"mqmesh.spark.{name}")
     except ImportError as error:
         if (error.name or "").startswith("mqmesh"):
             raise
-        raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
+        raise ConfigError(f"{error}: pip install 'mqmesh[{extra}]'") from error
 
 
 def errors_of_libraries() -> AbstractContextManager[None]:

@@ -117,19 +117,20 @@ def scene(tmp_path_factory, project_root):
 
 @pytest.fixture(scope="session")
 def archive(spark, scene):
-    """The archive of all snapshots, ingested in any order and at once."""
+    """The archive of all snapshots, ingested in any order and at once, by both engines."""
     archive = str(scene.root / "archive")
-    for number in (1, 0):
-        ingest(spark, str(scene.snapshots[number]), archive)
+    for number, engine in ((1, spark), (0, None)):
+        ingest(engine, str(scene.snapshots[number]), archive)
     errors = []
 
-    def work(number):
+    def work(number, engine):
         try:
-            ingest(spark, str(scene.snapshots[number]), archive)
+            ingest(engine, str(scene.snapshots[number]), archive)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (2, 3, 3)]
+    jobs = ((2, spark), (3, None), (3, spark))
+    threads = [threading.Thread(target=work, args=job) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -406,13 +407,13 @@ def test_a_gap_another_store_and_another_course_are_refused(spark, scene, tmp_pa
     early = take_snapshot(store, files.directory, root, name="broker-a.1.0")[0]
     grow(store, 20, 30)
     later = take_snapshot(store, files.directory, root, name="broker-a.2.0")[0]
-    ingest(spark, str(later), archive)
+    ingest(None, str(later), archive)
     # Another store of that name.
     others, other = small_store(tmp_path, "two", 3)
     foreign = take_snapshot(other, others.directory, root, name="broker-a.3.0")[0]
     with pytest.raises(ConfigError, match="already there from another store"):
-        ingest(spark, str(foreign), archive)
-    ingest(spark, str(foreign), archive, name="broker-a-2")
+        ingest(None, str(foreign), archive)
+    ingest(None, str(foreign), archive, name="broker-a-2")
     # The store as it was restored from a backup, gone on otherwise.
     restore_snapshot(early, tmp_path / "restored")
     again = StoreFiles(tmp_path / "restored", CONFIG)
@@ -420,7 +421,7 @@ def test_a_gap_another_store_and_another_course_are_refused(spark, scene, tmp_pa
     grow(restored, 100, 140)
     otherwise = take_snapshot(restored, again.directory, root, name="broker-a.4.0")[0]
     with pytest.raises(ConfigError, match="not the one that was archived up to"):
-        ingest(spark, str(otherwise), archive)
+        ingest(None, str(otherwise), archive)
     rows = tables.require_table(archive, tables.MESSAGES).to_pyarrow_table(
         columns=["broker", "body"]
     )

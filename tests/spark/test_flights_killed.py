@@ -1,7 +1,8 @@
 """All the way: flights through a cluster, snapshots while they arrive, ingests that are killed.
 
 Small by itself; ``pytest tests/spark/test_flights_killed.py --archive-flights 336776
---archive-kills 30`` is the long form, with more flights and kills.
+--archive-kills 30`` is the long form, with more flights and kills. Both engines write to one table
+in turn; each kill finds a snapshot that is not in it yet.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from harness.archives import EachOnce
 
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
@@ -39,21 +40,19 @@ pytestmark = [
 ]
 
 BATCH = 200
-SNAPSHOTS = 3
+ENGINES = ("spark", "local")
 START_TIMEOUT_S = 180.0
 DONE_TIMEOUT_S = 1_800.0
 """For all flights, on a machine that has other work."""
 SETTINGS = {"storage.mapped_file_size_commit_log": str(4 << 20), "snapshot.keep": "0"}
 
-# Says when Spark is there, ingests one snapshot for each line on its input, says how that went.
+# Says when its engine is there, ingests one snapshot for each line of its input, says how it went.
 WORKER = """
 import sys
-archive = sys.argv[1]
+archive, engine = sys.argv[1:]
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.session import session
-# What lives for so short a time is not worth the better compiler's work.
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-spark = session(memory="1g", cores=1, extra={"spark.driver.extraJavaOptions": options})
+spark = session(memory="1g", cores=1, is_short=True) if engine == "spark" else None
 print("ready", flush=True)
 for line in sys.stdin:
     report = ingest(spark, line.strip(), archive)
@@ -62,11 +61,11 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A process with a Spark of its own; both are one process group."""
+    """A process with an engine of its own, with whose Java it is one process group."""
 
-    def __init__(self, archive: str) -> None:
+    def __init__(self, archive: str, engine: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, archive],
+            [sys.executable, "-c", WORKER, archive, engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -95,28 +94,6 @@ class Worker:
         self.process.stdout.close()
 
 
-class Table:
-    """Looks at each version of the messages once, when it is new."""
-
-    def __init__(self, archive: str) -> None:
-        self.archive = archive
-        self.looked_at = -1
-        self.rows = 0
-
-    def look(self) -> None:
-        """Fails if a version has a message twice, or fewer than the one before."""
-        newest = tables.open_table(self.archive, tables.MESSAGES)
-        if newest is None:
-            return
-        for version in range(self.looked_at + 1, newest.version() + 1):
-            table = DeltaTable(f"{self.archive}/messages", version=version)
-            names = ["broker", "store_id", "commitlog_offset", "ordinal"]
-            rows = table.to_pyarrow_table(columns=names)
-            assert rows.num_rows == rows.group_by(names).aggregate([]).num_rows, version
-            assert rows.num_rows >= self.rows, version
-            self.rows, self.looked_at = rows.num_rows, version
-
-
 @pytest.fixture(scope="module")
 def flights_module(project_root):
     sys.path.insert(0, str(project_root / "examples"))
@@ -130,7 +107,7 @@ def flights_module(project_root):
 @pytest.fixture(scope="module")
 def sent(flights_module, tmp_path_factory, request):
     """Snapshots that were taken while flights arrived, and the totals of the file."""
-    count = request.config.getoption("--archive-flights")
+    count, kills = (request.config.getoption(f"--archive-{name}") for name in ("flights", "kills"))
     rows = list(islice(flights_module.rows(), count))
     folder = tmp_path_factory.mktemp("f")
     snapshots = []
@@ -143,7 +120,7 @@ def sent(flights_module, tmp_path_factory, request):
         waiting = []
         for number, row in enumerate(rows, 1):
             waiting.append(producer.send_async(flights_module.to_message(row)))
-            if number * SNAPSHOTS // len(rows) > len(snapshots):
+            if number * (kills + 2) // len(rows) > len(snapshots):
                 if number == len(rows):
                     for one in waiting:
                         one.result(60)
@@ -160,29 +137,26 @@ def test_every_version_has_each_flight_once_whenever_an_ingest_is_killed(
     print(f"seed {seed}")
     ends = [Snapshot(Path(path)).manifest.end_offset for path in snapshots]
     assert ends == sorted(set(ends))
-    archives = [str(tmp_path / "timed")]
-    took_s = timed(archives[0], snapshots[0])
+    took_s = {engine: timed(str(tmp_path / engine), engine, snapshots[0]) for engine in ENGINES}
+    archive = str(tmp_path / "archive")
     committed = Counter()
-    table = Table(archives[0])
-    for _ in range(kills):
-        if table.rows == carriers.total():
-            # Everything is there: the next one begins anew, with another order.
-            archives.append(str(tmp_path / f"archive-{len(archives)}"))
-            table = Table(archives[-1])
-        before = table.rows
-        kill_one(archives[-1], chance, snapshots, took_s)
-        table.look()
-        committed["in time" if table.rows > before else "nothing"] += 1
-        print(f"{committed.total()} kills, {len(archives)} archives, {table.rows:,} messages")
-    print(f"{kills} kills in {len(archives)} archives, an ingest takes {took_s:.1f} s: {committed}")
-    for archive in archives:
-        at_once(spark, archive, chance, snapshots)
-        check_totals(spark, archive, carriers)
+    seen = EachOnce(archive)
+    for number in range(kills):
+        engine = ENGINES[number % 2]
+        before = seen.rows
+        kill_one(archive, engine, chance, snapshots[: number + 1], took_s[engine])
+        seen.look()
+        committed[engine, "in time" if seen.rows > before else "nothing"] += 1
+        print(f"{committed.total()} kills, {seen.rows:,} messages")
+    print(f"{kills} kills, undisturbed ingests take {took_s} s: {committed}")
+    at_once(spark, seen, chance, snapshots)
+    check_totals(spark, archive, carriers)
+    seen.check_keys()
 
 
-def timed(archive, path):
-    """Seconds of an ingest that nobody disturbs, and all of whose code was loaded before."""
-    worker = Worker(archive)
+def timed(archive, engine, path):
+    """Seconds of the first ingest of a worker that nobody disturbs."""
+    worker = Worker(archive, engine)
     try:
         worker.begin(path)
         began = time.monotonic()
@@ -192,12 +166,13 @@ def timed(archive, path):
         worker.kill()
 
 
-def kill_one(archive, chance, snapshots, took_s):
-    """One ingest, sometimes beside another one, and a kill at any point of it."""
-    workers = [Worker(archive) for _ in range(chance.choice((1, 1, 2)))]
+def kill_one(archive, engine, chance, snapshots, took_s):
+    """One ingest, sometimes beside another one of any engine, and a kill at any point of it."""
+    others = [chance.choice(ENGINES)] * chance.choice((0, 0, 1))
+    workers = [Worker(archive, one) for one in (engine, *others)]
     try:
         for worker in workers:
-            worker.begin(chance.choice(snapshots))
+            worker.begin(snapshots[-1] if worker is workers[0] else chance.choice(snapshots))
         # Killed at any moment up to a bit behind its usual end; it may be done by then.
         workers[0].expect(chance.uniform(0, took_s * 1.2))
         workers.pop(0).kill()
@@ -209,26 +184,26 @@ def kill_one(archive, chance, snapshots, took_s):
             worker.kill()
 
 
-def at_once(spark, archive, chance, snapshots):
-    """Takes everything in, in any order, two at a time."""
-    table = Table(archive)
+def at_once(spark, seen, chance, snapshots):
+    """Takes everything in, in any order, two at a time, by both engines."""
     errors = []
 
-    def work(path):
+    def work(engine, path):
         try:
-            ingest(spark, path, archive)
+            ingest(engine, path, seen.archive)
         except BaseException as error:
             errors.append(error)
 
-    paths = chance.sample(snapshots * 2, 2 * len(snapshots))
+    paths = [*chance.sample(snapshots, 3), snapshots[-1]]
     for two in zip(paths[::2], paths[1::2], strict=True):
-        threads = [threading.Thread(target=work, args=(path,)) for path in two]
+        jobs = zip((spark, None), two, strict=True)
+        threads = [threading.Thread(target=work, args=job) for job in jobs]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert not errors
-        table.look()
+        seen.look()
 
 
 def check_totals(spark, archive, carriers):

@@ -33,17 +33,18 @@ COUNT = 400
 SOURCE = """
 import os, signal, sys
 point, path, archive = sys.argv[1:]
-from mqmesh.spark import ingest as work, snapshot_source
+from mqmesh.spark.ingest import ingest
 from mqmesh.spark.session import session
+from mqmesh.spark.spark_engine import SparkEngine
 
 def die(*arguments, **options):
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 spark = session(memory="512m", cores=1, is_short=True)
 if point == "before the messages":
-    work._write = die
+    SparkEngine.write_messages = die
 elif point == "before the keys":
-    work.follow_with_keys = die
+    SparkEngine.write_keys = die
 else:
     # In the middle of a commit: when the log of the table has so many entries, whoever writes.
     import threading
@@ -55,7 +56,7 @@ else:
             pause.wait(0.001)
         die()
     threading.Thread(target=watch, daemon=True).start()
-work.ingest(spark, path, archive)
+ingest(spark, path, archive)
 """
 
 

@@ -49,6 +49,15 @@ def test_without_its_packages_the_archive_says_how_to_get_them(arguments, monkey
     )
 
 
+def test_the_engine_without_java_asks_for_no_spark(monkeypatch, capsys):
+    def nothing(name):
+        raise ModuleNotFoundError("No module named 'deltalake'", name="deltalake")
+
+    monkeypatch.setattr(importlib, "import_module", _only("mqmesh.spark.ingest", nothing))
+    assert main.main(["archive", "ingest", "somewhere", "--to", "x", "--engine", "local"]) == 2
+    assert "pip install 'mqmesh[archive]'" in capsys.readouterr().err
+
+
 def _only(prefix, instead):
     real = importlib.import_module
     return lambda name, *rest: instead(name) if name.startswith(prefix) else real(name, *rest)
