@@ -175,7 +175,7 @@ def serve(world: FrontWorld, frames: list[bytes], source: random.Random) -> None
     for _ in range(5):
         world.run()
     assert world.front.connections == 0
-    assert world.front.clients == 0
+    assert world.service.clients == 0
 
 
 @settings(max_examples=60)

@@ -169,7 +169,14 @@ class GrpcTestClient:
         )
         return self.post("SendMessage", messages=[message])
 
-    def receive(self, group: str = "g", wait_s: int = 0, invisible_s: int = 10, **more: Any) -> Any:
+    def receive(
+        self,
+        group: str = "g",
+        topic: str = "t",
+        wait_s: int = 0,
+        invisible_s: int = 10,
+        **more: Any,
+    ) -> Any:
         """Posts a receive; the call."""
         more.setdefault("batch_size", 32)
         if invisible_s:
@@ -177,7 +184,7 @@ class GrpcTestClient:
         return self.post(
             "ReceiveMessage",
             group=resource(group),
-            message_queue=queue(),
+            message_queue=queue(topic),
             long_polling_timeout=CLASSES["Duration"](seconds=wait_s),
             **more,
         )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mqmesh.errors import EndpointUnreachable
+from mqmesh.errors import EndpointUnreachable, NoPermission
 from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
+from mqmesh.roles.gateway.grpc.authorization import find_caller
 from mqmesh.roles.gateway.grpc.front import GrpcFront
+from mqmesh.roles.gateway.grpc.handles import Handles
+from mqmesh.roles.gateway.grpc.service import GrpcService
+from mqmesh.roles.gateway.grpc.session import GrpcSession
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.session import SessionLimits
+from mqmesh.roles.gateway.users import GatewayUser
 from mqmesh.testing.clock import ManualClock
+from mqmesh.transport.interface import Timer
 
 LIMITS = SessionLimits(1 << 20, 100, 1 << 20, 120_000)
 
@@ -29,20 +35,27 @@ class FrontWorld:
         self.loop = self.routes = self
         self.groups = lambda: {"broker-a": "c"}
         self.producer_id = 5
-        self.front = GrpcFront(
+        handles = Handles()
+        handles.secret = bytes(32)
+        self.service = GrpcService(
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
+            handles=handles,
             key=bytes(16),
             clock=self.clock,
-            limits=LIMITS,
             address=Address("127.0.0.1", 8_081),
             max_clients=1_000,
             max_receipts=1_000,
-            on_broken=self._note,
         )
-        self.front.handles.secret = bytes(32)
+        self.users: dict[str, GatewayUser] = {}
+        self.front = GrpcFront(self._admit, LIMITS, self.clock, self.post, self._note)
+
+    def _admit(self, session: GrpcSession, headers: Mapping[str, str]) -> GrpcService:
+        if self.users and find_caller(headers, self.users) is None:
+            raise NoPermission("the call is not signed")
+        return self.service
 
     def _note(self, text: str) -> None:
         self.broken += 1
@@ -51,6 +64,9 @@ class FrontWorld:
 
     def post(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
+
+    def call_every(self, interval_ms: int, callback: Callable[[], None]) -> Timer:
+        return Timer(callback, interval_ms)
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
         self.soon.append(callback)

@@ -15,6 +15,7 @@ from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.grpc.calls import GrpcStatus
 from mqmesh.protocol.grpc.codes import ClientType, MessageType, ReplyCode, Resolution
 from mqmesh.protocol.grpc.messages import CLASSES
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.transport.simulated.streams import dial
 
@@ -59,9 +60,9 @@ def bodies(messages: list[Any]) -> list[bytes]:
     return sorted(one.body for one in messages)
 
 
-def sent(client: GrpcTestClient, *texts: bytes, **system: Any) -> list[Any]:
+def sent(client: GrpcTestClient, *texts: bytes, topic: str = "t", **system: Any) -> list[Any]:
     """Sends messages; their entries."""
-    posted = [client.send(one, **system) for one in texts]
+    posted = [client.send(one, topic, **system) for one in texts]
     answers = [client.wait(one).answers[0] for one in posted]
     assert [one.status.code for one in answers] == [ReplyCode.OK] * len(texts), answers
     return [one.entries[0] for one in answers]
@@ -122,6 +123,25 @@ def test_messages_are_received_and_acknowledged_once(scene):
         entries=[CLASSES["AckMessageEntry"](receipt_handle=system.receipt_handle)],
     )
     assert other.entries[0].status.code == ReplyCode.INVALID_RECEIPT_HANDLE
+
+
+def test_priorities_are_those_of_the_topic(scene):
+    client = scene.client()
+    scene.site.admin.create_topic(TopicConfig("jobs", 3, 3, priorities=3))
+    scene.run(500)
+    sent(client, b"plain", topic="jobs")
+    sent(client, b"low", topic="jobs", priority=0, message_type=MessageType.PRIORITY)
+    sent(client, b"high", topic="jobs", priority=2, message_type=MessageType.PRIORITY)
+    for topic, priority in ("jobs", 3), ("t", 0):
+        one = client.send(b"x", topic, priority=priority, message_type=MessageType.PRIORITY)
+        code = client.wait(one).answers[0].status.code
+        assert code == ReplyCode.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+    got = client.got(topic="jobs", wait_s=1)
+    assert [(one.body, one.system_properties.priority) for one in got] == [
+        *[(b"high", 2), (b"plain", 0), (b"low", 0)],
+    ]
+    route = client.ask("QueryRoute", topic=resource("jobs"))
+    assert MessageType.PRIORITY in route.message_queues[0].accept_message_types
 
 
 def test_each_message_of_a_lease_has_a_time_of_its_own(scene):

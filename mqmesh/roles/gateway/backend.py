@@ -34,7 +34,7 @@ from mqmesh.sdk.client.outbox import RequestOutbox
 
 if TYPE_CHECKING:
     # It needs packages of an extra.
-    from mqmesh.roles.gateway.grpc.front import GrpcFront
+    from mqmesh.roles.gateway.grpc.service import GrpcService
 
 STOPPING: Final = "the gateway stops"
 
@@ -77,7 +77,7 @@ class GatewayBackend:
         ports: BrokerPorts,
         chance: random.Random,
     ) -> None:
-        self.grpc: GrpcFront | None = None
+        self.grpc: GrpcService | None = None
         self.upstream = upstream = connect(self._take_command, self._broker_changed)
         self.members = GatewayMembers(upstream, config.max_connections)
         self.key = key = new_key(chance)
@@ -117,6 +117,11 @@ class GatewayBackend:
             **Queries(upstream, ports).handlers(),
             **{code: job_handler(upstream, handle) for code, handle in jobs.items()},
         }
+
+    @property
+    def given_messages(self) -> int:
+        """Messages that were given to clients."""
+        return self.consuming.messages + (self.grpc.given_messages if self.grpc else 0)
 
     def start(self) -> None:
         """Connect to a name server, and begin to look for broker groups."""

@@ -21,6 +21,7 @@ from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.gateway.backend import GatewayBackend, OnBroker, OnCommand
 from mqmesh.roles.gateway.config import GatewayConfig
+from mqmesh.roles.gateway.grpc.handles import Handles
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import VIP_STEP, BrokerPorts
 from mqmesh.roles.gateway.session import Handler, RemotingSession, SessionLimits
@@ -38,10 +39,14 @@ from mqmesh.transport.tls_streams import TlsGate
 if TYPE_CHECKING:
     # It needs packages of an extra.
     from mqmesh.roles.gateway.grpc.front import GrpcFront
+    from mqmesh.roles.gateway.grpc.service import GrpcService
+    from mqmesh.roles.gateway.grpc.session import GrpcSession
 
 PORTS_FILE: Final = "gateway.json"
 SECRET_FILE: Final = "gateway.secret"
 SECRET_BYTES: Final = 32
+LATE_CALLS_MS: Final = 500
+"""Interval at which calls by gRPC are looked at that took too long."""
 GRPC_PACKAGES: Final = ("h2", "google", "google.protobuf")
 IDLE_LOOK_MS: Final = 10_000
 LOG_BROKEN_MS: Final = 1_000
@@ -84,6 +89,8 @@ class GatewayServer:
         self._ports = BrokerPorts(
             config.client_host, config.broker_port_base, self._serve_broker, self._save_ports
         )
+        self._handles = Handles()
+        self._has_grpc = bool(config.grpc_port) and self._can_grpc()
         self._backend = self._connect(transport, self._take_groups)
         self._users: UserBackends | None = None
         self._users_seen = file_marks((config.users_file,))
@@ -100,7 +107,7 @@ class GatewayServer:
             )
             self._certificate = certificate
             self._tls = TlsGate(certificate, only_tls=config.tls_only)
-        self._grpc = self._backend.grpc = self._make_grpc() if config.grpc_port else None
+        self._grpc = self._make_grpc() if self._has_grpc else None
 
     def start(self) -> str:
         """Takes its folder, listens, and begins to look for broker groups.
@@ -217,45 +224,62 @@ class GatewayServer:
         if backend is not None:
             backend.members.session_ended(session)
 
+    def _all_sessions(self) -> "list[RemotingSession | GrpcSession]":
+        return [*self._sessions, *(self._grpc.sessions if self._grpc else ())]
+
     def _end_idle(self) -> None:
         now_ms = self._clock.monotonic_ms()
         for session in list(self._sessions):
             session.end_if_idle(now_ms)
         if self._users is not None:
-            self._users.tidy(self._sessions)
+            self._users.tidy(self._all_sessions())
 
     # ---- gRPC ------------------------------------------------------------------------------
 
-    def _make_grpc(self) -> "GrpcFront | None":
-        config, backend = self._config, self._backend
-        if config.security.enable and not config.allow_anonymous:
-            _log.warning(
-                "clients by gRPC are not served: they prove nothing yet, and allow_anonymous is off"
-            )
-            return None
-        if any(find_spec(name) is None for name in GRPC_PACKAGES):
-            _log.warning(
-                "clients by gRPC are not served: install mqmesh[gateway], or set grpc_port = 0"
-            )
-            return None
+    def _can_grpc(self) -> bool:
+        if all(find_spec(name) is not None for name in GRPC_PACKAGES):
+            return True
+        _log.warning(
+            "clients by gRPC are not served: install mqmesh[gateway], or set grpc_port = 0"
+        )
+        return False
+
+    def _make_grpc(self) -> "GrpcFront":
         from mqmesh.roles.gateway.grpc.front import GrpcFront
 
         return GrpcFront(
+            self._admit_call,
+            self._limits,
+            self._clock,
+            self._backend.upstream.post,
+            self._note_broken,
+        )
+
+    def _add_grpc(self, backend: GatewayBackend) -> None:
+        from mqmesh.roles.gateway.grpc.service import GrpcService
+
+        config = self._config
+        backend.grpc = GrpcService(
             backend.upstream,
             self._ports,
             backend.sends,
             backend.transactions,
+            handles=self._handles,
             key=backend.key,
             clock=self._clock,
-            limits=self._limits,
             address=Address(config.client_host, config.grpc_port),
             max_clients=config.max_connections,
             max_receipts=config.max_receipts,
-            on_broken=self._note_broken,
         )
 
+    def _admit_call(self, session: "GrpcSession", headers: Mapping[str, str]) -> "GrpcService":
+        users = self._users
+        backend = self._backend if users is None else users.admit_call(session, headers)
+        assert backend.grpc is not None
+        return backend.grpc
+
     def _start_grpc(self, front: "GrpcFront") -> None:
-        front.handles.secret = self._load_secret()
+        self._handles.secret = self._load_secret()
         config = self._config
 
         def accept(stream: ByteStream) -> None:
@@ -269,7 +293,7 @@ class GatewayServer:
                 f"cannot listen at {config.listen_host}:{config.grpc_port}: "
                 f"{error.strerror or error}; set grpc_port to another, or to 0"
             ) from error
-        front.start()
+        self._shell.every(LATE_CALLS_MS, front.tick)
         _log.info("clients by gRPC are served at %s", found.removeprefix("tcp://"))
 
     def _load_secret(self) -> bytes:
@@ -310,7 +334,10 @@ class GatewayServer:
                 on_broker=on_broker,
             )
 
-        return GatewayBackend(config, make, self._clock, self._ports, transport.random)
+        backend = GatewayBackend(config, make, self._clock, self._ports, transport.random)
+        if self._has_grpc:
+            self._add_grpc(backend)
+        return backend
 
     def _look_at_files(self) -> None:
         if self._certificate is not None:
@@ -326,7 +353,7 @@ class GatewayServer:
             _log.error("the users stay the old ones: %s", error)
             return
         _log.info("%s was read again: %d users changed or are gone", path, len(changed))
-        for session in list(self._sessions):
+        for session in self._all_sessions():
             if session.access_key in changed:
                 session.close()
 
@@ -360,7 +387,7 @@ class GatewayServer:
     @property
     def members(self) -> int:
         """Clients at broker groups, and those by gRPC."""
-        by_grpc = self._grpc.clients if self._grpc else 0
+        by_grpc = sum(one.grpc.clients for one in self._backends() if one.grpc)
         return by_grpc + sum(len(one.members) for one in self._backends())
 
     @property
@@ -373,13 +400,12 @@ class GatewayServer:
     def given_messages(self) -> int:
         """Messages that were given to clients."""
         before = 0 if self._users is None else self._users.given_before
-        by_grpc = self._grpc.given_messages if self._grpc else 0
-        return before + by_grpc + sum(one.consuming.messages for one in self._backends())
+        return before + sum(one.given_messages for one in self._backends())
 
     @property
     def held_messages(self) -> int:
         """Messages that consumers by gRPC have without a report."""
-        return self._grpc.held_messages if self._grpc else 0
+        return sum(one.grpc.held_messages for one in self._backends() if one.grpc)
 
     @property
     def waiting_bytes(self) -> int:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from mqmesh.errors import ConfigError, NoPermission
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.backend import GatewayBackend
+from mqmesh.roles.gateway.grpc.authorization import find_caller
 from mqmesh.roles.gateway.session import Handler, RemotingSession
 from mqmesh.roles.gateway.users import GatewayUser, find_user
 
@@ -14,6 +15,16 @@ IDLE_MS: Final = 60_000
 """A user without a connection for so long has no connections to brokers any more."""
 
 _log = logging.getLogger(__name__)
+
+
+class UserSession(Protocol):
+    """A connection that speaks for a user.
+
+    Attributes:
+        access_key: The user; "" for nobody, None before the first request.
+    """
+
+    access_key: str | None
 
 
 class UserBackends:
@@ -53,10 +64,29 @@ class UserBackends:
         """Return the handlers that a request may have.
 
         Raises:
+            NoPermission: As of ``backend_of``.
+        """
+        return self.backend_of(session, find_user(request, self._users)).handlers
+
+    def admit_call(self, session: UserSession, headers: Mapping[str, str]) -> GatewayBackend:
+        """Return the backend of a call by gRPC.
+
+        Raises:
+            NoPermission: As of ``backend_of``.
+        """
+        return self.backend_of(session, find_caller(headers, self._users))
+
+    def backend_of(self, session: UserSession, user: GatewayUser | None) -> GatewayBackend:
+        """Return the backend of a request.
+
+        Args:
+            session: Its connection.
+            user: User that it is signed by; None if it is not.
+
+        Raises:
             NoPermission: It is not signed, or by nobody who is known, or by another user than
                 the connection's first request; or the user's keys cannot be used.
         """
-        user = find_user(request, self._users)
         access_key = "" if user is None else user.access_key
         if session.access_key is None:
             session.access_key = access_key
@@ -66,15 +96,15 @@ class UserBackends:
                 f"{access_key or 'nobody'!r}"
             )
         if user is not None:
-            return self._backend(user).handlers
+            return self._backend(user)
         if self._anonymous is None:
             raise NoPermission(
                 "the request is not signed; give the client an AccessKey and a SecretKey of "
                 "the gateway's users_file"
             )
-        return self._anonymous.handlers
+        return self._anonymous
 
-    def of(self, session: RemotingSession) -> GatewayBackend | None:
+    def of(self, session: UserSession) -> GatewayBackend | None:
         """Return the backend of a connection."""
         if session.access_key:
             return self._backends.get(session.access_key)
@@ -92,7 +122,7 @@ class UserBackends:
             self._stop(access_key)
         return changed
 
-    def tidy(self, sessions: Iterable[RemotingSession]) -> None:
+    def tidy(self, sessions: Iterable[UserSession]) -> None:
         """Stop the backends of users that have had no connection for long."""
         now_ms = self._now_ms()
         self._used_ms |= {one.access_key: now_ms for one in sessions if one.access_key}
@@ -125,4 +155,4 @@ class UserBackends:
         if backend is not None:
             backend.stop()
             self.sent_before += backend.sends.messages
-            self.given_before += backend.consuming.messages
+            self.given_before += backend.given_messages

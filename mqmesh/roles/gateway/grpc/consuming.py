@@ -266,11 +266,14 @@ class GrpcConsuming:
         receipt = Receipt(
             held.broker_name, lease.lease, lease.queue_id, message.queue_offset, lease.is_retry
         )
-        return {
+        found: dict[str, object] = {
             "receipt_handle": self._handles.seal(receipt, _context(receive.group, held.topic)),
             "delivery_attempt": message.delivery_attempt,
             "invisible_duration": duration(lease.length_ms),
         }
+        if self._upstream.routes.priorities(held.topic):
+            found["priority"] = message.priority
+        return found
 
     def _report_unreadable(self, receive: _Receive, found: ReceivedAnswer) -> None:
         """Report on what no client can be given."""

@@ -74,16 +74,22 @@ class Reports:
         """
         key = (broker_name, group, topic, member)
         waiting = self._waiting.get(key)
-        if waiting is None or len(waiting) >= MAX_SETTLEMENTS:
+        if waiting is None:
             waiting = self._waiting[key] = []
-            self._upstream.post(partial(self._send, key, waiting))
+            self._upstream.post(partial(self._send, key))
         waiting.append((settlement, on_settled))
+        if len(waiting) >= MAX_SETTLEMENTS:
+            self._send(key)
 
-    def _send(
-        self, key: tuple[str, str, str, str], reports: list[tuple[Settlement, OnSettled]]
-    ) -> None:
-        if self._waiting.get(key) is reports:
-            del self._waiting[key]
+    def flush(self) -> None:
+        """Send what waits now, before the way to the brokers is closed."""
+        for key in list(self._waiting):
+            self._send(key)
+
+    def _send(self, key: tuple[str, str, str, str]) -> None:
+        reports = self._waiting.pop(key, None)
+        if reports is None:
+            return
         broker_name, group, topic, member = key
 
         def done(answer: Command | MQMeshError) -> None:

@@ -160,13 +160,15 @@ class GrpcProducing:
                 if isinstance(route, MQMeshError):
                     raise route
                 queues = _writable(messages[0].topic, route)
+                levels = max(one.priorities for one in route.queues)
+                choices = [_choices(queues, levels, one.system_properties) for one in sent]
             except MQMeshError as error:
                 call.fail(error)
                 return
             entries = [CLASSES["SendResultEntry"](status=OK) for _ in messages]
             sending = _SendCall(call, entries, len(messages))
-            for number, (message, kind) in enumerate(zip(messages, types, strict=True)):
-                self._send_one(sending, number, message, kind, queues)
+            for number, message in enumerate(messages):
+                self._send_one(sending, number, message, types[number], choices[number])
 
         self._routing.find(messages[0].topic, found, creates=True)
 
@@ -306,4 +308,27 @@ def _writable(topic: str, route: TopicRoute) -> list[MessageQueue]:
     ]
     if not found:
         raise NoRoute(f"topic {topic!r} has no queue that may be written to")
+    return found
+
+
+def _choices(queues: list[MessageQueue], levels: int, system: GrpcMessage) -> list[MessageQueue]:
+    """Return the queues that a message may go to.
+
+    Args:
+        queues: All that may be written to.
+        levels: Priorities of the topic, each of which is a queue; 0 for a topic without.
+        system: System properties of the message.
+
+    Raises:
+        RefusedCall: The topic has no such priority.
+    """
+    priority = system.priority
+    if not levels and system.message_type != MessageType.PRIORITY:
+        return queues
+    found = [one for one in queues if one.queue_id == priority]
+    if not levels or not found:
+        raise RefusedCall(
+            ReplyCode.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"topic {queues[0].topic!r} has {levels} priorities, from 0, and not {priority}",
+        )
     return found

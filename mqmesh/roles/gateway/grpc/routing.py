@@ -138,10 +138,10 @@ class GrpcRouting:
             topic=request.topic,
             id=queue_id,
             permission=may.value,
+            accept_message_types=[*_TYPES, *([MessageType.PRIORITY] if data.priorities else ())],
             broker=CLASSES["Broker"](
                 name=data.broker_name, id=0, endpoints=self._endpoints(request.endpoints)
             ),
-            accept_message_types=_TYPES,
         )
 
     def _endpoints(self, asked: GrpcMessage) -> GrpcMessage:

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.errors import MQMeshError, NoPermission, RemoteProtocolError
 from mqmesh.protocol.grpc.calls import (
     CallBegun,
     CallEvent,
@@ -43,6 +43,20 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     response: str
     on_message: Callable[["ServedCall", GrpcMessage], None]
     is_stream: bool = False
+
+
+class CallService(Protocol):
+    """Methods that one user's clients call; ``GrpcService`` is one."""
+
+    @property
+    def methods(self) -> Mapping[str, GrpcMethod]:
+        """Methods by path, ``/service/name``."""
+
+    def meet(self, call: "ServedCall") -> None:
+        """Note a call before it is served; raises ``MQMeshError`` to refuse it."""
+
+    def session_ended(self, session: "GrpcSession") -> None:
+        """Note the end of a connection."""
 
 
 class ServedCall:
@@ -144,11 +158,10 @@ class GrpcSession:
 
     Args:
         stream: The connection.
-        methods: By path, ``/service/name``.
+        admit: Returns the methods that a call may have, by its headers; raises ``NoPermission``.
         limits: Its limits.
         now_ms: Monotonic clock.
         soon: Calls back in the next turn of the loop.
-        on_call: Called with each call before it is served; raises ``MQMeshError`` to refuse it.
         on_end: Called when it is over.
         on_broken: Called with a sentence when what came is no HTTP/2.
 
@@ -157,25 +170,25 @@ class GrpcSession:
         is_closed: Nothing is answered any more.
         heard_ms: When something came last, monotonic clock.
         client_ids: Clients that calls came of.
+        access_key: User that the first call was signed by, "" for none; None before that.
+        service: Methods of that user.
     """
 
     def __init__(
         self,
         stream: Output,
-        methods: Mapping[str, GrpcMethod],
+        admit: Callable[["GrpcSession", Mapping[str, str]], CallService],
         limits: SessionLimits,
         now_ms: Callable[[], int],
         soon: Callable[[Callable[[], None]], None],
-        on_call: Callable[[ServedCall], None],
         on_end: Callable[["GrpcSession"], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._stream = stream
-        self._methods = methods
+        self._admit = admit
         self._limits = limits
         self._now_ms = now_ms
         self._soon = soon
-        self._on_call = on_call
         self._on_end = on_end
         self._on_broken = on_broken
         self._connection = GrpcConnection(limits.max_frame_bytes, now_ms)
@@ -185,6 +198,8 @@ class GrpcSession:
         self.is_closed = False
         self.heard_ms = now_ms()
         self.client_ids: dict[str, None] = {}
+        self.access_key: str | None = None
+        self.service: CallService | None = None
 
     @property
     def is_full(self) -> bool:
@@ -287,7 +302,12 @@ class GrpcSession:
             served.requested()
 
     def _begin(self, call: GrpcCall) -> None:
-        method = self._methods.get(call.method)
+        try:
+            service = self.service = self._admit(self, call.headers)
+        except NoPermission as error:
+            self._connection.finish(call, GrpcStatus.PERMISSION_DENIED, str(error))
+            return
+        method = service.methods.get(call.method)
         if method is None:
             name = call.method[:100]
             self._connection.finish(
@@ -305,7 +325,7 @@ class GrpcSession:
             return
         served = self._calls[call] = ServedCall(self, call, method)
         try:
-            self._on_call(served)
+            service.meet(served)
         except MQMeshError as error:
             served.fail(error)
 
@@ -333,6 +353,8 @@ class GrpcSession:
         for served in list(self._calls.values()):
             served.give_up()
         self._calls.clear()
+        if self.service is not None:
+            self.service.session_ended(self)
         self._on_end(self)
 
 

@@ -12,7 +12,9 @@ from harness.grpc_world import LIMITS, FrontOutput, FrontWorld
 from mqmesh.protocol.grpc.calls import FRAMES_PER_STEP, GrpcStatus
 from mqmesh.protocol.grpc.codes import ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE
+from mqmesh.roles.gateway.grpc.authorization import sign_date
 from mqmesh.roles.gateway.grpc.session import GrpcSession
+from mqmesh.roles.gateway.users import GatewayUser
 from mqmesh.testing.clock import ManualClock
 
 
@@ -30,7 +32,14 @@ class Connected:
         self.statuses: dict[int, int] = {}
         self.bodies: dict[int, bytes] = {}
 
-    def call(self, name: str, data: bytes = b"", timeout: str = "", *, end: bool = True) -> int:
+    def call(
+        self,
+        name: str,
+        data: bytes = b"",
+        timeout: str = "",
+        *more: tuple[str, str],
+        end: bool = True,
+    ) -> int:
         number = self.h2.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -38,6 +47,7 @@ class Connected:
             ("content-type", "application/grpc"),
             ("x-mq-client-id", "me"),
             *([("grpc-timeout", timeout)] if timeout else []),
+            *more,
         ]
         self.h2.send_headers(number, headers)
         self.h2.send_data(number, struct.pack(">BI", 0, len(data)) + data, end_stream=end)
@@ -136,3 +146,34 @@ def test_a_silent_connection_is_closed():
     one.world.clock.advance(LIMITS.idle_timeout_ms + 1)
     one.session.tick(one.world.clock.monotonic_ms())
     assert one.output.is_closed
+
+
+def test_calls_are_signed_as_rocketmqs_clients_do_it():
+    # Of TLSHelper.sign, rocketmq-client-java 5.0.8.
+    expected = "978FEC52A10DC5F924BD2DBEBCE321A4BD56984C"
+    assert sign_date("20260101T000000Z", "a secret one") == expected
+
+
+def test_with_users_a_call_must_be_signed_by_one():
+    one = Connected()
+    user = GatewayUser(access_key="me", secret_key="a secret one", credentials="x")
+    one.world.users = {"me": user}
+    date = ("x-mq-date-time", "20260101T000000Z")
+    good = one.call("Heartbeat", b"", "", date, ("authorization", _signed("me", date[1])))
+    bare = one.call("Heartbeat")
+    wrong = one.call("Heartbeat", b"", "", date, ("authorization", _signed("you", date[1])))
+    bad = one.call("Heartbeat", b"", "", date, ("authorization", _signed("me", "another")))
+    odd = one.call("Heartbeat", b"", "", date, ("authorization", "Basic x"))
+    nobody = one.call("Heartbeat", b"", "", date, ("authorization", _signed("", date[1])))
+    one.exchange()
+    assert one.statuses.pop(good) == GrpcStatus.OK
+    assert one.statuses == dict.fromkeys(
+        (bare, wrong, bad, odd, nobody), GrpcStatus.PERMISSION_DENIED
+    )
+
+
+def _signed(access_key: str, date: str) -> str:
+    return (
+        f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, "
+        f"Signature={sign_date(date, 'a secret one')}"
+    )
