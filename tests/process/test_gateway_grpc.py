@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.certificates import make_certificate
 from harness.commands import free_ports
 from harness.debian_package import leave_out
 from harness.rocketmq import rocketmq_jars
@@ -49,7 +48,6 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
             "broker_port_base": str(brokers),
             "vip_ports": "false",
             "grpc_port": str(grpc),
-            **make_certificate(folder),
         },
         folder / "gateway.log",
     )

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from harness.grpc_client import GrpcTestClient, queue, resource
 from simulation.test_election import Site
+from simulation.test_gateway import BROKER, Client
 
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.grpc.calls import GrpcStatus
 from mqmesh.protocol.grpc.codes import ClientType, MessageType, ReplyCode, Resolution
 from mqmesh.protocol.grpc.messages import CLASSES
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.transport.simulated.streams import dial
@@ -334,6 +336,24 @@ def test_a_group_that_was_made_and_never_used_gets_the_mode_of_its_first_member(
         ((one,),) = admin.groups("g").values()
         config = one.config
     assert (config.delivery, config.retry_max_times) == ("message", 4)
+
+
+def test_a_group_that_mqadmin_makes_orderly_keeps_the_order_of_message_groups(scene):
+    admin, client = Client(scene.site, BROKER, "mqadmin"), scene.client()
+    body = {"groupName": "g", "consumeMessageOrderly": True}
+    answer = admin.ask(RemotingCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+    assert answer.code == RemotingStatus.SUCCESS, answer.remark
+    subscription = CLASSES["Subscription"](group=resource("g"))
+    stream = client.settings(client_type=ClientType.PUSH_CONSUMER, subscription=subscription)
+    assert stream.answers[0].settings.subscription.fifo
+    for number in range(4):
+        sent(client, b"%d" % number, message_group="one")
+    (first,) = client.got(batch_size=1, auto_renew=True, invisible_s=0)
+    assert first.body == b"0"
+    assert client.got(batch_size=1, auto_renew=True, invisible_s=0) == []
+    client.ack(first)
+    rest = client.got(auto_renew=True, invisible_s=0)
+    assert [one.body for one in rest] == [b"1", b"2", b"3"]
 
 
 def test_a_group_that_shares_queues_refuses_members_by_grpc(scene):

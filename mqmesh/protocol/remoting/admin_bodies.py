@@ -110,7 +110,8 @@ class GroupConfigBody(msgspec.Struct, rename="camel", gc=False):
         consume_enable: Members may pull.
         consume_from_min_enable: Nothing follows from it.
         consume_broadcast_enable: Members may broadcast.
-        consume_message_orderly: Nothing follows from it: consumers in order lock their queues.
+        consume_message_orderly: Clients by gRPC get messages in the order of their message groups:
+            ``delivery`` is "fifo" then. Consumers in order by remoting do without.
         retry_queue_nums: 1.
         retry_max_times: Tries before a message is a dead letter.
         broker_id: 0.

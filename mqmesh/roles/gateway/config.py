@@ -47,7 +47,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         allow_anonymous: With security on: let in clients of RocketMQ that prove nothing; whoever
             reaches the gateway may do what its keys may.
         tls_cert_file: Certificate, PEM, followed by those that vouch for it: clients may speak TLS
-            at every port then. Read again when it changes; "" for none.
+            at every port then. Read again when it changes; "" for one that `mqmesh gateway` makes
+            for itself.
         tls_key_file: Its private key, PEM, without a passphrase.
         tls_only: End connections that speak plain text.
 

@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.errors import ClientNotOnline, GroupNotFound, InvalidArgument
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import (
     BY_CONSUMER,
     AllClients,
@@ -345,8 +346,10 @@ async def _put_group(job: Job, wanted: GroupConfigBody) -> None:
     known = await find_group(job, wanted.group_name)
     tries = wanted.retry_max_times
     # What RocketMQ has no setting for stays as it is.
+    config = GroupConfig(wanted.group_name) if known is None else known.config
     config = msgspec.structs.replace(
-        GroupConfig(wanted.group_name) if known is None else known.config,
+        config,
+        delivery=DeliveryMode.FIFO.value if wanted.consume_message_orderly else config.delivery,
         consume_enable=wanted.consume_enable,
         consume_broadcast_enable=wanted.consume_broadcast_enable,
         retry_max_times=BY_CONSUMER if tries < 0 or tries == RETRY_MAX_TIMES else tries,
@@ -362,6 +365,7 @@ def _body(config: GroupConfig) -> GroupConfigBody:
         config.group,
         config.consume_enable,
         consume_broadcast_enable=config.consume_broadcast_enable,
+        consume_message_orderly=config.delivery == DeliveryMode.FIFO,
         retry_max_times=RETRY_MAX_TIMES if tries < 0 else tries,
         notify_consumer_ids_changed_enable=config.notify_consumer_ids_changed_enable,
     )

@@ -1,0 +1,36 @@
+"""The certificate that a gateway makes for itself."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from mqmesh.certificates import ServerCertificate
+from mqmesh.cli.processes.gateway import with_own_certificate
+from mqmesh.roles.gateway.config import GatewayConfig
+
+
+def test_a_certificate_is_made_once_and_used_again(tmp_path):
+    config = GatewayConfig(store_path_root_dir=str(tmp_path / "data"))
+    made = with_own_certificate(config)
+    ServerCertificate(made.tls_cert_file, made.tls_key_file)
+    key = Path(made.tls_key_file)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    before = key.read_bytes()
+    assert with_own_certificate(config) == made
+    assert key.read_bytes() == before
+
+
+def test_one_that_is_named_is_taken(tmp_path):
+    named = GatewayConfig(
+        store_path_root_dir=str(tmp_path / "data"), tls_cert_file="c", tls_key_file="k"
+    )
+    assert with_own_certificate(named) == named
+    assert not (tmp_path / "data").exists()
+
+
+def test_without_openssl_there_is_none(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = GatewayConfig(store_path_root_dir=str(tmp_path / "data"))
+    assert with_own_certificate(config) == config
+    assert "TLS is not served" in caplog.text
