@@ -3,6 +3,7 @@
 import functools
 import itertools
 import operator
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,7 @@ import pyarrow.dataset as ds
 
 from mqmesh.errors import ConfigError
 
-from .tables import KEYS, MESSAGES, require_table, rows_where
+from .tables import KEYS, MESSAGES, key_hash, require_table, rows_where
 
 PLACES_AT_ONCE: Final = 1_000
 """Places that are looked up in one pass over the messages."""
@@ -59,7 +60,7 @@ def find(
     """
     if not (topic or key or message_id or from_ms is not None or to_ms is not None):
         raise ConfigError("say what to look for: --topic, --key, --id, --from or --to")
-    conditions = _times(from_ms, to_ms)
+    conditions = [*_days(from_ms, to_ms), *_times(from_ms, to_ms)]
     if topic:
         conditions.append(ds.field("topic") == topic)
     if message_id:
@@ -70,7 +71,9 @@ def find(
     else:
         # First the places, of a few small columns; then whole rows, of the groups these are in.
         if key:
-            of_key = [ds.field("key") == key, *([ds.field("topic") == topic] if topic else [])]
+            of_key = [ds.field("key_hash") == key_hash(key), ds.field("key") == key]
+            of_key += [ds.field("topic") == topic] if topic else []
+            of_key += _days(from_ms, to_ms)
             places = rows_where(require_table(archive, KEYS), _all_of(of_key), _PLACE)
         else:
             places = rows_where(messages, _all_of(conditions), _PLACE)
@@ -104,16 +107,17 @@ def _at(places: list[dict[str, Any]]) -> list[ds.Expression]:
     return [ds.field(name).isin(values(name)) for name in names]
 
 
-def _times(from_ms: int | None, to_ms: int | None) -> list[ds.Expression]:
-    from datetime import UTC, datetime
+def _days(from_ms: int | None, to_ms: int | None) -> list[ds.Expression]:
+    day = ds.field("dt")
+    found = [] if from_ms is None else [day >= _moment(from_ms).date()]
+    return found if to_ms is None else [*found, day <= _moment(to_ms).date()]
 
-    found = []
-    if from_ms is not None:
-        moment = datetime.fromtimestamp(from_ms / 1_000, UTC)
-        found.append(ds.field("store_timestamp") >= moment)
-        found.append(ds.field("dt") >= moment.date())
-    if to_ms is not None:
-        moment = datetime.fromtimestamp(to_ms / 1_000, UTC)
-        found.append(ds.field("store_timestamp") <= moment)
-        found.append(ds.field("dt") <= moment.date())
-    return found
+
+def _times(from_ms: int | None, to_ms: int | None) -> list[ds.Expression]:
+    time = ds.field("store_timestamp")
+    found = [] if from_ms is None else [time >= _moment(from_ms)]
+    return found if to_ms is None else [*found, time <= _moment(to_ms)]
+
+
+def _moment(wall_ms: int) -> datetime:
+    return datetime.fromtimestamp(wall_ms / 1_000, UTC)

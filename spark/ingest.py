@@ -23,7 +23,15 @@ from .selection import Selection
 from .settings import load_settings
 from .spark_engine import SparkEngine
 from .steps import Ingest, Step, chain_to, next_step
-from .tables import KEYS, MESSAGES, LogStretch, app_id, ingests_of, position_of
+from .tables import (
+    KEYS,
+    MESSAGES,
+    LogStretch,
+    app_id,
+    ingests_of,
+    position_of,
+    turn_on_change_data_feed,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,9 +93,10 @@ def ingest(
         StorageError: The snapshot is damaged, or cannot be read; or a table cannot be written.
     """
     engine: Engine = LocalEngine(on_progress) if spark is None else SparkEngine(spark, on_progress)
+    settings = load_settings(archive)
     wanted = Selection(
         topics=tuple(words(topics)),
-        leave_out=tuple(load_settings(archive).leave_out),
+        leave_out=tuple(settings.leave_out),
         on_damage=on_damage,
     )
     with hold_snapshot(Path(path)):
@@ -108,6 +117,8 @@ def ingest(
                     "somebody else writes to %s, or Spark is slow, again: %s", archive, attempt
                 )
                 continue
+            if settings.change_data_feed:
+                turn_on_change_data_feed(archive)
             # Of several tries that one counts which took something in.
             done = taken or step
             return IngestReport(

@@ -1,7 +1,6 @@
 """Writes the tables of an archive in this process: no Java, one machine."""
 
 import dataclasses
-import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -31,6 +30,7 @@ from .tables import (
     MESSAGES,
     PARTITIONS,
     LogStretch,
+    key_hash,
     require_table,
 )
 
@@ -147,7 +147,7 @@ def _keys(archive: str, stretch: LogStretch) -> Iterator[tuple[str, pa.RecordBat
         if not len(parents):
             continue
         keys = pc.list_flatten(batch["keys"])
-        hashes = pa.array([zlib.crc32(key.encode()) for key in keys.to_pylist()], pa.int64())
+        hashes = pa.array(map(key_hash, keys.to_pylist()), pa.int64())
         places = [batch[name].take(parents) for name in _OF_MESSAGE]
         # A file has messages of one day.
         month = batch["dt"][0].as_py().isoformat()[:7]

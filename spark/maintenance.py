@@ -1,26 +1,22 @@
-"""Work on an archive that nobody waits for: compaction, expiry, vacuum, verification, jars."""
+"""Queries of an archive by Spark, its verification, vacuum, and jars."""
 
 import shutil
 from collections.abc import Sequence
-from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mqmesh.errors import ConfigError, StorageError
-from mqmesh.message import check_topic
+from mqmesh.errors import ConfigError
 
 from .columns import register_functions, with_values
 from .failures import last_cause
 from .jvm.jars import jar_path, lacking_jars
-from .settings import load_settings
 from .tables import (
     INGESTS,
     KEYS,
     MESSAGES,
     open_table,
-    partitions,
     require_table,
     sources,
     table_path,
@@ -71,91 +67,6 @@ def content_of(spark: "SparkSession", archive: str) -> Content:
     """Counts and hashes all messages."""
     row = spark.sql(f"SELECT {_CONTENT} FROM {_table(archive, MESSAGES)}").collect()[0]
     return Content(row["found"], row["different"], row["content"])
-
-
-def compact(spark: "SparkSession", archive: str, *, since: str = "") -> dict[str, int]:
-    """Makes large files of small ones; readers go on with the old ones.
-
-    Args:
-        spark: A session.
-        archive: Directory of the archive.
-        since: Only days from this one on, ``2026-03-01``; empty for all.
-
-    Returns:
-        Files before and after, of all tables together.
-
-    Raises:
-        ConfigError: The directory is no archive.
-        StorageError: The messages were others afterwards; ``restore`` of Delta Lake goes back.
-    """
-    before, files = content_of(spark, archive), _files(archive)
-    spark.conf.set(
-        "spark.databricks.delta.optimize.maxFileSize", str(load_settings(archive).file_bytes)
-    )
-    where = f" WHERE dt >= '{_day(since)}'" if since else ""
-    for table in (MESSAGES, KEYS):
-        if open_table(archive, table) is not None:
-            spark.sql(f"OPTIMIZE {_table(archive, table)}{where}")
-    after = content_of(spark, archive)
-    # Somebody may have taken in more meanwhile; nothing may be less.
-    if after.rows < before.rows or (after.rows == before.rows and after != before):
-        raise StorageError(f"compaction changed {archive}: {before} became {after}")
-    return {"files_before": files, "files_after": _files(archive)}
-
-
-def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "") -> int:
-    """Forgets whole days, and their keys.
-
-    Args:
-        spark: A session.
-        archive: Directory of the archive.
-        before: The first day to keep, ``2026-03-01``.
-        topic: Only of this topic; empty for all.
-
-    Returns:
-        Messages that went. Their files go with ``vacuum``.
-
-    Raises:
-        ConfigError: The directory is no archive, or the text is no day.
-        InvalidArgument: The topic cannot be one.
-    """
-    require_table(archive, MESSAGES)
-    where = f"dt < '{_day(before)}'"
-    if topic:
-        # Names of topics have no quotes, so they can stand in SQL.
-        where += f" AND topic = '{check_topic(topic)}'"
-    gone = int(
-        spark.sql(f"SELECT count(*) FROM {_table(archive, MESSAGES)} WHERE {where}").collect()[0][0]
-    )
-    if open_table(archive, KEYS) is not None:
-        # First the keys: what they lead to must be there.
-        spark.sql(f"DELETE FROM {_table(archive, KEYS)} WHERE {where}")
-    spark.sql(f"DELETE FROM {_table(archive, MESSAGES)} WHERE {where}")
-    return gone
-
-
-def expire_by_settings(spark: "SparkSession", archive: str, today: date) -> int:
-    """Forgets what ``expire_days`` of the archive's settings says.
-
-    Args:
-        spark: A session.
-        archive: Directory of the archive.
-        today: Present day in UTC; so many days before it are kept.
-
-    Returns:
-        Messages that went.
-
-    Raises:
-        ConfigError: The directory is no archive, or its settings are wrong.
-    """
-    settings = load_settings(archive)
-    gone = 0
-    for topic, oldest in sorted(_oldest_days(archive).items()):
-        days = settings.days_of(topic)
-        before = "" if days is None else (today - timedelta(days=days)).isoformat()
-        if oldest < before:
-            gone += expire(spark, archive, before=before, topic=topic)
-    return gone
 
 
 def vacuum(archive: str, *, hours: int, dry_run: bool) -> list[str]:
@@ -291,28 +202,8 @@ def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
     return sorted(path.name for path in paths)
 
 
-def _oldest_days(archive: str) -> dict[str, str]:
-    """Returns the first day of each topic."""
-    found: dict[str, str] = {}
-    for one in partitions(archive):
-        found[one.topic] = min(one.dt, found.get(one.topic, one.dt))
-    return found
-
-
-def _files(archive: str) -> int:
-    tables = [open_table(archive, name) for name in (MESSAGES, KEYS)]
-    return sum(len(table.file_uris()) for table in tables if table is not None)
-
-
 def _table(archive: str, name: str) -> str:
     path = table_path(archive, name)
     if "`" in path:
         raise ConfigError(f"{archive}: an archive's path may have no backtick")
     return f"delta.`{path}`"
-
-
-def _day(text: str) -> str:
-    try:
-        return date.fromisoformat(text).isoformat()
-    except ValueError:
-        raise ConfigError(f"{text!r} is no day; write 2026-03-01") from None

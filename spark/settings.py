@@ -22,11 +22,14 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         leave_out: Topics that are not taken in: names, or beginnings with ``*`` behind.
         expire_days: Days for which messages of a topic are kept, 1 to 100,000, by its name or its
             beginning with ``*`` behind; the longest that fits counts. Others are kept.
+        change_data_feed: Have Delta Lake keep which messages were added and deleted, for readers of
+            changes. An ingest turns it on; it is turned off by Delta Lake's own means.
         file_bytes: Size of the files that ``compact`` makes, 1 MiB to 4 GiB.
     """
 
     leave_out: Annotated[list[_Topic], msgspec.Meta(max_length=10_000)] = []
     expire_days: dict[_Topic, _Days] = {}
+    change_data_feed: bool = False
     file_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=4096 * MIB)] = 256 * MIB
 
     def days_of(self, topic: str) -> int | None:

@@ -1,15 +1,18 @@
 """Tables of an archive, and their state as far as it shows without Spark."""
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import date
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from mqmesh.errors import ConfigError
 
@@ -26,6 +29,9 @@ INGEST_COLUMNS: Final = (
     "broker string, store_id bigint, epoch bigint, from_offset bigint, to_offset bigint, "
     "gap_before bigint, snapshot string, last_offset bigint, mark string, ingested_at timestamp"
 )
+
+
+_FEED: Final = "delta.enableChangeDataFeed"
 
 
 class LogStretch(NamedTuple):
@@ -81,14 +87,29 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.ingests if one.gap_before]
 
 
-class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic and day of an archive."""
+class DayStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One day (UTC) of an archive's messages."""
 
-    topic: str
     dt: str
     rows: int
     bytes: int
     files: int
+
+
+class TopicStats(msgspec.Struct, frozen=True):
+    """Messages of one topic.
+
+    Attributes:
+        topic: Their topic.
+        messages: Number of them.
+        first_day: Day (UTC) of the first, ``2026-03-01``.
+        last_day: Day of the last.
+    """
+
+    topic: str
+    messages: int
+    first_day: str
+    last_day: str
 
 
 def app_id(store_id: int, broker: str) -> str:
@@ -124,6 +145,16 @@ def require_table(archive: str, table: str) -> DeltaTable:
     if found is None:
         raise ConfigError(f"{archive} is no archive: it has no table {table!r}")
     return found
+
+
+def turn_on_change_data_feed(archive: str) -> None:
+    """Has Delta Lake keep what changes in messages and keys from now on."""
+    for name in (MESSAGES, KEYS):
+        table = open_table(archive, name)
+        if table is not None and table.metadata().configuration.get(_FEED) != "true":
+            # Where somebody else commits at this moment the next ingest does it.
+            with suppress(CommitFailedError):
+                table.alter.set_table_properties({_FEED: "true"})
 
 
 def position_of(archive: str, table: str, application: str) -> int | None:
@@ -163,23 +194,58 @@ def sources(archive: str) -> list[Source]:
     return found
 
 
-def partitions(archive: str) -> list[PartitionStats]:
-    """Returns rows and bytes, about, of each topic and day; reads a small column of all files."""
+def days(archive: str) -> list[DayStats]:
+    """Returns rows and bytes of each day, from the table's log."""
     table = require_table(archive, MESSAGES)
-    actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    files = {action["path"]: action for action in actions}
-    sums: dict[tuple[str, str], list[int]] = {}
-    for fragment in table.to_pyarrow_dataset().get_fragments():
-        action = files[fragment.path]
-        for one in pc.value_counts(fragment.to_table(columns=["topic"])["topic"]).to_pylist():
-            total = sums.setdefault((one["values"], str(action["partition.dt"])), [0, 0, 0])
-            total[0] += one["counts"]
-            total[1] += action["size_bytes"] * one["counts"] // action["num_records"]
-            total[2] += 1
+    sums: dict[str, list[int]] = {}
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        total = sums.setdefault(str(action["partition.dt"]), [0, 0, 0])
+        total[0] += action["num_records"] or 0
+        total[1] += action["size_bytes"]
+        total[2] += 1
     return [
-        PartitionStats(topic=topic, dt=dt, rows=rows, bytes=size, files=files)
-        for (topic, dt), (rows, size, files) in sorted(sums.items())
+        DayStats(dt=dt, rows=rows, bytes=size, files=files)
+        for dt, (rows, size, files) in sorted(sums.items())
     ]
+
+
+def topics(archive: str) -> list[TopicStats]:
+    """Counts the messages of each topic; it reads one small column of all files."""
+    dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
+    return by_topic(dataset.to_batches(columns=["topic", "dt"]))
+
+
+def by_topic(batches: Iterable[pa.Table | pa.RecordBatch]) -> list[TopicStats]:
+    """Counts rows of the columns ``topic`` and ``dt``."""
+    counts = by_topic_and_day(batches)
+    found: dict[str, list[date]] = {}
+    for topic, day in sorted(counts):
+        found.setdefault(topic, []).append(day)
+    return [
+        TopicStats(
+            topic,
+            sum(counts[topic, day] for day in dates),
+            dates[0].isoformat(),
+            dates[-1].isoformat(),
+        )
+        for topic, dates in found.items()
+    ]
+
+
+def by_topic_and_day(batches: Iterable[pa.Table | pa.RecordBatch]) -> Counter[tuple[str, date]]:
+    """Counts rows by the columns ``topic`` and ``dt``."""
+    counts: Counter[tuple[str, date]] = Counter()
+    for batch in batches:
+        rows = pa.table({name: batch[name] for name in ("topic", "dt")})
+        for row in rows.group_by(["topic", "dt"]).aggregate([([], "count_all")]).to_pylist():
+            counts[row["topic"], row["dt"]] += row["count_all"]
+    return counts
+
+
+def key_hash(key: str) -> int:
+    """Returns the CRC-32 of a key, which the table of keys is sorted by: keys have any length, and
+    statistics of files only their beginnings."""
+    return zlib.crc32(key.encode())
 
 
 def rows_where(

@@ -52,12 +52,18 @@ _SOURCES: Final = (
     Column("ingests", "INGESTS", len),
     Column("gaps", "MISSING BYTES", lambda gaps: sum(one.gap_before for one in gaps)),
 )
-_PARTITIONS: Final = (
-    Column("topic", "TOPIC"),
+_DAYS: Final = (
     Column("dt", "DAY"),
     Column("rows", "MESSAGES"),
     Column("bytes", "BYTES"),
     Column("files", "FILES"),
+)
+
+_TOPICS: Final = (
+    Column("topic", "TOPIC"),
+    Column("messages", "MESSAGES"),
+    Column("first_day", "FIRST DAY"),
+    Column("last_day", "LAST DAY"),
 )
 
 _Start = Callable[..., AbstractContextManager[Any]]
@@ -232,20 +238,26 @@ def _take_in(spark: Any, path: Path, archive: str, **options: Any) -> None:
 
 @archive.command()
 @_archive
+@click.option("--topics", "with_topics", is_flag=True, help="Count each topic; it reads a column.")
 @json_option
-def status(archive: str) -> int:
-    """Print how far an archive has come, what is missing in it, and what it holds.
+def status(archive: str, with_topics: bool) -> int:
+    """Print how far an archive has come, what is missing in it, and what it holds of each day.
 
     \b
     Examples:
       mqmesh archive status archive
+      mqmesh archive status archive --topics
     """
     tables = archive_module("tables")
-    sources, partitions = tables.sources(archive), tables.partitions(archive)
-    if print_answer({"sources": sources, "partitions": partitions}):
+    sources, days = tables.sources(archive), tables.days(archive)
+    topics = tables.topics(archive) if with_topics else None
+    if print_answer({"sources": sources, "days": days, "topics": topics}):
         Table(_SOURCES, sources).print()
         say()
-        Table(_PARTITIONS, partitions).print()
+        Table(_DAYS, days).print()
+        if topics is not None:
+            say()
+            Table(_TOPICS, topics).print()
     return ExitCode.OK
 
 
@@ -376,22 +388,19 @@ def verify(archive: str, start: _Start) -> int:
 @archive.command()
 @_archive
 @click.option("--since", default="", metavar="DAY", help="Only days (UTC) from this one on.")
-@_spark_options
 @json_option
-def compact(
-    archive: str,
-    since: str,
-    start: _Start,
-) -> int:
-    """Make large files of small ones, so that queries open fewer.
+def compact(archive: str, since: str) -> int:
+    """Make large files of small ones, so that queries open fewer. Keys of past months are sorted.
+
+    It needs no Java; the messages of the files that it replaces are counted and hashed, before and
+    after.
 
     \b
     Examples:
       mqmesh archive compact archive --since 2026-03-01
     """
-    work = archive_module("maintenance")
-    with start() as spark:
-        done = work.compact(spark, archive, since=since)
+    today = datetime.now(UTC).date()
+    done = archive_module("compaction").compact(archive, today, since=since)
     print_answer(done, f"{done['files_before']:,} files became {done['files_after']:,}")
     return ExitCode.OK
 
@@ -403,15 +412,8 @@ def compact(
 )
 @click.option("-t", "--topic", default="", help="Only of this topic.")
 @yes_option
-@_spark_options
 @json_option
-def expire(
-    archive: str,
-    older_than: str,
-    topic: str,
-    yes: bool,
-    start: _Start,
-) -> int:
+def expire(archive: str, older_than: str, topic: str, yes: bool) -> int:
     """Forget old messages. Their files go with `mqmesh archive vacuum`.
 
     Without --older-than it does what expire_days of archive.toml in ARCHIVE says.
@@ -432,14 +434,74 @@ def expire(
         f"this deletes {which} from the archive", f"Delete {which} from archive {archive}?", yes=yes
     )
     today = datetime.now(UTC).date()
-    work = archive_module("maintenance")
-    with start() as spark:
-        if older_than:
-            before = (today - timedelta(days=days)).isoformat()
-            gone = work.expire(spark, archive, before=before, topic=topic)
-        else:
-            gone = work.expire_by_settings(spark, archive, today)
+    work = archive_module("forgetting")
+    if older_than:
+        before = (today - timedelta(days=days)).isoformat()
+        gone = work.expire(archive, before=before, topic=topic)
+    else:
+        gone = work.expire_by_settings(archive, today)
     print_answer({"messages": gone}, f"{gone:,} messages are gone")
+    return ExitCode.OK
+
+
+@archive.command()
+@_archive
+@click.option("-t", "--topic", default="", help="Messages of this topic.")
+@click.option("-k", "--key", default="", help="Messages with this key.")
+@click.option("--id", "message_id", default="", help="Messages with this id.")
+@click.option(
+    "--where",
+    default="",
+    metavar="CONDITION",
+    help="Messages that fulfil a condition of `mqmesh archive sql`; it starts Spark.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@yes_option
+@_spark_options
+@json_option
+def forget(
+    archive: str,
+    topic: str,
+    key: str,
+    message_id: str,
+    where: str,
+    dry_run: bool,
+    yes: bool,
+    start: _Start,
+) -> int:
+    """Delete messages that fulfil all conditions, and their keys; first it shows how many.
+
+    Brokers have them still, and so do old versions of the archive until `mqmesh archive vacuum`.
+
+    \b
+    Examples:
+      mqmesh archive forget archive --topic orders --key customer-4711
+      mqmesh archive forget archive --where "json(body, '$.customer') = '4711'" --dry-run
+    """
+    work = archive_module("forgetting")
+    conditions = {"topic": topic, "key": key, "message_id": message_id, "where": where}
+    with start() if where else nullcontext() as spark:
+        choice = work.choose(archive, spark=spark, **conditions)
+    count = choice.messages
+    if not answers_json():
+        Table(_TOPICS, choice.topics).print()
+    if dry_run or not count:
+        gone = 0
+        said = f"{count:,} messages would be deleted" if count else "no message was found"
+    else:
+        confirm(
+            f"this deletes {count:,} messages from the archive",
+            f"Delete {count:,} messages from archive {archive}?",
+            yes=yes,
+        )
+        gone = work.forget(archive, choice)
+        said = f"{gone:,} messages are gone"
+    print_answer({"messages": gone, "dry_run": dry_run, "topics": choice.topics}, said)
+    if gone:
+        print_note(
+            "files of old versions have them still, until `mqmesh archive vacuum ARCHIVE "
+            "--older-than 1h` removes them"
+        )
     return ExitCode.OK
 
 

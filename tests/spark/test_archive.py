@@ -7,7 +7,7 @@ import runpy
 import sys
 import threading
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -25,14 +25,14 @@ from mqmesh.message import Message
 from mqmesh.protocol.route import ClusterInfo
 from mqmesh.spark import export, tables
 from mqmesh.spark import find as find_module
+from mqmesh.spark.compaction import compact
 from mqmesh.spark.data_source import MqmeshDataSource
 from mqmesh.spark.find import FoundRows, find
+from mqmesh.spark.forgetting import expire
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import (
     check_reads_only,
-    compact,
     content_of,
-    expire,
     query,
     vacuum,
     verify,
@@ -271,6 +271,9 @@ def test_another_engine_reads_the_same_counts(ask, archive, scene):
     assert dict(ask(archive)) == dict(scene.carriers)
 
 
+LIVE = '.options(namesrv="127.0.0.1:9876", subscribe="flights").load()'
+
+
 def test_the_notebook_counts_and_draws_all_flights_of_each_hour(
     archive, scene, project_root, tmp_path, monkeypatch
 ):
@@ -280,14 +283,17 @@ def test_the_notebook_counts_and_draws_all_flights_of_each_hour(
     (tmp_path / "archive").symlink_to(archive)
     program = tmp_path / "examples" / "program.py"
     program.parent.mkdir()
-    program.write_text("\n".join("".join(cell["source"]) for cell in cells))
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    # Live messages have the columns of a snapshot's; here is no cluster.
+    assert LIVE in text
+    program.write_text(text.replace(LIVE, f".load({str(scene.snapshots[3])!r})"))
     monkeypatch.chdir(program.parent)
     monkeypatch.setenv("MPLBACKEND", "agg")
     found = runpy.run_path(str(program))
-    assert found["counts"] == scene.hours
-    axes = found["axes"]
-    assert sum(bar.get_height() for bar in axes.patches) == scene.count
-    drawn = [one.get_text() for one in axes.get_legend().get_texts()]
+    assert found["counts"] == {"archive": scene.hours, "live": scene.hours}
+    for axes in found["both"]:
+        assert sum(bar.get_height() for bar in axes.patches) == scene.count
+    drawn = [one.get_text() for one in found["both"][1].get_legend().get_texts()]
     assert drawn == [carrier for carrier, _ in scene.carriers.most_common()]
     found["plt"].close("all")
 
@@ -337,7 +343,7 @@ def test_status_is_told_without_java(archive, scene):
     assert (source.broker, source.position, source.keys_position) == ("broker-a", end, end)
     assert source.gaps == []
     assert source.ingests[0].from_offset == 0
-    assert sum(one.rows for one in tables.partitions(archive)) == scene.count
+    assert sum(one.rows for one in tables.days(archive)) == scene.count
 
 
 def test_the_console_shows_the_archive_and_looks_messages_up(archive, scene):
@@ -376,7 +382,7 @@ def test_sql_that_would_write_is_refused(spark, archive, text):
 
 def test_compaction_changes_no_message_and_vacuum_removes_old_files(spark, archive, scene):
     before = content_of(spark, archive)
-    done = compact(spark, archive)
+    done = compact(archive, date(2026, 4, 1))
     assert done["files_after"] < done["files_before"]
     assert content_of(spark, archive) == before
     assert before.rows == scene.count
@@ -428,7 +434,7 @@ def test_a_gap_another_store_and_another_course_are_refused(spark, scene, tmp_pa
     found = Counter(rows["broker"].to_pylist())
     assert found == {"broker-a": 30, "broker-a-2": 3}
     before = datetime.fromtimestamp(1_770_000_000 + 30 * 3_600, UTC).date().isoformat()
-    gone = expire(spark, archive, before=before)
+    gone = expire(archive, before=before)
     assert 0 < gone < 33
     assert verify(spark, archive).rows == 33 - gone
     assert verify(spark, archive).sound

@@ -30,8 +30,9 @@ from mqmesh.spark import session as session_module
 from mqmesh.spark import tables
 from mqmesh.spark.columns import json as json_of
 from mqmesh.spark.columns import text
+from mqmesh.spark.forgetting import expire, expire_by_settings
 from mqmesh.spark.ingest import ingest
-from mqmesh.spark.maintenance import expire, expire_by_settings, query
+from mqmesh.spark.maintenance import query
 from mqmesh.spark.session import read_archive
 from mqmesh.storage.tools.snapshot_reading import Batch, Snapshot
 from mqmesh.testing.processes import ProcessCluster
@@ -324,11 +325,11 @@ def test_settings_say_what_is_left_out_and_how_long_it_is_kept(spark, days, tmp_
     counts = query(spark, str(archive), "select topic, count(*) from messages group by topic")
     assert dict(map(tuple, counts.collect())) == {"keep": 4, "pay": 4}
     last = date.fromtimestamp((START_MS + 3 * DAY_MS) / 1_000)
-    assert expire_by_settings(spark, str(archive), last) == 1
-    assert expire_by_settings(spark, str(archive), last) == 0
+    assert expire_by_settings(str(archive), last) == 1
+    assert expire_by_settings(str(archive), last) == 0
     with pytest.raises(InvalidArgument):
-        expire(spark, str(archive), before="2100-01-01", topic="keep' OR '1'='1")
-    assert sum(one.rows for one in tables.partitions(str(archive))) == 7
+        expire(str(archive), before="2100-01-01", topic="keep' OR '1'='1")
+    assert sum(one.rows for one in tables.days(str(archive))) == 7
 
 
 def test_damage_ends_an_ingest_with_one_sentence_and_a_summary_counts_it(spark, days, tmp_path):
@@ -345,4 +346,4 @@ def test_damage_ends_an_ingest_with_one_sentence_and_a_summary_counts_it(spark, 
     frame = spark.read.format("mqmesh").option("summary", "true").load(str(days))
     assert frame.selectExpr("sum(messages)", "sum(_damage)").collect()[0][:] == (11, 1)
     ingest(spark, str(days), archive, on_damage="skip")
-    assert sum(one.rows for one in tables.partitions(archive)) == 11
+    assert sum(one.rows for one in tables.days(archive)) == 11
