@@ -48,6 +48,7 @@ GROUPS = {"dashboard": 3, "audit": 1}
 REPORT_S = 0.2
 START_TIMEOUT_S = 20.0
 JOB_TIMEOUT_S = 300.0
+BAR_WIDTH = 40
 
 
 # ---- The processes ---------------------------------------------------------------------
@@ -220,8 +221,8 @@ def wait_for_broker(process: "subprocess.Popen[bytes]", namesrv: str, log: Path)
                 return
 
 
-def run_job(console: Console, namesrv: str) -> bool:
-    """Runs the producer and the groups; True when every total is right."""
+def run_job(console: Console, namesrv: str) -> Counter[str] | None:
+    """Runs the producer and the groups; flights by carrier, None where a total is wrong."""
     with ExitStack() as stack:
         members = {
             group: [Child("--consume", group, "--namesrv", namesrv) for _ in range(count)]
@@ -235,7 +236,7 @@ def run_job(console: Console, namesrv: str) -> bool:
         producer = Child("--produce", "--namesrv", namesrv)
         stack.callback(producer.stop)
         follow(console, producer, members, expected.total())
-    return show(console, expected, producer.facts, members)
+    return expected if show(console, expected, producer.facts, members) else None
 
 
 def wait_for_queues(members: dict[str, list[Child]]) -> None:
@@ -332,8 +333,8 @@ def show(
 # ---- The archive -----------------------------------------------------------------------
 
 
-def archive_flights(console: Console, namesrv: str, folder: Path) -> bool:
-    """Snapshot, archive, SQL: True when its totals are right, or when there is no Spark here."""
+def archive_flights(console: Console, namesrv: str, folder: Path, live: Counter[str]) -> bool:
+    """Snapshot, archive, SQL: True when its totals are the live ones, or there is no Spark here."""
     try:
         from mqmesh.spark.ingest import ingest
         from mqmesh.spark.maintenance import query
@@ -357,7 +358,16 @@ def archive_flights(console: Console, namesrv: str, folder: Path) -> bool:
         totals = {row[0]: row[1] for row in found.collect()}
     finally:
         spark.stop()
-    well = totals == Counter(row["carrier"] for row in rows())
+    table = Table(title="flights per carrier, live and from the archive by SQL")
+    for heading in ("carrier", "live", "archive"):
+        table.add_column(heading, justify="left" if heading == "carrier" else "right")
+    table.add_column("")
+    for carrier, count in live.most_common():
+        found = totals.get(carrier, 0)
+        width = round(found / max(live.values()) * BAR_WIDTH)
+        table.add_row(carrier, f"{count:,}", f"{found:,}", "█" * width)
+    console.print(table)
+    well = totals == live
     console.print(
         f"[green]the archive has all {sum(totals.values()):,} flights, by SQL[/]"
         if well
@@ -386,9 +396,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         console.print("starting two name servers and a broker, reading the flights …")
         with cluster(folder) as namesrv:
-            well = run_job(console, namesrv)
-            if well and not options.no_archive:
-                well = archive_flights(console, namesrv, folder)
+            live = run_job(console, namesrv)
+            well = live is not None
+            if live is not None and not options.no_archive:
+                well = archive_flights(console, namesrv, folder, live)
             if well and find_spec("starlette") is not None:
                 console.print("in a browser: mqmesh up --console, then http://127.0.0.1:8082/")
             return 0 if well else 1

@@ -157,8 +157,8 @@ def _check(archive: str, name: str, table: DeltaTable) -> None:
         for number in (version - 1, version)
     )
     before, after = ({one.path: one for one in found.get_fragments()} for found in (old, new))
-    removed = _content(old, [before[path] for path in before.keys() - after.keys()], name)
-    added = _content(new, [after[path] for path in after.keys() - before.keys()], name)
+    removed = content_of_files(old, [before[path] for path in before.keys() - after.keys()], name)
+    added = content_of_files(new, [after[path] for path in after.keys() - before.keys()], name)
     if removed != added:
         raise StorageError(
             f"compaction changed {name} of {archive}: {removed[0]:,} rows became {added[0]:,}, or "
@@ -166,7 +166,7 @@ def _check(archive: str, name: str, table: DeltaTable) -> None:
         )
 
 
-def _content(
+def content_of_files(
     dataset: ds.FileSystemDataset, fragments: list[ds.Fragment], name: str
 ) -> tuple[int, int]:
     """Returns the number of rows in files, and a sum of hashes over them, in no order."""

@@ -23,7 +23,7 @@ from .settings import load_settings
 from .tables import (
     KEYS,
     MESSAGES,
-    TopicStats,
+    ArchivedTopic,
     by_topic,
     by_topic_and_day,
     key_hash,
@@ -51,7 +51,7 @@ class Choice(msgspec.Struct, frozen=True):
         places: Their places, in the columns ``PLACE``; None for all messages of the one topic.
     """
 
-    topics: list[TopicStats]
+    topics: list[ArchivedTopic]
     places: pa.Table | None = None
 
     @property

@@ -19,6 +19,7 @@ from .jvm.class_archive import class_archive_options
 from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars, turn_to_fetch
 from .jvm.java import Java, cache_directory, find_java
 from .jvm.output import JavaOutput
+from .notebook import shorten_tracebacks
 from .tables import MESSAGES, require_table, table_path
 from .versions import check_pyspark
 
@@ -68,6 +69,8 @@ def session(
 ) -> "SparkSession":
     """Returns a Spark session, or the one that is running, for snapshots and the archive.
 
+    In a notebook errors of Spark are then shown as one sentence below the user's own lines.
+
     Args:
         master: Address of a Spark cluster, as ``spark://host:7077``; empty for this machine alone.
         memory: Heap of the driver, as Java writes sizes.
@@ -110,6 +113,7 @@ def session(
         }
     files = fetched_jars(delta_package()) if jars is None else _names(Path(jars))
     output = JavaOutput() if is_quiet and is_new else None
+    shorten_tracebacks()
     try:
         return _begin(builder, settings, dict(extra or {}), files, is_new, output)
     except PySparkRuntimeError as error:

@@ -87,7 +87,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.ingests if one.gap_before]
 
 
-class DayStats(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedDay(msgspec.Struct, frozen=True, kw_only=True):
     """One day (UTC) of an archive's messages."""
 
     dt: str
@@ -96,7 +96,7 @@ class DayStats(msgspec.Struct, frozen=True, kw_only=True):
     files: int
 
 
-class TopicStats(msgspec.Struct, frozen=True):
+class ArchivedTopic(msgspec.Struct, frozen=True):
     """Messages of one topic.
 
     Attributes:
@@ -194,7 +194,7 @@ def sources(archive: str) -> list[Source]:
     return found
 
 
-def days(archive: str) -> list[DayStats]:
+def days(archive: str) -> list[ArchivedDay]:
     """Returns rows and bytes of each day, from the table's log."""
     table = require_table(archive, MESSAGES)
     sums: dict[str, list[int]] = {}
@@ -204,25 +204,25 @@ def days(archive: str) -> list[DayStats]:
         total[1] += action["size_bytes"]
         total[2] += 1
     return [
-        DayStats(dt=dt, rows=rows, bytes=size, files=files)
+        ArchivedDay(dt=dt, rows=rows, bytes=size, files=files)
         for dt, (rows, size, files) in sorted(sums.items())
     ]
 
 
-def topics(archive: str) -> list[TopicStats]:
+def topics(archive: str) -> list[ArchivedTopic]:
     """Counts the messages of each topic; it reads one small column of all files."""
     dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
     return by_topic(dataset.to_batches(columns=["topic", "dt"]))
 
 
-def by_topic(batches: Iterable[pa.Table | pa.RecordBatch]) -> list[TopicStats]:
+def by_topic(batches: Iterable[pa.Table | pa.RecordBatch]) -> list[ArchivedTopic]:
     """Counts rows of the columns ``topic`` and ``dt``."""
     counts = by_topic_and_day(batches)
     found: dict[str, list[date]] = {}
     for topic, day in sorted(counts):
         found.setdefault(topic, []).append(day)
     return [
-        TopicStats(
+        ArchivedTopic(
             topic,
             sum(counts[topic, day] for day in dates),
             dates[0].isoformat(),

@@ -15,6 +15,7 @@ from harness.indexed_store import make_messages_batch
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles
 
+from mqmesh.cli import main
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import Message
 from mqmesh.spark import compaction, forgetting, tables
@@ -24,7 +25,7 @@ from mqmesh.spark.forgetting import choose, expire, expire_by_settings, forget
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import vacuum
 from mqmesh.spark.notebook import shorten_tracebacks
-from mqmesh.spark.tables import INGESTS, KEYS, MESSAGES, TopicStats, open_table, table_path
+from mqmesh.spark.tables import INGESTS, KEYS, MESSAGES, ArchivedTopic, open_table, table_path
 from mqmesh.units import TimestampMs
 
 pytestmark = [
@@ -103,13 +104,13 @@ def keys_of(found):
 def test_compaction_joins_what_is_small_and_nothing_twice(archive, snapshots, monkeypatch):
     before = rows_of(archive).sort_by("commitlog_offset")
     checked = []
-    content = compaction._content
+    content = compaction.content_of_files
 
     def count(dataset, fragments, name):
         checked.append(len(fragments))
         return content(dataset, fragments, name)
 
-    monkeypatch.setattr(compaction, "_content", count)
+    monkeypatch.setattr(compaction, "content_of_files", count)
     done = compact(archive, TODAY)
     # A day has the files of one ingest or two; each table of keys those of all.
     assert done["files_after"] == DAYS + 2 + 1 < done["files_before"]
@@ -167,14 +168,14 @@ def test_ingests_and_compaction_at_once_lose_nothing(snapshots, tmp_path):
 
 
 def test_a_compaction_that_changes_rows_is_an_error_that_says_how_to_go_back(archive, monkeypatch):
-    content = compaction._content
+    content = compaction.content_of_files
     seen = []
 
     def change(dataset, fragments, name):
         seen.append(content(dataset, fragments, name))
         return (seen[-1][0], len(seen))
 
-    monkeypatch.setattr(compaction, "_content", change)
+    monkeypatch.setattr(compaction, "content_of_files", change)
     version = open_table(archive, MESSAGES).version()
     with pytest.raises(StorageError, match=rf"restore\({version}\)"):
         compact(archive, TODAY)
@@ -240,7 +241,7 @@ def test_a_message_is_forgotten_by_its_id_and_by_sql(spark, archive):
     (row,) = find(archive, key="k-7").rows
     day = row["dt"].isoformat()
     choice = choose(archive, message_id=row["message_id"].lower())
-    assert choice.topics == [TopicStats("pay", 1, day, day)]
+    assert choice.topics == [ArchivedTopic("pay", 1, day, day)]
     assert forget(archive, choice) == 1
     sql = "json(body, '$.customer') = 'c-4' -- or a comment"
     choice = choose(archive, where=sql, topic="orders", spark=spark)
@@ -270,6 +271,31 @@ def test_what_cannot_be_chosen_is_refused(archive, tmp_path, monkeypatch):
     monkeypatch.setattr(forgetting, "sources", lambda place: [behind])
     with pytest.raises(ConfigError, match="lacks keys of broker-a"):
         choose(archive, key="customer-3")
+
+
+def test_commands_show_what_goes_before_it_goes(archive, capsys):
+    def call(*arguments, code=0):
+        assert main.main(["archive", *arguments]) == code
+        return capsys.readouterr()
+
+    forget_key = ("forget", archive, "--key", "customer-3")
+    count = COUNT // 10
+    said = json.loads(call(*forget_key, "--dry-run", "--json").out)
+    assert (said["messages"], said["dry_run"]) == (0, True)
+    assert [one["topic"] for one in said["topics"]] == sorted(TOPICS)
+    assert sum(one["messages"] for one in said["topics"]) == count
+    said = call(*forget_key, code=2)
+    assert "LAST DAY" in said.out
+    assert f"this deletes {count} messages from the archive; add --yes" in said.err
+    said = call(*forget_key, "--yes")
+    assert f"{count} messages are gone" in said.out
+    assert "mqmesh archive vacuum" in said.err
+    assert "no message was found" in call(*forget_key, "--yes").out
+    status = json.loads(call("status", archive, "--topics", "--json").out)
+    assert sum(one["rows"] for one in status["days"]) == COUNT - count
+    assert sum(one["messages"] for one in status["topics"]) == COUNT - count
+    assert "files became" in call("compact", archive, "--since", "2026-02-01").out
+    assert "messages are gone" in call("expire", archive, "--older-than", "1d", "--yes").out
 
 
 def test_a_catalog_names_the_tables_and_the_feed_shows_what_changed(spark, snapshots, tmp_path):
