@@ -116,7 +116,7 @@ has_tools() {
             "$1/bin/python" - "$ROOT" "$2" <<'PY'
 import importlib.util, pathlib, sys
 
-tools = ("hypothesis", "jinja2", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "selenium", "starlette", "uvicorn", "xdist")
+tools = ("h2", "hypothesis", "jinja2", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "selenium", "starlette", "uvicorn", "xdist")
 if "spark" in sys.argv[2].split(","):
     tools += ("pyspark", "delta", "deltalake", "pyarrow", "duckdb", "matplotlib", "polars")
 if any(importlib.util.find_spec(tool) is None for tool in tools):

@@ -186,6 +186,27 @@ def test_what_a_push_consumer_has_is_renewed_until_it_is_gone(scene):
     assert other.ack(message).status.code == ReplyCode.OK
 
 
+def test_what_a_consumer_gives_up_is_a_dead_letter(scene):
+    client, world = scene.client(), scene.site.world
+    sent(client, b"bad", b"good")
+    messages = {one.body: one for one in client.got()}
+    receipt = messages[b"bad"].system_properties.receipt_handle
+    answer = client.ask(
+        "ForwardMessageToDeadLetterQueue",
+        group=resource("g"),
+        topic=resource("t"),
+        receipt_handle=receipt,
+        delivery_attempt=3,
+    )
+    assert answer.status.code == ReplyCode.OK
+    assert client.ack(messages[b"good"]).status.code == ReplyCode.OK
+    scene.run(15_000)
+    assert client.got() == []
+    with GroupAdmin(world.namesrv_addr, transport=world.transport("groups")) as admin:
+        ((one,),) = admin.groups("g").values()
+    assert (one.dead, one.lag) == (1, 0)
+
+
 def test_a_client_that_says_farewell_gives_back_what_was_renewed(scene):
     one, other = scene.client("one"), scene.client("other")
     sent(one, b"x")

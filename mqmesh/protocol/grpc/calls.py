@@ -467,11 +467,16 @@ class GrpcConnection:
 
 
 def timeout_of(text: str) -> int:
-    """Return a ``grpc-timeout`` in ms, at least 1; 0 for none, or one that cannot be read."""
+    """Return a ``grpc-timeout`` in ms, at least 1.
+
+    0 stands for none, one that cannot be read, and more than ``MOST_TIMEOUT_MS``: some clients have
+    streams for decades.
+    """
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdecimal() and len(number) <= 8 and unit in _UNITS_MS):
         return 0
-    return min(max(int(int(number) * _UNITS_MS[unit]), 1), MOST_TIMEOUT_MS)
+    found = max(int(int(number) * _UNITS_MS[unit]), 1)
+    return found if found <= MOST_TIMEOUT_MS else 0
 
 
 def _trailers(status: GrpcStatus, message: str) -> Iterator[tuple[bytes, bytes]]:

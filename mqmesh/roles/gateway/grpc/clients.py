@@ -246,7 +246,9 @@ class GrpcClients:
                     if error is None:
                         on_joined(client)
 
-                client.brokers[broker_name].heartbeat = None
+                # Nothing of before counts, nor what is under way by the former connection.
+                known = client.brokers[broker_name]
+                known.heartbeat = known.asked = None
                 self.join(client, broker_name, joined)
 
     def leave_all(self) -> None:

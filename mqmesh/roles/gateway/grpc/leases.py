@@ -127,6 +127,7 @@ class ClientLease(msgspec.Struct, eq=False):
         unsettled: Messages of it without a report, by queue offset: until when the client has them,
             monotonic clock.
         is_renewed: The gateway renews it for the client.
+        planned_ms: When it is looked at next, monotonic clock; 0 for not.
     """
 
     client_id: str
@@ -134,6 +135,7 @@ class ClientLease(msgspec.Struct, eq=False):
     held: HeldLease
     unsettled: dict[int, int]
     is_renewed: bool
+    planned_ms: int = 0
 
 
 class ClientLeases:
@@ -226,7 +228,10 @@ class ClientLeases:
         """Extend leases and give back messages; to be called each ``TICK_MS``."""
         now_ms = self._now_ms()
         while self._events and self._events[0][0] <= now_ms:
-            one = heapq.heappop(self._events)[2]
+            at_ms, _, one = heapq.heappop(self._events)
+            if at_ms != one.planned_ms:
+                continue  # it was looked at before
+            one.planned_ms = 0
             held = one.held
             if self._leases.get((held.broker_name, held.lease.lease)) is not one:
                 continue
@@ -257,19 +262,26 @@ class ClientLeases:
         at_ms = min(min(one.unsettled.values()), one.held.until_ms)
         if self._is_short(one):
             at_ms = min(at_ms, self._renew_ms(one))
-        # What is settled meanwhile stays in the heap until then.
-        at_ms = min(at_ms, self._now_ms() + LOOK_MS)
+        # Not in this tick; and what is settled meanwhile stays in the heap until then.
+        now_ms = self._now_ms()
+        at_ms = min(max(at_ms, now_ms + 1), now_ms + LOOK_MS)
+        if one.planned_ms and one.planned_ms <= at_ms:
+            return
+        one.planned_ms = at_ms
         heapq.heappush(self._events, (at_ms, next(self._serial), one))
 
     def _extend(self, one: ClientLease, length_ms: int, on_done: OnSettled) -> None:
-        until_ms = self._now_ms() + length_ms
+        former_ms, until_ms = one.held.until_ms, self._now_ms() + length_ms
 
         def done(error: MQMeshError | None) -> None:
             if isinstance(error, StaleReceipt):
                 self._drop(one)
+            elif error is not None and one.unsettled:
+                one.held.until_ms = former_ms  # tried again while that is not over
+                self._plan(one)
             on_done(error)
 
-        one.held.until_ms = max(one.held.until_ms, until_ms)
+        one.held.until_ms = max(former_ms, until_ms)
         self._report(one, list(one.unsettled), SettleAction.EXTEND, length_ms, done)
 
     def _report(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqmesh.errors import MQMeshError, StaleReceipt
+from mqmesh.errors import MQMeshError, RequestTimeout, StaleReceipt
 from mqmesh.protocol.delivery import MessageLease, SettleAction, Settlement
 from mqmesh.roles.gateway.grpc.handles import Receipt
 from mqmesh.roles.gateway.grpc.leases import RENEWED_MS, ClientLeases
@@ -125,6 +125,19 @@ def test_a_lease_that_somebody_else_has_is_forgotten(scene):
     scene.noted.error = StaleReceipt("another has it", code=33)
     scene.wait(LENGTH_MS)
     assert scene.leases.messages == 0
+
+
+def test_a_lease_is_extended_again_when_its_broker_did_not_answer(scene):
+    scene.add(10, renewed=True)
+    scene.noted.error = RequestTimeout("nobody answers")
+    tries = scene.wait(LENGTH_MS // 2)
+    assert len(tries) > 5
+    scene.noted.error = None
+    assert len(scene.wait(LENGTH_MS // 3)) == 1
+    assert scene.leases.messages == 1
+    scene.noted.error = RequestTimeout("nobody answers")
+    scene.wait(2 * LENGTH_MS)
+    assert scene.leases.messages == 0, "it ended at the broker"
 
 
 def test_what_is_renewed_is_given_back_when_the_client_is_gone(scene):
