@@ -120,18 +120,24 @@ public class GatewayClient {
         producer.shutdown();
     }
 
-    /** Sends one message, and says what became of it. */
-    static void tryToSend(String topic) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("java-tries", hook());
-        producer.setNamesrvAddr(namesrv);
-        producer.setRetryTimesWhenSendFailed(0);
-        producer.start();
-        try {
-            sent(producer.send(new Message(topic, bytes("tried")), 10_000));
-        } catch (Exception error) {
-            say("refused", String.valueOf(error.getMessage()).replace('\n', ' '));
+    /** Sends a message each, and says what became of it: topic, access key and secret key, or the topic alone. */
+    static void tryToSend(String tries) throws Exception {
+        for (String one : tries.split(";")) {
+            String[] fields = one.split(",");
+            RPCHook hook = fields.length == 1 ? null : new AclClientRPCHook(new SessionCredentials(fields[1], fields[2]));
+            DefaultMQProducer producer = new DefaultMQProducer("java-tries", hook);
+            producer.setNamesrvAddr(namesrv);
+            producer.setInstanceName(one);
+            producer.setRetryTimesWhenSendFailed(0);
+            producer.start();
+            try {
+                sent(producer.send(new Message(fields[0], bytes("tried")), 10_000));
+            } catch (Exception error) {
+                Throwable why = error.getCause() == null ? error : error.getCause();
+                say("refused", String.valueOf(why.getMessage()).replace('\n', ' '));
+            }
+            producer.shutdown();
         }
-        producer.shutdown();
     }
 
     /** Asks, and waits for the reply: with a callback, for client 5.3.3 does not wait otherwise. */

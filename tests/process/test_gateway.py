@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness.certificates import make_certificate
 from harness.commands import free_ports
 from harness.debian_package import leave_out
+from harness.keys import credentials, user
 from harness.patience import until
 from harness.rocketmq import rocketmq_jars
+from harness.secured import put_users, secured_folder
 
 from mqmesh import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient
+from mqmesh.security.access_list import Action, Rule, UserRole
+from mqmesh.security.keys import load_credentials, save_credentials
 from mqmesh.spark.jvm.java import find_java
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
@@ -180,10 +185,78 @@ def gateway(cluster, tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["4.9.8", "5.3.3"])
-def java(request, gateway) -> Java:
-    artifacts = {"4.9.8": ("rocketmq-tools",)}.get(request.param)
-    jars = rocketmq_jars(request.param, artifacts) if artifacts else rocketmq_jars()
-    return Java(request.param, gateway, f"{jars}/*")
+def version(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def jars(version) -> str:
+    """Where the classes of a version are."""
+    artifacts = {"4.9.8": ("rocketmq-tools",)}.get(version)
+    found = rocketmq_jars(version, artifacts) if artifacts else rocketmq_jars()
+    return f"{found}/*"
+
+
+@pytest.fixture(scope="module")
+def java(version, jars, gateway) -> Java:
+    return Java(version, gateway, jars)
+
+
+class Secured:
+    """A cluster with security on, and a gateway that knows the user ``shop``, by TLS, too.
+
+    Attributes:
+        namesrv: Where clients find the gateway.
+        cluster: The cluster.
+        credentials: File of the administrator.
+        users_file: File of the gateway's users.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        keys = secured_folder(folder)
+        namesrv = load_credentials(keys / "namesrv.toml")
+        own, shop = credentials("gateway", namesrv), credentials("shop", namesrv)
+        for one in own, shop:
+            save_credentials(keys / f"{one.user}.toml", one)
+        rule = Rule([Action.PUB, Action.SUB], topics=["shop-*"], groups=["shop-*"])
+        put_users(keys, [user(own, UserRole.VIEW), user(shop, allow=[rule])])
+        self.users_file = folder / "users.toml"
+        self.users_file.touch(0o600)
+        self.put_secret("secret of shop")
+        self.credentials = str(keys / "client.toml")
+        self.cluster = ProcessCluster(folder, keys=keys)
+        port, brokers = free_ports(2)
+        self.namesrv = f"127.0.0.1:{port}"
+        quoted = ", ".join(f'"{one.endpoint}"' for one in self.cluster.namesrvs)
+        settings = {
+            "namesrv_addr": f"[{quoted}]",
+            "store_path_root_dir": str(folder / "data"),
+            "namesrv_port": str(port),
+            "broker_port_base": str(brokers),
+            "vip_ports": "false",
+            "users_file": str(self.users_file),
+            **make_certificate(folder),
+            **self.cluster.security("gateway"),
+        }
+        self._gateway = RoleProcess("gateway", settings, folder / "gateway.log")
+
+    def put_secret(self, secret: str) -> None:
+        """The user has this secret key from now on."""
+        path = self.users_file.with_name("security") / "shop.toml"
+        text = f'[[user]]\naccess_key = "shop"\nsecret_key = "{secret}"\ncredentials = "{path}"\n'
+        self.users_file.write_text(text)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._gateway.stop()
+        self.cluster.close()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory) -> Iterator[Secured]:
+    secured = Secured(tmp_path_factory.mktemp("s"))
+    yield secured
+    secured.close()
 
 
 def test_what_java_sends_both_consume(cluster, java):
@@ -399,3 +472,37 @@ def test_requests_have_replies_of_java_and_of_python(cluster, java):
         consumer.subscribe(topic, listener=answer)
         with consumer:
             assert ["reply", "43", "python"] in java.run("request", topic)
+
+
+def test_java_acts_with_the_rights_of_its_user_and_without_none(secured, version, jars):
+    topic, keys = f"shop-{version.replace('.', '-')}", secured.credentials
+    address = secured.cluster.namesrv_addr
+    with AdminClient(address, credentials=keys) as admin:
+        admin.create_topic(topic, queues=1)
+        admin.create_topic(f"other-{topic}", queues=1)
+    secured.put_secret("first secret")
+    tries = [
+        f"{topic},shop,first secret",
+        f"other-{topic},shop,first secret",
+        f"{topic},shop,wrong secret",
+        f"{topic},nobody,first secret",
+        topic,
+    ]
+    java = Java(version, secured.namesrv, jars)
+
+    def outcomes() -> list[list[str]]:
+        said = java.run("try", ";".join(tries))
+        return [one for one in said if one[0] in ("sent", "refused")]
+
+    sent, other, *wrong = until(lambda: (found := outcomes())[0][0] == "sent" and found)
+    assert sent[:2] == ["sent", "SEND_OK"]
+    assert "CODE: 16" in other[1]
+    assert "PUB" in other[1]
+    assert len(wrong) == 3
+    assert all("No route info" in one[1] for one in wrong), wrong
+    signed = ("-Daccess.key=shop", "-Dsecret.key=first secret", "-Dtls.enable=true")
+    encrypted = Java(version, secured.namesrv, jars, *signed)
+    with encrypted.consuming(topic, f"shop-g-{encrypted.version}") as got:
+        until(lambda: [one[0] for one in got] == ["tried"])
+    with DeadLetterClient(address, credentials=keys) as dead:
+        assert not list(dead.scan(f"shop-g-{encrypted.version}"))

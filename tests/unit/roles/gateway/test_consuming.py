@@ -1,7 +1,24 @@
 """Messages that a pull left for the next one."""
 
-from mqmesh.roles.gateway.consuming import KEPT_MS, PullCache, PulledRun
+from harness.batches import encode_flights, stored_batch
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import Message
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.roles.gateway.consuming import (
+    DECODED_BYTES,
+    KEPT_MS,
+    Consuming,
+    PullCache,
+    PulledRun,
+)
+from mqmesh.roles.gateway.members import GatewayMembers
+from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.testing.clock import ManualClock
+from mqmesh.transport.interface import OnDone
 
 KEY = ("broker-a", "orders", 0, "TAG", "*")
 
@@ -42,3 +59,137 @@ def test_the_oldest_go_when_there_is_no_room_and_those_of_a_broker_with_it():
     assert cache.held_bytes == 20
     cache.drop_broker("broker-a")
     assert cache.held_bytes == 0
+
+
+# ---- Pulls -----------------------------------------------------------------------------
+
+
+class FakeLoop:
+    """A loop with a clock that stands still, and no timers."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+
+
+class FakeUpstream:
+    """A way to a broker that keeps the pulls which it is asked."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.asked: list[tuple[PullRequest, OnDone]] = []
+
+    def request(self, broker_name, code, on_done, *, header, timeout_ms) -> None:
+        self.asked.append((decode_header(PullRequest, memoryview(header)), on_done))
+
+    def give(self, body: bytes, following: int, high: int) -> PullRequest:
+        """Answers the pull that was asked last; returns it."""
+        asked, on_done = self.asked.pop()
+        header = encode_header(PullResponse(PullStatus.FOUND, following, 0, high))
+        on_done(Command(0, 1, 0, memoryview(header), memoryview(body)))
+        return asked
+
+
+class FakeSession:
+    """A connection that keeps its answers."""
+
+    broker_name, client_id = "broker-a", ""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict, bytes]] = []
+        self.errors: list[Exception] = []
+
+    def answer(self, request, code=0, fields=None, *, body=b"", remark="") -> None:
+        self.answers.append((code, fields, body))
+
+    def fail(self, request, error) -> None:
+        self.errors.append(error)
+
+
+class Pulls:
+    """Pulls of queue 3 of topic flights by the gateway."""
+
+    def __init__(self, cache_bytes: int = 1 << 20) -> None:
+        self.upstream = FakeUpstream()
+        members = GatewayMembers(self.upstream, 10)
+        ports = BrokerPorts("127.0.0.1", 20_911, lambda port, name: None, lambda data: None)
+        ports.serve("broker-a", "DefaultCluster")
+        self.cache = PullCache(cache_bytes, self.upstream.loop.clock.monotonic_ms)
+        self._consuming = Consuming(self.upstream, members, ports, self.cache)
+        self.session = FakeSession()
+
+    def pull(self, offset: int, most: int = 32) -> None:
+        fields = {
+            "consumerGroup": "g",
+            "topic": "flights",
+            "queueId": "3",
+            "queueOffset": str(offset),
+            "maxMsgNums": str(most),
+            "sysFlag": "4",
+            "subscription": "*",
+        }
+        request = RemotingCommand(RemotingCode.PULL_MESSAGE, fields=fields)
+        self._consuming.handlers()[RemotingCode.PULL_MESSAGE](self.session, request)
+
+
+def batch_of(first: int, *bodies: bytes) -> bytes:
+    messages = [Message("flights", body) for body in bodies]
+    return stored_batch(encode_flights(*messages), base_queue_offset=first)
+
+
+def damaged(batch: bytes) -> bytes:
+    return batch[:-1] + bytes([batch[-1] ^ 1])
+
+
+def test_messages_before_a_damaged_batch_are_given():
+    pulls = Pulls()
+    pulls.pull(0)
+    pulls.upstream.give(batch_of(0, b"a", b"b") + damaged(batch_of(2, b"c")), 3, 3)
+    ((code, fields, body),) = pulls.session.answers
+    assert (code, fields["nextBeginOffset"]) == (RemotingStatus.SUCCESS, "2")
+    assert b"a" in body
+    assert not pulls.upstream.asked
+
+
+def test_damage_at_the_offset_is_asked_for_again_to_be_verified_and_then_refused():
+    pulls = Pulls()
+    pulls.pull(2)
+    broken = damaged(batch_of(2, b"c"))
+    assert not pulls.upstream.give(broken, 3, 3).verify
+    assert pulls.session.answers == []
+    assert pulls.upstream.give(broken, 3, 3).verify
+    assert isinstance(pulls.session.errors[0], CorruptBatch)
+    assert pulls.session.answers == []
+    assert not pulls.upstream.asked
+
+
+def test_a_damaged_batch_that_was_repaired_is_given():
+    pulls = Pulls()
+    pulls.pull(2)
+    pulls.upstream.give(damaged(batch_of(2, b"c")), 3, 3)
+    pulls.upstream.give(batch_of(2, b"c"), 3, 3)
+    assert [code for code, _, _ in pulls.session.answers] == [RemotingStatus.SUCCESS]
+
+
+def test_one_answer_is_decoded_up_to_a_bound_and_the_rest_is_asked_for_again():
+    pulls = Pulls()
+    large = bytes(DECODED_BYTES // 2 - 1_000)
+    batches = b"".join(batch_of(number, large) for number in range(4))
+    pulls.pull(0, most=1)
+    pulls.upstream.give(batches, 4, 4)
+    assert pulls.cache.held_bytes == 0, "what is larger than the cache is not kept"
+    assert pulls.session.answers[0][1]["nextBeginOffset"] == "1"
+    pulls = Pulls(cache_bytes=1 << 30)
+    pulls.pull(0, most=1)
+    pulls.upstream.give(batches, 4, 4)
+    assert pulls.cache.held_bytes < DECODED_BYTES + 1_000
+    pulls.pull(1, most=1)
+    assert not pulls.upstream.asked, "it is there"
+    pulls.pull(2, most=1)
+    assert [asked.queue_offset for asked, _ in pulls.upstream.asked] == [2]
+
+
+def test_one_batch_above_the_bound_is_given_nevertheless():
+    pulls = Pulls(cache_bytes=1 << 30)
+    pulls.pull(0)
+    pulls.upstream.give(batch_of(0, *[bytes(DECODED_BYTES // 3)] * 4), 4, 4)
+    assert pulls.session.answers[0][0] == RemotingStatus.SUCCESS
