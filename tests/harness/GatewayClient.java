@@ -257,11 +257,34 @@ public class GatewayClient {
         }
         consumer.start();
         say("started");
+        if (mode.equals("streaming")) {
+            Thread sends = new Thread(() -> stream(topic));
+            sends.setDaemon(true);
+            sends.start();
+        }
         while (System.in.read() >= 0) {
             // Whoever started this ends it so.
         }
         consumer.shutdown();
         say("ended");
+    }
+
+    /** Sends message after message, and says which of them were stored. */
+    static void stream(String topic) {
+        try {
+            DefaultMQProducer producer = producer("java-streams");
+            for (int number = 0; ; number++) {
+                try {
+                    producer.send(new Message(topic, bytes("java " + number)), 3_000);
+                    say("stored", "java " + number);
+                } catch (Exception error) {
+                    // It may be stored, or not: nobody counts on it.
+                }
+                Thread.sleep(20);
+            }
+        } catch (Exception error) {
+            say("failed", error);
+        }
     }
 
     static void got(MessageExt one) {

@@ -21,6 +21,7 @@ from mqmesh import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsum
 from mqmesh.errors import ConfigError
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.security.access_list import Action, Rule, UserRole
 from mqmesh.security.keys import load_credentials, save_credentials
 from mqmesh.spark.jvm.java import find_java
@@ -69,6 +70,7 @@ class Java:
 
     def __init__(self, version: str, namesrv: str, jars: str, *more: str) -> None:
         self.version = version.replace(".", "-")  # no dot may stand in the name of a group
+        self.stored: list[str] = []
         try:
             java = find_java().home / "bin" / "java"
         except ConfigError as error:
@@ -135,6 +137,7 @@ class Java:
         def read() -> None:
             for line in output:
                 found.extend(fields[1:] for fields in lines_of(line) if fields[0] == "got")
+                self.stored += [fields[1] for fields in lines_of(line) if fields[0] == "stored"]
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -506,3 +509,80 @@ def test_java_acts_with_the_rights_of_its_user_and_without_none(secured, version
         until(lambda: [one[0] for one in got] == ["tried"])
     with DeadLetterClient(address, credentials=keys) as dead:
         assert not list(dead.scan(f"shop-g-{encrypted.version}"))
+
+
+@pytest.mark.parametrize("version", ["5.3.3"], indirect=True)
+def test_nothing_acknowledged_is_lost_when_gateway_and_broker_are_killed(
+    version, jars, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("k")
+    with ProcessCluster(folder) as cluster:
+        address, (port, brokers) = cluster.namesrv_addr, free_ports(2)
+        settings = {
+            "namesrv_addr": f'["{address}"]',
+            "store_path_root_dir": str(folder / "gateway"),
+            "namesrv_port": str(port),
+            "broker_port_base": str(brokers),
+            "vip_ports": "false",
+            "grpc_port": "0",
+        }
+        gateway = RoleProcess("gateway", settings, folder / "gateway.log")
+        java = Java(version, f"127.0.0.1:{port}", jars)
+        with AdminClient(address) as admin:
+            admin.create_topic("shared", queues=8)
+        mine: list[str] = []
+        consumer = PushConsumer("shared-g", namesrv_addr=address, consume_from_where=FIRST)
+        consumer.subscribe(
+            "shared", listener=lambda messages: mine.extend(one.body.decode() for one in messages)
+        )
+        with (
+            GroupAdmin(address) as groups,
+            consumer,
+            java.consuming("shared", "shared-g", "streaming") as theirs,
+            Producer("python", namesrv_addr=address) as producer,
+        ):
+
+            def owners() -> dict[int, str]:
+                found = [one.progress for one in groups.progress("shared-g", "shared").queues]
+                return {one.queue_id: one.client_id for one in found if one.client_id}
+
+            def is_shared() -> bool:
+                found = owners()
+                return len(found) == 8 and len(set(found.values())) == 2
+
+            def goes_on() -> None:
+                count = len(java.stored)
+                until(lambda: len(java.stored) >= count + 20, 120)
+
+            sent = []
+
+            def send(count: int) -> None:
+                for _ in range(count):
+                    body = f"python {len(sent)}"
+                    producer.send(Message("shared", body.encode()))
+                    sent.append(body)
+
+            until(is_shared, 120)
+            send(50)
+            goes_on()
+            gateway.kill()
+            send(50)
+            gateway = RoleProcess("gateway", settings, folder / "gateway.log")
+            goes_on()
+            cluster.brokers["broker-a"].kill()
+            cluster.start_broker()
+            send(50)
+            goes_on()
+            until(lambda: {*java.stored, *sent} <= {*mine, *(one[0] for one in theirs)}, 120)
+
+            def each_queue_has_one_owner() -> bool:
+                before = len(mine), len(theirs)
+                send(80)
+                late = set(sent[-80:])
+                until(lambda: late <= {*mine, *(one[0] for one in theirs)})
+                got = mine[before[0] :] + [one[0] for one in theirs[before[1] :]]
+                return sorted(one for one in got if one in late) == sorted(late)
+
+            until(each_queue_has_one_owner, 120)
+            assert not {one[0] for one in theirs[-20:]} <= set(mine), "Java has queues, too"
+        gateway.stop()

@@ -35,6 +35,7 @@ class Client:
         self.client_id = client_id or name
         self.answers: dict[int, RemotingCommand] = {}
         self.commands: list[RemotingCommand] = []
+        self.replies: dict[int, tuple[int, bytes]] = {}
         self.is_closed = False
         self._next = 0
         self.stream: SimulatedStream = dial(
@@ -49,6 +50,9 @@ class Client:
                 self.answers[command.opaque] = command
             else:
                 self.commands.append(command)
+                if command.code in self.replies:
+                    code, body = self.replies[command.code]
+                    self.stream.write(*encode_frame(command.answer(code, body=body)))
 
     def on_stuck(self) -> None:
         pass
@@ -140,6 +144,11 @@ def bodies_of(answer: RemotingCommand) -> list[bytes]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
+    yield from gateway_site(tmp_path)
+
+
+def gateway_site(tmp_path: Path) -> Iterator[Site]:
+    """A group of replicas with topic t, and a gateway."""
     site = Site(tmp_path)
     site.admin.create_topic("t", queues=2)
     gateway = site.world.add_gateway()

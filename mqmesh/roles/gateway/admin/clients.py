@@ -57,6 +57,8 @@ from mqmesh.units import MIB
 
 QUESTION_MS: Final = 10_000
 """Time for a client's answer; the broker waits two seconds longer."""
+ANSWER_MS: Final = 13_000
+"""Time for the broker's answer about a client."""
 MOST_RESETS: Final = 1_000
 
 _PASSIVELY: Final = "CONSUME_PASSIVELY"
@@ -102,7 +104,8 @@ class ClientJobs:
             job.text("consumerGroup"), job.text("clientId"), job.flag("jstackEnable")
         )
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
-        return JobAnswer(_to_java(await job.ask(code, header, RunningInfo)))
+        found = await job.ask(code, header, RunningInfo, timeout_ms=ANSWER_MS)
+        return JobAnswer(_to_java(found))
 
     async def _hand_over(self, job: Job) -> JobAnswer:
         message_id = job.text("msgId")
@@ -116,10 +119,11 @@ class ClientJobs:
                 f"{message_id!r:.100} is no offset id of a message: 32 hex digits"
             )
         header = HandToRequest(job.text("consumerGroup"), job.text("clientId"), start, ordinal)
-        found = await job.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, HandedOver)
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        found = await job.ask(code, header, HandedOver, timeout_ms=ANSWER_MS)
         if found.result == HandedResult.TIMEOUT:
-            code = RemotingStatus.CONSUME_MSG_TIMEOUT
-            raise BrokerError(f"consumer {header.client_id}: {found.text}", code=code)
+            text = f"consumer {header.client_id}: {found.text}"
+            raise BrokerError(text, code=RemotingStatus.CONSUME_MSG_TIMEOUT)
         result = _NAMES.get(found.result, "CR_THROW_EXCEPTION")
         return JobAnswer(HandedBody(result, found.text or None, found.took_ms))
 

@@ -17,7 +17,7 @@ from mqmesh.protocol.remoting.codes import RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.members import broker_of
 from mqmesh.roles.gateway.session import Handler, RemotingSession, number_field, text_field
-from mqmesh.roles.gateway.upstream import Upstream
+from mqmesh.roles.gateway.upstream import REQUEST_MS, Upstream
 
 OnAnswer = Callable[[Command | MQMeshError], None]
 _T = TypeVar("_T")
@@ -111,6 +111,7 @@ class Job:
         header: msgspec.Struct,
         kind: type[_T],
         broker_name: str = "",
+        timeout_ms: int = REQUEST_MS,
     ) -> _T:
         """Ask a broker group's master.
 
@@ -119,12 +120,16 @@ class Job:
             header: Header of the question.
             kind: Type of the answer's header.
             broker_name: Broker group; by default that of the request.
+            timeout_ms: Longest wait for the answer.
 
         Raises:
             MQMeshError: It refuses, or does not answer.
         """
-        name = broker_name or self.broker_name
-        start = partial(self._upstream.ask, name, code, encode_header(header))
+        name, encoded = broker_name or self.broker_name, encode_header(header)
+
+        def start(on_answer: OnAnswer) -> None:
+            self._upstream.request(name, code, on_answer, header=encoded, timeout_ms=timeout_ms)
+
         return decode_header(kind, (await Asked(start)).header)
 
     async def change(self, code: int, header: msgspec.Struct, broker_name: str = "") -> None:
