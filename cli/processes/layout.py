@@ -489,9 +489,9 @@ def _gateway_of(config: ClusterConfig) -> GatewayConfig:
     own = config.gateway
     if config.security.enable and not own.security.enable:
         raise ConfigError(
-            "security is on, and clients of RocketMQ prove nothing to the gateway: leave --gateway "
-            "out, or give it keys whose rights everybody may have who reaches it, in "
-            "[gateway.security], and set gateway.allow_anonymous = true"
+            "security is on: leave --gateway out, or give the gateway keys of its own in "
+            "[gateway.security], and name the users of RocketMQ's clients in gateway.users_file "
+            "(docs/gateway.md)"
         )
     return msgspec.structs.replace(
         own,

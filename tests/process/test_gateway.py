@@ -165,25 +165,27 @@ def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
         yield cluster
 
 
+def gateway_settings(cluster: ProcessCluster, folder: Path) -> dict[str, str]:
+    """Settings of a gateway of a cluster, at ports that are free now."""
+    quoted = ", ".join(f'"{one.endpoint}"' for one in cluster.namesrvs)
+    namesrv, brokers = free_ports(2)
+    return {
+        "namesrv_addr": f"[{quoted}]",
+        "store_path_root_dir": str(folder / "gateway"),
+        "namesrv_port": str(namesrv),
+        "broker_port_base": str(brokers),
+        "vip_ports": "false",
+        "grpc_port": "0",
+    }
+
+
 @pytest.fixture(scope="module")
 def gateway(cluster, tmp_path_factory) -> Iterator[str]:
     """Where clients find the name server."""
     folder = tmp_path_factory.mktemp("gateway")
-    quoted = ", ".join(f'"{one.endpoint}"' for one in cluster.namesrvs)
-    namesrv, brokers = free_ports(2)
-    process = RoleProcess(
-        "gateway",
-        {
-            "namesrv_addr": f"[{quoted}]",
-            "store_path_root_dir": str(folder / "data"),
-            "namesrv_port": str(namesrv),
-            "broker_port_base": str(brokers),
-            "vip_ports": "false",
-            "grpc_port": "0",
-        },
-        folder / "gateway.log",
-    )
-    yield f"127.0.0.1:{namesrv}"
+    settings = gateway_settings(cluster, folder)
+    process = RoleProcess("gateway", settings, folder / "gateway.log")
+    yield f"127.0.0.1:{settings['namesrv_port']}"
     assert process.stop() == 0
 
 
@@ -228,19 +230,13 @@ class Secured:
         self.put_secret("secret of shop")
         self.credentials = str(keys / "client.toml")
         self.cluster = ProcessCluster(folder, keys=keys)
-        port, brokers = free_ports(2)
-        self.namesrv = f"127.0.0.1:{port}"
-        quoted = ", ".join(f'"{one.endpoint}"' for one in self.cluster.namesrvs)
         settings = {
-            "namesrv_addr": f"[{quoted}]",
-            "store_path_root_dir": str(folder / "data"),
-            "namesrv_port": str(port),
-            "broker_port_base": str(brokers),
-            "vip_ports": "false",
+            **gateway_settings(self.cluster, folder),
             "users_file": str(self.users_file),
             **make_certificate(folder),
             **self.cluster.security("gateway"),
         }
+        self.namesrv = f"127.0.0.1:{settings['namesrv_port']}"
         self._gateway = RoleProcess("gateway", settings, folder / "gateway.log")
 
     def put_secret(self, secret: str) -> None:
@@ -517,17 +513,9 @@ def test_nothing_acknowledged_is_lost_when_gateway_and_broker_are_killed(
 ):
     folder = tmp_path_factory.mktemp("k")
     with ProcessCluster(folder) as cluster:
-        address, (port, brokers) = cluster.namesrv_addr, free_ports(2)
-        settings = {
-            "namesrv_addr": f'["{address}"]',
-            "store_path_root_dir": str(folder / "gateway"),
-            "namesrv_port": str(port),
-            "broker_port_base": str(brokers),
-            "vip_ports": "false",
-            "grpc_port": "0",
-        }
+        address, settings = cluster.namesrv_addr, gateway_settings(cluster, folder)
         gateway = RoleProcess("gateway", settings, folder / "gateway.log")
-        java = Java(version, f"127.0.0.1:{port}", jars)
+        java = Java(version, f"127.0.0.1:{settings['namesrv_port']}", jars)
         with AdminClient(address) as admin:
             admin.create_topic("shared", queues=8)
         mine: list[str] = []

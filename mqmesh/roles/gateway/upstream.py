@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.errors import (
@@ -173,19 +174,21 @@ class Upstream:
         addresses = self._options.namesrv_addresses()
         outcomes: list[Command | MQMeshError] = []
 
-        def ask(address: str) -> None:
-            connection = self._transport.connect(endpoint_of(address))
-
-            def done(answer: Command | MQMeshError) -> None:
-                outcomes.append(answer)
+        def done(connection: Connection | None, answer: Command | MQMeshError) -> None:
+            if connection is not None:
                 self.loop.call_later(0, connection.close)
-                if len(outcomes) == len(addresses):
-                    on_done(min(outcomes, key=_rank))
-
-            connection.request(code, done, header=header, timeout_ms=NAMESRV_MS)
+            outcomes.append(answer)
+            if len(outcomes) == len(addresses):
+                on_done(min(outcomes, key=_rank))
 
         for address in addresses:
-            ask(address)
+            connection: Connection | None = None
+            try:
+                connection = self._transport.connect(endpoint_of(address))
+                answered = partial(done, connection)
+                connection.request(code, answered, header=header, timeout_ms=NAMESRV_MS)
+            except MQMeshError as error:
+                self.loop.call_later(0, partial(done, connection, error))
 
     def oneway(self, broker_name: str, code: int, header: bytes, body: bytes = b"") -> None:
         """Send something to a broker group's master that needs no answer."""

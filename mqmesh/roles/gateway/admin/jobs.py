@@ -191,6 +191,9 @@ class _JobRun:
 
     def go_on(self, answer: Command | MQMeshError | None) -> None:
         """Take the next step, with the answer that the job waits for; None for the first step."""
+        if self._session.is_closed:
+            self._steps.close()  # nobody waits for what is asked next
+            return
         try:
             if isinstance(answer, MQMeshError):
                 asked = self._steps.throw(answer)
@@ -208,4 +211,7 @@ class _JobRun:
             _log.exception("a job of an administrator failed")
             self._session.fail(self._request, error)
         else:
-            asked.start(self.go_on)
+            try:
+                asked.start(self.go_on)
+            except MQMeshError as error:
+                self.go_on(error)
