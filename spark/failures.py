@@ -7,6 +7,7 @@ from typing import Final
 
 from mqmesh import errors
 from mqmesh.errors import ConfigError, CorruptRecord, InvalidArgument, MQMeshError, StorageError
+from mqmesh.storage.files.atomic_file import storage_error
 
 _OURS: Final = re.compile(r"mqmesh\.errors\.([A-Za-z]+): (.+)")
 _KINDS: Final = (ConfigError, InvalidArgument, CorruptRecord, StorageError)
@@ -20,6 +21,8 @@ _LIBRARIES: Final = {
     "pyarrow": "Arrow",
 }
 """First part of a module's name -> the library; deltalake calls its own module ``_internal``."""
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_SAID_BY_S3: Final = re.compile(r"<Message>([^<]+)</Message>")
 _BEFORE_CAUSE: Final = re.compile(r'(?:Caused by)?: |Exception in thread "[^"]*" ')
 _SAYS_NOTHING: Final = (
     "Error: Could not create the Java Virtual Machine.",
@@ -59,6 +62,21 @@ def last_cause(lines: Iterable[str]) -> str:
     chosen = causes[-1] if causes else next(iter(said), "")
     before = _BEFORE_CAUSE.match(chosen)
     return chosen[before.end() if before else 0 :].strip()
+
+
+def place_error(error: OSError, what: str) -> StorageError:
+    """Returns an error of ours for one of Delta Lake's about a place, as a bucket.
+
+    Args:
+        error: Its text is a tree of causes over several lines, with colours, or the system's.
+        what: What could not be done, the beginning of a sentence.
+    """
+    if error.strerror:
+        return storage_error(error, what)
+    lines = [line.strip(" \u21b3") for line in _COLOUR.sub("", str(error)).splitlines()]
+    said = _SAID_BY_S3.search(str(error))
+    cause = said[1] if said else ": ".join([line for line in lines if line][-2:])
+    return StorageError(f"{what}: {cause}")
 
 
 @contextmanager

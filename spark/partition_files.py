@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.units import MIB
+
+from .failures import place_error
 
 MOST_OPEN: Final = 4
 """Files that are written at a time; a partition may get a second one where there are more."""
@@ -136,7 +137,7 @@ class PartitionFiles:
         try:
             job.result()
         except OSError as error:
-            raise storage_error(error, f"cannot write to {self._place}") from error
+            raise place_error(error, f"cannot write to {self._place}") from error
 
     def _write(self, values: tuple[str, ...], rows: pa.Table) -> None:
         group_rows = max(rows.num_rows * GROUP_BYTES // max(rows.nbytes, GROUP_BYTES), 1)

@@ -16,6 +16,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from mqmesh.errors import ConfigError
 
+from .failures import place_error
 from .message_files import PARTITION_BY
 from .steps import Ingest, chain_to
 
@@ -128,11 +129,18 @@ def table_path(archive: str, table: str) -> str:
 
 
 def open_table(archive: str, table: str) -> DeltaTable | None:
-    """Opens a table; None if it was not made yet."""
+    """Opens a table; None if it was not made yet.
+
+    Raises:
+        StorageError: Its place cannot be reached.
+    """
+    place = table_path(archive, table)
     try:
-        return DeltaTable(table_path(archive, table))
+        return DeltaTable(place)
     except TableNotFoundError:
         return None
+    except OSError as error:
+        raise place_error(error, f"cannot open {place}") from error
 
 
 def require_table(archive: str, table: str) -> DeltaTable:

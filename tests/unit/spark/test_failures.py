@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import ConfigError, CorruptRecord, StorageError
-from mqmesh.spark.failures import as_mqmesh_error, last_cause
+from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
+from mqmesh.spark.failures import as_mqmesh_error, last_cause, place_error
 
 STACK = """An error occurred while calling o123.save.
 : org.apache.spark.SparkException: Job aborted. Traceback (most recent call last):
@@ -39,6 +39,33 @@ def test_what_spark_says_is_one_line():
 def test_errors_of_ours_stay():
     error = ConfigError("so")
     assert as_mqmesh_error(error) is error
+
+
+ARROW = "\x1b[31m\u21b3\x1b[0m"
+REFUSED = f"""Kernel error -> Generic S3 error
+  {ARROW} Error performing GET http://127.0.0.1:1/bucket/x in 3.5s, after 10 retries
+   {ARROW} tcp connect error
+    {ARROW} Connection refused (os error 111)
+"""
+NO_BUCKET = f"""Kernel error -> Generic S3 error
+  {ARROW} 404 Not Found
+   {ARROW} <?xml version="1.0" encoding="utf-8"?>
+<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (OSError(28, "No space left on device"), DiskFull, "No space left on device"),
+        (OSError(REFUSED), StorageError, "tcp connect error: Connection refused (os error 111)"),
+        (OSError(NO_BUCKET), StorageError, "The specified bucket does not exist"),
+        (OSError(), StorageError, ""),
+    ],
+)
+def test_an_error_about_a_place_names_its_last_cause(error, kind, text):
+    found = place_error(error, "cannot open s3://bucket/x")
+    assert (type(found), str(found)) == (kind, f"cannot open s3://bucket/x: {text}")
 
 
 PY4J = "An error occurred.\n: java.lang.A: first\n\tat b\n"
