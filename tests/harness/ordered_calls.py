@@ -132,6 +132,31 @@ def handovers_s(calls: Iterable[Call]) -> list[float]:
     )
 
 
+def progress(calls: Iterable[Call], began_ns: int, seconds: int) -> tuple[float, float]:
+    """Returns the share of seconds in which a message was consumed, at all and of each queue.
+
+    Args:
+        calls: All of them.
+        began_ns: Beginning of the first second, monotonic clock.
+        seconds: Number of seconds.
+    """
+    queues = _by_queue(calls)
+    busy = {
+        (queue, (call.ended_ns - began_ns) // 1_000_000_000)
+        for queue, some in queues.items()
+        for call in some
+        if began_ns <= call.ended_ns < began_ns + seconds * 1_000_000_000
+    }
+    at_all = len({second for _, second in busy})
+    return at_all / seconds, len(busy) / (seconds * max(len(queues), 1))
+
+
+def longest_pause_s(calls: Iterable[Call], began_ns: int) -> float:
+    """Returns the longest time from a beginning on in which nothing was consumed, in seconds."""
+    ends = sorted(call.ended_ns for call in calls if call.ended_ns >= began_ns)
+    return max((after - before for before, after in pairwise([began_ns, *ends])), default=0) / 1e9
+
+
 def find_shared(calls: Iterable[Call]) -> list[str]:
     """Returns queues that a member took from another one in one generation.
 

@@ -31,6 +31,8 @@ from harness.ordered_calls import (
     find_shared,
     find_skips,
     handovers_s,
+    longest_pause_s,
+    progress,
 )
 from harness.ordered_member import NUMBER
 from mqmesh.errors import MQMeshError
@@ -70,6 +72,8 @@ class Metrics(msgspec.Struct):
         longest_pause_s: Longest time in which no message at all was consumed.
         handover_s: Median time that a queue rested when it went from one member to another.
         longest_handover_s: Longest of these times; after a kill it includes the time of grace.
+        progress: Share of the seconds of the load in which a message was consumed.
+        queue_progress: The same of each queue.
     """
 
     faults: list[str]
@@ -84,6 +88,8 @@ class Metrics(msgspec.Struct):
     longest_pause_s: float = 0.0
     handover_s: float = 0.0
     longest_handover_s: float = 0.0
+    progress: float = 0.0
+    queue_progress: float = 0.0
 
     def text(self) -> str:
         """Formats the result for people."""
@@ -93,7 +99,8 @@ class Metrics(msgspec.Struct):
             f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
             f"{self.failovers} failovers, {self.seconds:.1f} s, longest pause "
             f"{self.longest_pause_s:.2f} s, a queue changes hands in {self.handover_s:.3f} s, at "
-            f"most {self.longest_handover_s:.2f} s; " + ("; ".join(self.faults[:10]) or "no fault")
+            f"most {self.longest_handover_s:.2f} s, progress in {self.progress:.0%} of the seconds, "
+            f"{self.queue_progress:.0%} of each queue's; " + ("; ".join(self.faults[:10]) or "no fault")
         )
 
 
@@ -305,7 +312,7 @@ def run_churn(
             group.join(wait=True)
         load = Load(namesrv_addr, keys, rate)
         load.start()
-        due = time.monotonic()
+        due, began_ns = time.monotonic(), time.monotonic_ns()
         ends, failover_due = due + seconds, due + failover_s
         for _ in _progress(group, load, len(keys), metrics):
             now = time.monotonic()
@@ -326,6 +333,11 @@ def run_churn(
                 group.leave(chance.choice(group.members))
                 metrics.leaves += 1
     _judge(group, metrics, keys, orderly=orderly)
+    metrics.progress, metrics.queue_progress = progress(
+        group.log.calls, began_ns, max(int(seconds), 1)
+    )
+    # Not as it was looked at: that stands still while a replica is started.
+    metrics.longest_pause_s = longest_pause_s(group.log.calls, began_ns)
     return metrics
 
 

@@ -56,6 +56,7 @@ from mqmesh.roles.broker.group_state.group_limits import GroupLimits
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.group_state.owner_records import OwnerRecords
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
@@ -63,6 +64,7 @@ from mqmesh.roles.broker.state_records import (
     DeliveryRecord,
     GroupRecord,
     OffsetsRecord,
+    OwnersRecord,
     SentBackRecord,
     TopicRecord,
 )
@@ -124,6 +126,7 @@ class SharedState:
         moved: Offsets that were moved under running consumers.
         by_group: Messages and bytes handed out to each group.
         queue_locks: Locks of ordered consumers.
+        owners: Members and owners of queues, as they are kept in the log.
         half_messages: Half messages that wait for their decision.
         schedule: The schedule service, and who waits for it.
         listeners: Features that follow what is stored in a topic, by topic.
@@ -152,6 +155,7 @@ class SharedState:
         self.moved = OffsetResets()
         self.by_group = GroupPulls()
         self.queue_locks = _queue_locks_of(core)
+        self.owners = OwnerRecords(self.groups, self.queue_locks, is_kept=core.copies_confirm)
         self.half_messages = PendingHalfMessages(settings_of(config), core.random)
         self.schedule = ScheduleLink(core.epoch)
         self.listeners: dict[str, StoredListener] = {
@@ -179,6 +183,7 @@ class SharedState:
         core.state.keep(OffsetsRecord, self.committed)
         # Behind the offsets: a window's floor is newer than what they say of its queue.
         core.state.keep(DeliveryRecord, self.windows, changes_of=self.windows.changes_of)
+        core.state.keep(OwnersRecord, self.owners)
 
 
 class BrokerFeatures:
@@ -299,7 +304,9 @@ class BrokerFeatures:
         self.membership = MembershipFeature(
             core, state.groups, state.group_table, state.queue_locks, state.auto_creation
         )
-        self.locks = LocksFeature(core, state.topics, state.groups, state.queue_locks)
+        self.locks = LocksFeature(
+            core, state.topics, state.groups, state.queue_locks, state.owners
+        )
         self.offsets = OffsetsFeature(
             core,
             state.topics,
@@ -435,7 +442,7 @@ class BrokerFeatures:
 def _consumer_groups_of(core: Core) -> ConsumerGroups:
     """Return the clients and groups of a role that begins: none."""
     config = core.config
-    was_elected = core.leadership is not None
+    was_elected = core.leadership is not None and not core.copies_confirm
     return ConsumerGroups(
         grace_ms=config.client_lost_grace_ms,
         expiry_ms=config.client_channel_expired_timeout_ms,
@@ -447,11 +454,14 @@ def _consumer_groups_of(core: Core) -> ConsumerGroups:
 
 
 def _queue_locks_of(core: Core) -> QueueLocks:
-    """Return the locks of a role that begins: for a while only who had a lock gets it."""
+    """Return the locks of a role that begins.
+
+    Where the log does not say who has locks, for a while only who had one gets it.
+    """
     config = core.config
-    settled_ms = free_ms = core.began_ms
-    if core.has_past:
-        settled_ms += config.rebalance_lock_lost_grace_ms
+    settled_ms = free_ms = 0
+    if core.has_past and not core.copies_confirm:
+        settled_ms = core.began_ms + config.rebalance_lock_lost_grace_ms
         # So long a master that is cut off may not know that it is one no more.
         free_ms = settled_ms + (core.lease_ttl_ms if core.leadership is not None else 0)
     return QueueLocks(

@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 
 from mqmesh.clock import Clock
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, StorageError, StoreClosed
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Answer
@@ -105,6 +106,12 @@ class Core:
         self.lease_ttl_ms = lease_ttl_ms
         self.stats = BrokerStats()
         self.began_ms = clock.monotonic_ms()
+
+    @property
+    def copies_confirm(self) -> bool:
+        """Return whether no failover takes back what this master has answered."""
+        leadership = self.leadership
+        return leadership is not None and leadership.policy.mode is not AckReplicas.NONE
 
     @property
     def config(self) -> BrokerConfig:

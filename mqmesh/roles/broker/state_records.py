@@ -6,7 +6,7 @@ A state record says what is true of one thing from now on. Records stand in the 
 ======== ============ ==================================================================
 position msgpack      meaning
 ======== ============ ==================================================================
-0        int          version, 2; version 1 has fewer settings of groups and topics
+0        int          version, 3; version 2 has no owners, version 1 fewer settings as well
 1        int          snapshot_at: from this queue offset on the topic holds everything
 2        array        state records, each an array that begins with its kind
 ======== ============ ==================================================================
@@ -20,6 +20,7 @@ kind state record             fields
 4    ``SentBackRecord``       group, queue offset from which its marks count, or nil
 5    ``DeliveryRecord``       group, topic, queue id, floor or nil, next offset, first valid
                               lease, spans cleared, runs in them, whether it adds
+6    ``OwnersRecord``         group, members by client id or nil, owners of queues
 ==== ======================== =========================================================
 
 On disk: kinds are never renumbered, fields are added at the end only. The same tables stand in
@@ -38,7 +39,7 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.groups import BY_CONSUMER
 from mqmesh.units import TimestampMs
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 STATE_QUEUE: Final = 0
 _PRODUCER_ID: Final = 1
 
@@ -171,7 +172,44 @@ class DeliveryRecord(msgspec.Struct, tag=5, array_like=True, frozen=True):
     previous_offset: _Offset = 0
 
 
-StateRecord = TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord | DeliveryRecord
+class MemberSubscriptions(msgspec.Struct, array_like=True, frozen=True):
+    """Part of a member in its group, see ``ConsumerData``; subscriptions are topic, expression and
+    its type."""
+
+    message_model: str
+    consume_from_where: str
+    subscriptions: list[tuple[str, str, str]]
+    delivery: str = "queue"
+
+
+class QueueOwner(msgspec.Struct, array_like=True, frozen=True):
+    """Owner of a queue in a group.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: Message queue.
+        client_id: The member; empty for nobody.
+        token: Of its lock; 0 if it has none, as without order.
+    """
+
+    topic: str
+    queue_id: _Count
+    client_id: str = ""
+    token: _Offset = 0
+
+
+class OwnersRecord(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """Members of a group that came, changed or, with None, left, and owners of queues that changed;
+    all others stay as they were."""
+
+    group: str
+    members: dict[str, MemberSubscriptions | None] = {}
+    queues: list[QueueOwner] = []
+
+
+StateRecord = (
+    TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord | DeliveryRecord | OwnersRecord
+)
 
 
 class StateBody(msgspec.Struct, array_like=True, frozen=True):

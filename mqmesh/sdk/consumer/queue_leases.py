@@ -3,7 +3,8 @@
 A worker looks at its queue's lease before each message. The client loop prolongs leases by
 a second each quarter of a second, as long as it knows of nothing against them: the broker's
 lease runs, the connection that the lock was granted by stands, and the thread itself did not
-stand still. After a second of standing still (the process was stopped, the machine swapped) the
+stand still. A broker whose log is confirmed by copies gives leases of some seconds: they end by the
+clock before another master gives the queue away, whatever this client knows of it. After a second of standing still (the process was stopped, the machine swapped) the
 broker may have given the queue to another member, so it is asked before the next message
 begins. That second is shorter than the time a broker needs to give up a client and its lock.
 """
@@ -64,11 +65,12 @@ class Lease:
 class _Held:
     """Lock with the time until which the broker keeps it."""
 
-    __slots__ = ("asked_ms", "ends_ms", "lease", "sure")
+    __slots__ = ("asked_ms", "ends_ms", "lease", "lease_ms", "sure")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.ends_ms = 0
+        self.lease_ms = 0
         self.asked_ms = 0
         self.sure = False
 
@@ -81,7 +83,7 @@ class QueueLeases:
         client_id: This member.
         network: The client's engine.
         clock: Source of time.
-        renew_ms: Between renewals.
+        renew_ms: Longest time between renewals; a third of the lease where that is shorter.
         on_lost: Called with a queue that another member has, or had meanwhile.
         on_regained: Called when workers that stopped may go on.
     """
@@ -168,7 +170,7 @@ class QueueLeases:
                 self._doubt(held)
             if held.sure:
                 held.lease.until_ms = min(held.ends_ms, now_ms + TRUST_MS)
-            wait_ms = self._renew_ms if held.sure else ASK_AGAIN_MS
+            wait_ms = min(self._renew_ms, held.lease_ms // 3) if held.sure else ASK_AGAIN_MS
             if now_ms - held.asked_ms >= wait_ms:
                 due[queue.broker_name].append(queue)
         for broker_name, queues in due.items():
@@ -185,6 +187,7 @@ class QueueLeases:
     def _confirm(self, held: _Held, asked_ms: int, lease_ms: int) -> None:
         now_ms = self._clock.monotonic_ms()
         held.asked_ms = asked_ms
+        held.lease_ms = lease_ms
         held.ends_ms = asked_ms + lease_ms
         if now_ms - asked_ms < TRUST_MS:
             held.sure = True

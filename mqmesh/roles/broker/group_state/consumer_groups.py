@@ -7,6 +7,7 @@ members that come at once are notified once, not a thousand times.
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -44,14 +45,14 @@ class GroupClient(msgspec.Struct):
     """One registered client.
 
     Attributes:
-        peer: Its connection.
+        peer: Its connection; None for one that has not come back since the election.
         heartbeat: What it said last.
         last_seen_ms: When it said so, monotonic.
         lost_at_ms: When its connection broke; None while it stands.
         stats: What its consumers did of late, as it said last.
     """
 
-    peer: Peer
+    peer: Peer | None
     heartbeat: HeartbeatRequest
     last_seen_ms: int
     lost_at_ms: int | None = None
@@ -105,6 +106,7 @@ class ConsumerGroups:
         changed: Groups whose members get a notice.
         returned: Clients that get one of each of their groups, by id.
         claims: Which member was given which queue.
+        on_member: Called with group and client id when a member came, changed or left.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class ConsumerGroups:
         self._most_clients = most_clients
         self._busy_retry_after_ms = busy_retry_after_ms
         self.claims = QueueOwnership()
+        self.on_member: Callable[[str, str], None] = _ignore_member
         self._generation = first_generation
         self._clients: dict[str, GroupClient] = {}
         self._groups: dict[str, Group] = {}
@@ -213,7 +216,7 @@ class ConsumerGroups:
         group = self._groups.get(name)
         members = () if group is None else group.members
         clients = [self._clients[client_id] for client_id in members]
-        return [client.peer for client in clients if client.lost_at_ms is None]
+        return [one.peer for one in clients if one.peer is not None and one.lost_at_ms is None]
 
     def clients(self, producer_group: str = "") -> list[GroupClient]:
         """All clients, or the members of a producer group, by client id."""
@@ -248,7 +251,9 @@ class ConsumerGroups:
         return [
             client.peer
             for client in self._clients.values()
-            if client.lost_at_ms is None and group in client.heartbeat.producer_groups
+            if client.peer is not None
+            and client.lost_at_ms is None
+            and group in client.heartbeat.producer_groups
         ]
 
     def on_heartbeat(self, peer: Peer, heartbeat: HeartbeatRequest, now_ms: int) -> None:
@@ -289,6 +294,31 @@ class ConsumerGroups:
             return
         self._enter_groups(client_id, heartbeat, known.heartbeat if known else None)
         self._clients[client_id].heartbeat = heartbeat
+
+    def restore(
+        self, members: Iterable[tuple[str, str, ConsumerData]], until_ms: int, now_ms: int
+    ) -> None:
+        """Restore members of an earlier epoch: each is one until it has had time to come back.
+
+        Args:
+            members: Group, client id, and its part of the group.
+            until_ms: Monotonic time until which they may come back.
+            now_ms: Monotonic clock.
+        """
+        self._generation += 1
+        for name, client_id, data in members:
+            client = self._clients.get(client_id)
+            if client is None:
+                lost_at_ms = until_ms - self._grace_ms
+                client = GroupClient(None, HeartbeatRequest(client_id), now_ms, lost_at_ms)
+                self._clients[client_id] = client
+                self._lost[client_id] = None
+            consumers = [*client.heartbeat.consumers, data]
+            client.heartbeat = msgspec.structs.replace(client.heartbeat, consumers=consumers)
+            group = self._groups.setdefault(name, Group(self._generation, {}, {}))
+            group.members[client_id] = data
+            group.joined[client_id] = self._generation
+            group.check.note(client_id, data)
 
     def on_unregister(self, client_id: str) -> bool:
         """A client leaves; returns False if nobody knew it."""
@@ -335,9 +365,9 @@ class ConsumerGroups:
         self.changed.clear()
         self.returned.clear()
         return [
-            Notice(self._clients[client_id].peer, name, self._groups[name].generation)
-            for client_id, name in owed
-            if self._clients[client_id].lost_at_ms is None
+            Notice(client.peer, name, self._groups[name].generation)
+            for client, name in ((self._clients[client_id], name) for client_id, name in owed)
+            if client.peer is not None and client.lost_at_ms is None
         ]
 
     def _enter_groups(
@@ -350,6 +380,8 @@ class ConsumerGroups:
         for name, data in wanted.items():
             group = self._groups.setdefault(name, Group(0, {}, {}))
             is_new = client_id not in group.members
+            if is_new or group.members[client_id] != data:
+                self.on_member(name, client_id)
             group.members[client_id] = data
             group.check.note(client_id, data)
             difference = group.check.difference(client_id)
@@ -364,6 +396,7 @@ class ConsumerGroups:
         del group.members[client_id]
         del group.joined[client_id]
         group.check.drop(client_id)
+        self.on_member(name, client_id)
         if group.members:
             self._note_change(name, group)
         else:
@@ -385,9 +418,9 @@ class ConsumerGroups:
             self._leave_group(client_id, data.group)
         return True
 
-    def _forget_peer(self, peer: Peer, client_id: str) -> None:
-        client_ids = self._clients_of_peer.get(peer)
-        if client_ids is not None:
+    def _forget_peer(self, peer: Peer | None, client_id: str) -> None:
+        client_ids = None if peer is None else self._clients_of_peer.get(peer)
+        if client_ids is not None and peer is not None:
             client_ids.discard(client_id)
             if not client_ids:
                 del self._clients_of_peer[peer]
@@ -438,5 +471,9 @@ def _difference_text(name: str, client_id: str, difference: str) -> str:
     )
 
 
+def _ignore_member(group: str, client_id: str) -> None:
+    """Ignore that a member came or left, where members are not kept."""
+
+
 GROUPS_SETTLE_MS: Final = 1_500
-"""After an election no group is divided anew for so long: its members come one after the other."""
+"""After an election without copies no group is divided anew for so long: its members come one after the other."""

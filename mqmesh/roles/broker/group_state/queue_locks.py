@@ -6,15 +6,20 @@ client needs to see that its connection is gone, and a client that sees it begin
 So a queue changes hands 3 s after a crash, not after the 60 s of the lease.
 
 Tokens distinguish holders: a client that presents the token of a lock and gets it back
-was never replaced. After a restart the table is empty while consumers still work on what they
-have. So for the same while nothing is granted, and who held a queue before says so; of those
-who do, the one with the newest token goes on. It gets a new token, and so begins again where the
-group has committed: that it was the last to hold the queue cannot be known. A member that stood
-still while another had its queue may be the only one that claims it. After an election a
-new client waits longer: consumers of a cut-off master notice only when it does. Each epoch's
-tokens are above those of the ones before.
+was never replaced. Each epoch's tokens are above those of the ones before.
+
+Where copies confirm the log, owners are in it, and a new master restores them as holders whose
+connection broke: who comes back keeps its token, and others get the queue after the same while.
+
+Elsewhere the table is empty after a restart, while consumers still work on what they have. So for
+the same while nothing is granted, and who held a queue before says so; of those who do, the one
+with the newest token goes on. It gets a new token, and so begins again where the group has
+committed: that it was the last to hold the queue cannot be known. A member that stood still while
+another had its queue may be the only one that claims it. After an election without copies a new
+client waits longer: consumers of a cut-off master notice only when it does.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -28,6 +33,8 @@ TICK_MS: Final = 10_000
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
+OnOwner = Callable[[str, str, int], None]
+"""Function that notes another owner of a queue: group, topic, queue id."""
 
 
 class QueueLock(msgspec.Struct):
@@ -54,9 +61,13 @@ class QueueLocks:
         lost_grace_ms: How long it lasts after its holder's connection broke.
         most: Locks allowed.
         first_token: Above the tokens of earlier epochs, and the first of this one.
-        settled_ms: Monotonic time until which only former holders count.
+        settled_ms: Monotonic time until which only former holders count; 0 where they are known.
         free_ms: Monotonic time until which only they are granted what nobody holds.
         busy_retry_after_ms: Retry delay of clients when there are too many.
+
+    Attributes:
+        lease_ms: See above.
+        on_owner: Called with group, topic and queue id when another client has a queue, or nobody.
     """
 
     def __init__(
@@ -71,11 +82,13 @@ class QueueLocks:
         busy_retry_after_ms: int = 100,
     ) -> None:
         self.lease_ms = lease_ms
+        self.on_owner: OnOwner = ignore_owner
         self._lost_grace_ms = lost_grace_ms
         self._most = most
         self._first_token = self._next_token = first_token
         self._settled_ms = settled_ms
         self._free_ms = free_ms
+        self._waits = settled_ms > 0
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
         self._of_peer: dict[Peer, dict[tuple[str, QueueKey], None]] = {}
@@ -108,19 +121,30 @@ class QueueLocks:
         is_former = 0 < token < self._first_token
         if now_ms < self._settled_ms:
             if is_former and (known is None or token >= known.token):
-                self._enter(group, queue, client_id, peer, token, self._settled_ms)
+                self._enter(group, queue, client_id, peer, token, self._settled_ms + self.lease_ms)
             return LOCK_PENDING
         if known is not None and known.client_id != client_id and now_ms < known.ends_ms:
             return LOCK_HELD_BY_OTHER
         if now_ms < self._free_ms and known is None and not is_former:
             return LOCK_PENDING
-        if known is None or known.client_id != client_id or known.token < self._first_token:
+        is_doubtful = self._waits and known is not None and known.token < self._first_token
+        if known is None or known.client_id != client_id or is_doubtful:
             token = self._next_token
             self._next_token += 1
         else:
             token = known.token
-        self._enter(group, queue, client_id, peer, token, now_ms)
+        self._enter(group, queue, client_id, peer, token, now_ms + self.lease_ms)
         return token
+
+    def restore(
+        self, group: str, queue: QueueKey, client_id: str, token: int, ends_ms: int
+    ) -> None:
+        """Restore a lock of an earlier epoch, which ends unless its holder comes back.
+
+        It counts even if there are more than allowed by now: somebody may be at work.
+        """
+        self._groups.setdefault(group, {})[queue] = QueueLock(client_id, None, token, ends_ms)
+        self._count += 1
 
     def unlock(self, group: str, client_id: str, queue: QueueKey) -> bool:
         """A member gives a queue back; returns False if it had not got it."""
@@ -134,6 +158,16 @@ class QueueLocks:
         """Return the client that holds a queue, or None."""
         known = self._groups.get(group, {}).get(queue)
         return known.client_id if known is not None and now_ms < known.ends_ms else None
+
+    def find(self, group: str, queue: QueueKey) -> QueueLock | None:
+        """Return the lock of a queue, also one that has ended; None if there is none."""
+        return self._groups.get(group, {}).get(queue)
+
+    def keys(self) -> Iterator[tuple[str, QueueKey]]:
+        """Yield group and queue of each lock."""
+        for group, queues in self._groups.items():
+            for queue in queues:
+                yield group, queue
 
     def on_leave(self, client_id: str, peer: Peer) -> None:
         """A client leaves; what it did not give back is still being worked on.
@@ -170,7 +204,13 @@ class QueueLocks:
                     self._remove(group, queue, lock)
 
     def _enter(
-        self, group: str, queue: QueueKey, client_id: str, peer: Peer, token: int, from_ms: int
+        self,
+        group: str,
+        queue: QueueKey,
+        client_id: str,
+        peer: Peer,
+        token: int,
+        ends_ms: int,
     ) -> None:
         known = self._groups.get(group, {}).get(queue)
         if known is not None:
@@ -182,9 +222,11 @@ class QueueLocks:
             )
         else:
             self._count += 1
-        lock = QueueLock(client_id, peer, token, from_ms + self.lease_ms)
+        lock = QueueLock(client_id, peer, token, ends_ms)
         self._groups.setdefault(group, {})[queue] = lock
         self._of_peer.setdefault(peer, {})[group, queue] = None
+        if known is None or (known.client_id, known.token) != (client_id, token):
+            self.on_owner(group, *queue)
 
     def _remove(self, group: str, queue: QueueKey, lock: QueueLock) -> None:
         self._forget_peer(group, queue, lock)
@@ -192,6 +234,7 @@ class QueueLocks:
         del self._groups[group][queue]
         if not self._groups[group]:
             del self._groups[group]
+        self.on_owner(group, *queue)
 
     def _forget_peer(self, group: str, queue: QueueKey, lock: QueueLock) -> None:
         peer, lock.peer = lock.peer, None
@@ -200,3 +243,7 @@ class QueueLocks:
             held.pop((group, queue), None)
             if not held:
                 del self._of_peer[peer]
+
+
+def ignore_owner(group: str, topic: str, queue_id: int) -> None:
+    """Ignore another owner of a queue, where owners are not kept."""

@@ -8,16 +8,19 @@ commits or pulls is refused: it is a zombie, a member that hung so long that it 
 Claims outlive membership: a member that was removed and comes back goes on with the queues that
 nobody else was given meanwhile. So what was given back is remembered as nobody's.
 
-After a restart nothing is claimed. Then the first member that commits in a queue, where the group
+Where copies confirm the log, claims are in it, and a new master restores them. Elsewhere nothing is
+claimed after a restart. Then the first member that commits in a queue, where the group
 has come to or further, claims it. Who would move the group back is no such member: it was replaced
 before the restart, and does not know.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from mqmesh.errors import StaleGeneration
+from mqmesh.roles.broker.group_state.queue_locks import OnOwner, ignore_owner
 
 NO_GENERATION: Final = 0
 """Generation in requests of non-members: they assign queues by hand, or administer."""
@@ -46,9 +49,13 @@ class QueueOwnership:
 
     Args:
         most: Claims kept.
+
+    Attributes:
+        on_owner: Called with group, topic and queue id when another member has a queue, or nobody.
     """
 
     def __init__(self, most: int = MOST_CLAIMS) -> None:
+        self.on_owner: OnOwner = ignore_owner
         self._most = most
         self._groups: dict[str, dict[_Queue, Ownership]] = {}
         self._count = 0
@@ -73,6 +80,8 @@ class QueueOwnership:
         if known is None:
             self._count += 1
         self._groups.setdefault(group, {})[topic, queue_id] = Ownership(client_id, generation)
+        if known is None or known.client_id != client_id:
+            self.on_owner(group, topic, queue_id)
         while self._count > self._most and len(self._groups) > 1:
             self.forget_group(next(name for name in self._groups if name != group))
 
@@ -81,6 +90,7 @@ class QueueOwnership:
         known = self.find(group, topic, queue_id)
         if known is not None and known.client_id == client_id:
             self._groups[group][topic, queue_id] = Ownership(NOBODY, known.generation)
+            self.on_owner(group, topic, queue_id)
 
     def commit(
         self,
@@ -137,11 +147,25 @@ class QueueOwnership:
 
     def forget_group(self, group: str) -> None:
         """The group was deleted."""
-        self._count -= len(self._groups.pop(group, {}))
+        queues = self._groups.pop(group, {})
+        self._count -= len(queues)
+        for topic, queue_id in queues:
+            self.on_owner(group, topic, queue_id)
 
     def remove_topic(self, topic: str) -> None:
         """The topic's queues are no more."""
-        for queues in self._groups.values():
+        for group, queues in self._groups.items():
             for queue in [queue for queue in queues if queue[0] == topic]:
                 del queues[queue]
                 self._count -= 1
+                self.on_owner(group, *queue)
+
+    def of_group(self, group: str) -> Iterator[tuple[str, int, str]]:
+        """Yield topic, queue id and owner of each queue of a group that is somebody's."""
+        for (topic, queue_id), owner in self._groups.get(group, {}).items():
+            if owner.client_id != NOBODY:
+                yield topic, queue_id, owner.client_id
+
+    def groups(self) -> list[str]:
+        """Return the groups whose queues were claimed."""
+        return list(self._groups)

@@ -142,7 +142,7 @@ class ClientRpcFeature(Feature):
             raise ClientNotOnline(
                 f"client {client_id[:300]!r} is no member of {group} at this broker"
             )
-        if client.lost_at_ms is not None:
+        if client.peer is None or client.lost_at_ms is not None:
             raise ClientNotOnline(f"the connection of {client_id[:300]} is broken at present")
         deadline_ms = self._clock.monotonic_ms() + QUESTION_TIMEOUT_MS
         token = self._open.open(request.later(deadline_ms), client.peer, MAX_OPEN_QUESTIONS)

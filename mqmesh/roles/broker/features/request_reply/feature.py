@@ -85,7 +85,7 @@ class RequestReplyFeature(Feature):
                 f"a reply of {len(body)} bytes; 1 to {most} are allowed (max_message_size)"
             )
         client = self._groups.client(asked.client_id)
-        if client is None or client.lost_at_ms is not None:
+        if client is None or client.peer is None or client.lost_at_ms is not None:
             self._stats.total.replies_undeliverable += 1
             raise ClientNotOnline(
                 f"client {asked.client_id[:300]!r} is not connected to this broker"
