@@ -183,7 +183,7 @@ class ConsumerListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     Errors:
         CONSUMER_GROUP_NOT_EXIST: No member is connected here, or the master was elected within the
-            last 1.5 s and its members are still coming back. That is not "you are alone": each
+            last 1.5 s without copies that know the members. That is not "you are alone": each
             member keeps its queues.
         MESSAGE_ILLEGAL: The name of the group.
     """
@@ -197,10 +197,14 @@ class ConsumerList(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         client_ids: Sorted.
         generation: Grows whenever the members change.
+        owners: Owners of this broker's queues when the generation was first asked for, by topic:
+            for each queue id the place of the owner in ``client_ids``, -1 for nobody. The same for
+            all who ask in a generation, so that all divide alike.
     """
 
     client_ids: list[str]
     generation: int = 0
+    owners: dict[str, list[int]] = {}
 
 
 class ConsumerIdsChanged(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -236,15 +240,19 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """LOCK_BATCH_MQ: locks queues for one member, as ordered consumption needs it, or renews its
     locks.
 
-    A lock is renewed each 20 s. It ends when it is given back, when it is not renewed for
-    ``lease_ms``, or ``rebalance_lock_lost_grace_ms`` (3 s) after the connection broke that it was
+    A lock is renewed each 20 s, or three times in its lease. It ends when it is given back, when it
+    is not renewed for ``rebalance_lock_max_live_time_ms``, or ``rebalance_lock_lost_grace_ms`` (3 s) after the connection broke that it was
     renewed by. A member begins no message without a connection to the broker, nor after the lease.
     It presents the token that it has; another one in the answer says that the queue was with
     another member meanwhile, and what it holds of the queue is void.
 
-    For the same 3 s after its start a broker grants nothing: former holders present their tokens,
-    and the newest token gets the queue, as a new lock. After an election members without a token
-    wait ``ha.lease_ttl_ms`` (3 s) more.
+    Where copies confirm the log, an answer comes once a record behind the request is confirmed, and
+    ``lease_ms`` is those 3 s. A new master knows the locks: holders go on with their tokens, and
+    only queues of those who have not come back wait for 3 s from its election.
+
+    Elsewhere a broker grants nothing for the same 3 s after its start: former holders present their
+    tokens, and the newest token gets the queue, as a new lock. After an election members without a
+    token wait ``ha.lease_ttl_ms`` (3 s) more.
 
     Attributes:
         group: Consumer group.
@@ -255,6 +263,8 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         MESSAGE_ILLEGAL: The name of the group.
         STALE_GENERATION: No member here.
         SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
+        NOT_MASTER: Another replica may lead by now.
+        BROKER_NOT_AVAILABLE: Too few replicas are there to confirm a lock.
     """
 
     group: Name

@@ -38,7 +38,10 @@ from mqmesh.roles.broker.state_records import (
     DeliveryRun,
     GroupRecord,
     GroupSettings,
+    MemberSubscriptions,
     OffsetsRecord,
+    OwnersRecord,
+    QueueOwner,
     SentBackRecord,
     TopicRecord,
     TopicSettings,
@@ -63,7 +66,8 @@ COORDINATOR = KeptChange(
 )
 """All that the file of a coordinator may hold."""
 OLD_STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
-STATE_FILE = Path(__file__).resolve().parent / "state-v2.bin"
+STATE_FILE_2 = Path(__file__).resolve().parent / "state-v2.bin"
+STATE_FILE = Path(__file__).resolve().parent / "state-v3.bin"
 POLICIES = GroupSettings(
     False,
     False,
@@ -103,6 +107,16 @@ STATE = [
         adds=True,
     ),
     DeliveryRecord("g", "gone", 0),
+    OwnersRecord(
+        "g",
+        {
+            "host:1@a#x": MemberSubscriptions(
+                "CLUSTERING", "LAST_OFFSET", [("t", "a || b", "TAG"), ("u", "*", "TAG")], "queue"
+            ),
+            "gone": None,
+        },
+        [QueueOwner("t", 2**32 - 1, "host:1@a#x", 7 << 32 | 5), QueueOwner("t", 0)],
+    ),
 ]
 """All kinds of state records."""
 STARTED_FILE = Path(__file__).resolve().parent / "started-as-v1.json"

@@ -99,8 +99,9 @@ class Metrics(msgspec.Struct):
             f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
             f"{self.failovers} failovers, {self.seconds:.1f} s, longest pause "
             f"{self.longest_pause_s:.2f} s, a queue changes hands in {self.handover_s:.3f} s, at "
-            f"most {self.longest_handover_s:.2f} s, progress in {self.progress:.0%} of the seconds, "
-            f"{self.queue_progress:.0%} of each queue's; " + ("; ".join(self.faults[:10]) or "no fault")
+            f"most {self.longest_handover_s:.2f} s, progress in {self.progress:.0%} of the "
+            f"seconds, {self.queue_progress:.0%} of each queue's; "
+            + ("; ".join(self.faults[:10]) or "no fault")
         )
 
 

@@ -304,9 +304,7 @@ class BrokerFeatures:
         self.membership = MembershipFeature(
             core, state.groups, state.group_table, state.queue_locks, state.auto_creation
         )
-        self.locks = LocksFeature(
-            core, state.topics, state.groups, state.queue_locks, state.owners
-        )
+        self.locks = LocksFeature(core, state.topics, state.groups, state.queue_locks, state.owners)
         self.offsets = OffsetsFeature(
             core,
             state.topics,

@@ -13,7 +13,7 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumerList, ConsumerListRequest
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS
-from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy, Average
 from mqmesh.sdk.consumer.rebalance_timer import RebalanceTimer
 
 RETRY_MS: Final = 200
@@ -94,7 +94,8 @@ class QueueAssignment:
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
-                self._divide(wanted, decode_header(ConsumerList, answer.header), strategy)
+                members = decode_header(ConsumerList, answer.header)
+                self._divide(wanted, members, broker_name, strategy)
             except GroupNotFound:
                 self._introduce()
             except MQMeshError as error:
@@ -118,7 +119,9 @@ class QueueAssignment:
         self._client.heartbeats.send_all()
         self.plan(RETRY_MS)
 
-    def _divide(self, topics: list[str], members: ConsumerList, strategy: AllocateStrategy) -> None:
+    def _divide(
+        self, topics: list[str], members: ConsumerList, asked: str, strategy: AllocateStrategy
+    ) -> None:
         own_id, client_ids = self._client.client_id, sorted(members.client_ids)
         if own_id not in client_ids:
             self._introduce()
@@ -128,7 +131,11 @@ class QueueAssignment:
             mine: list[MessageQueue] = []
             if queues:
                 try:
-                    mine = strategy.allocate(self._group, own_id, queues, client_ids)
+                    if isinstance(strategy, Average):
+                        owners = _owners(members, asked, topic)
+                        mine = strategy.reallocate(own_id, queues, client_ids, owners)
+                    else:
+                        mine = strategy.allocate(self._group, own_id, queues, client_ids)
                 except Exception:
                     _log.error(
                         "group %s: the allocation strategy failed for topic %s",
@@ -139,3 +146,13 @@ class QueueAssignment:
                     continue
             self._timer.divided()
             self._apply(topic, mine, len(client_ids) == 1)
+
+
+def _owners(members: ConsumerList, broker_name: str, topic: str) -> dict[MessageQueue, str]:
+    """Return the owners that a broker named of its queues of a topic."""
+    client_ids = members.client_ids
+    return {
+        MessageQueue(topic, broker_name, queue_id): client_ids[place]
+        for queue_id, place in enumerate(members.owners.get(topic, ()))
+        if 0 <= place < len(client_ids)
+    }

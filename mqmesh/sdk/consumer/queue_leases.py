@@ -3,10 +3,12 @@
 A worker looks at its queue's lease before each message. The client loop prolongs leases by
 a second each quarter of a second, as long as it knows of nothing against them: the broker's
 lease runs, the connection that the lock was granted by stands, and the thread itself did not
-stand still. A broker whose log is confirmed by copies gives leases of some seconds: they end by the
-clock before another master gives the queue away, whatever this client knows of it. After a second of standing still (the process was stopped, the machine swapped) the
+stand still. After a second of standing still (the process was stopped, the machine swapped) the
 broker may have given the queue to another member, so it is asked before the next message
 begins. That second is shorter than the time a broker needs to give up a client and its lock.
+
+A broker whose log is confirmed by copies gives leases of some seconds. They end by the clock before
+another master gives the queue away, whatever this client knows of it.
 """
 
 import logging

@@ -6,7 +6,8 @@ and takes its own part. So a strategy must depend on nothing else.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from mqmesh.errors import InvalidArgument
@@ -39,7 +40,10 @@ class AllocateStrategy(Protocol):
 
 
 class Average(AllocateStrategy):
-    """Allocation of runs of neighbouring queues; the first members get one more."""
+    """Allocation of runs of neighbouring queues; the first members get one more.
+
+    Members keep what they have, as far as all get as many: so as few queues move as can be.
+    """
 
     def allocate(
         self,
@@ -48,10 +52,37 @@ class Average(AllocateStrategy):
         queues: Sequence[MessageQueue],
         client_ids: Sequence[str],
     ) -> list[MessageQueue]:
-        index = client_ids.index(client_id)
+        return self.reallocate(client_id, queues, client_ids, {})
+
+    def reallocate(
+        self,
+        client_id: str,
+        queues: Sequence[MessageQueue],
+        client_ids: Sequence[str],
+        owners: Mapping[MessageQueue, str],
+    ) -> list[MessageQueue]:
+        """Return the queues of one member where it is known who has them now.
+
+        Args:
+            client_id, queues, client_ids: As for ``allocate``.
+            owners: Members by queue, the same for all who ask; others count for nothing.
+        """
+        had: dict[str, list[MessageQueue]] = {member: [] for member in client_ids}
+        for queue in queues:
+            if (owner := owners.get(queue)) in had:
+                had[owner].append(queue)
         each, more = divmod(len(queues), len(client_ids))
-        start = index * each + min(index, more)
-        return list(queues[start : start + each + (index < more)])
+        # Who has more than others keeps one more.
+        in_order = sorted(client_ids, key=lambda member: -min(len(had[member]), each + 1))
+        shares = {member: each + (place < more) for place, member in enumerate(in_order)}
+        kept = {queue for member in client_ids for queue in had[member][: shares[member]]}
+        free = iter([queue for queue in queues if queue not in kept])
+        for member in client_ids:
+            mine = had[member][: shares[member]]
+            mine += islice(free, shares[member] - len(mine))
+            if member == client_id:
+                return sorted(mine)
+        raise ValueError(f"{client_id} is no member")
 
 
 class AverageByCircle(AllocateStrategy):

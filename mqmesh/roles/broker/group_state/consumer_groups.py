@@ -67,12 +67,14 @@ class Group(msgspec.Struct):
         members: What each said of the group, by client id.
         joined: Generation that the coming of each member made.
         check: Whether they subscribe alike.
+        divided: Generation that was last asked for, and the owners of queues then.
     """
 
     generation: int
     members: dict[str, ConsumerData]
     joined: dict[str, int]
     check: SubscriptionCheck = msgspec.field(default_factory=SubscriptionCheck)
+    divided: tuple[int, dict[str, list[int]]] = (-1, {})
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -187,6 +189,26 @@ class ConsumerGroups:
                 f"{generation}, and came back in {joined}"
             )
         return group
+
+    def owners(self, name: str) -> dict[str, list[int]]:
+        """Return the owners of a group's queues when its generation was first asked for.
+
+        Returns:
+            For each queue id of a topic the place of the owner among the sorted members, or -1.
+
+        Raises:
+            GroupNotFound: No member of it is connected to this broker.
+        """
+        group = self.group(name)
+        if group.divided[0] != group.generation:
+            places = {client_id: place for place, client_id in enumerate(sorted(group.members))}
+            found: dict[str, list[int]] = {}
+            for topic, queue_id, client_id in self.claims.of_group(name):
+                owners = found.setdefault(topic, [])
+                owners += [-1] * (queue_id + 1 - len(owners))
+                owners[queue_id] = places.get(client_id, -1)
+            group.divided = group.generation, found
+        return group.divided[1]
 
     def memberships(self, client_id: str) -> list[Membership]:
         """Return a client's memberships in consumer groups."""
@@ -476,4 +498,5 @@ def _ignore_member(group: str, client_id: str) -> None:
 
 
 GROUPS_SETTLE_MS: Final = 1_500
-"""After an election without copies no group is divided anew for so long: its members come one after the other."""
+"""After an election without copies no group is divided anew for so long: its members come one after
+the other."""

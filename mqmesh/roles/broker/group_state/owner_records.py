@@ -76,7 +76,7 @@ class OwnerRecords:
         keys: dict[_Member | _Queue, None] = {}
         for name in self._groups.names():
             keys.update(((name, client_id), None) for client_id in self._groups.group(name).members)
-        for group, queue in self._locks.keys():
+        for group, queue in self._locks.locked():
             keys[group, *queue] = None
         for group in self._groups.claims.groups():
             for topic, queue_id, _ in self._groups.claims.of_group(group):

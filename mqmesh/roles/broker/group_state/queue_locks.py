@@ -163,7 +163,7 @@ class QueueLocks:
         """Return the lock of a queue, also one that has ended; None if there is none."""
         return self._groups.get(group, {}).get(queue)
 
-    def keys(self) -> Iterator[tuple[str, QueueKey]]:
+    def locked(self) -> Iterator[tuple[str, QueueKey]]:
         """Yield group and queue of each lock."""
         for group, queues in self._groups.items():
             for queue in queues:

@@ -19,6 +19,7 @@ from mqmesh.roles.broker.state_records import (
     GroupRecord,
     GroupSettings,
     OffsetsRecord,
+    OwnersRecord,
     decode_state,
     in_bodies,
 )
@@ -110,7 +111,14 @@ def test_records_come_back_as_they_were_and_as_they_once_were_written():
     data = golden["STATE_FILE"].read_bytes()
     assert golden["encode_records"]() == data, "a new form needs a new version and a new file"
     found = decode_state(data)
-    assert (found.version, found.snapshot_at, found.records) == (2, 5, golden["STATE"])
+    assert (found.version, found.snapshot_at, found.records) == (3, 5, golden["STATE"])
+
+
+def test_records_of_version_2_have_no_owners():
+    golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
+    found = decode_state(golden["STATE_FILE_2"].read_bytes())
+    before = [one for one in golden["STATE"] if not isinstance(one, OwnersRecord)]
+    assert (found.version, found.records) == (2, before)
 
 
 def test_records_of_version_1_have_the_defaults_of_what_came_later():
@@ -139,7 +147,7 @@ def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
     [
         (b"", "cannot be read"),
         (b"\xc1", "cannot be read"),
-        (msgspec.msgpack.encode([3, 0, []]), "has version 3; this broker reads 1 to 2"),
+        (msgspec.msgpack.encode([4, 0, []]), "has version 4; this broker reads 1 to 3"),
         (msgspec.msgpack.encode([1, -1, []]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[9, "t"]]]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[3, "g", "t", {0: -1}]]]), "cannot be read"),

@@ -70,9 +70,9 @@ class Case:
         callback()
         return delay_ms
 
-    def answer(self, *members):
+    def answer(self, *members, owners=None):
         _, on_done = self.requests.pop(0)
-        header = encode_header(ConsumerList(list(members), 1))
+        header = encode_header(ConsumerList(list(members), 1, owners or {}))
         on_done(Command(0, 1, 1, header, memoryview(b"")))
 
     def fail(self, error):
@@ -183,3 +183,16 @@ def test_one_question_is_asked_for_all_topics_of_a_broker(case):
     case.run()
     case.fail(GroupNotFound("planned"))
     assert case.heartbeats_sent == 1, "and not one for each topic"
+
+
+def test_members_keep_what_they_have_at_the_broker_that_was_asked():
+    case = Case()
+    case.assignment.plan()
+    case.run()
+    case.answer("me", "you", owners={"t": [1, 0], "other": [0]})
+    assert case.applied.pop() == ("t", [QUEUES[1], QUEUES[2]], False)
+    # What nobody has, or one who is not in the list.
+    case.assignment.plan()
+    case.run()
+    case.answer("me", "you", owners={"t": [-1, 7]})
+    assert case.applied.pop() == ("t", QUEUES[:2], False)

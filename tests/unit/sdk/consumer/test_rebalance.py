@@ -53,6 +53,48 @@ def test_average_gives_neighbouring_queues():
     assert [[q.queue_id for q in part] for part in parts] == [[0, 1, 2], [3, 4]]
 
 
+def reallocated(all_queues, client_ids, owners):
+    return {one: Average().reallocate(one, all_queues, client_ids, owners) for one in client_ids}
+
+
+def owners_of(parts):
+    return {queue: member for member, part in parts.items() for queue in part}
+
+
+@given(st.integers(0, 40), st.integers(1, 12), st.data())
+def test_average_moves_as_few_queues_as_can_be(queue_count, member_count, data):
+    all_queues, client_ids = queues(queue_count), members(member_count)
+    somebody = st.sampled_from([*client_ids, "gone", ""])
+    owners = {queue: data.draw(somebody) for queue in all_queues}
+    parts = reallocated(all_queues, client_ids, owners)
+    assert sorted(owners_of(parts)) == all_queues
+    sizes = {len(part) for part in parts.values()}
+    assert max(sizes) - min(sizes) <= 1
+    had = {one: [q for q in all_queues if owners[q] == one] for one in client_ids}
+    each, more = divmod(queue_count, member_count)
+    # Who has more than its share gives up the rest, and nobody anything else.
+    most_kept = sum(min(len(part), each) for part in had.values())
+    most_kept += min(more, sum(len(part) > each for part in had.values()))
+    assert sum(len(set(parts[one]) & set(had[one])) for one in client_ids) == most_kept
+    assert reallocated(all_queues, client_ids, owners_of(parts)) == parts
+
+
+@given(st.integers(0, 40), st.integers(2, 12), st.data())
+def test_a_leaver_moves_only_its_own_queues_and_a_newcomer_its_share(
+    queue_count, member_count, data
+):
+    all_queues, client_ids = queues(queue_count), members(member_count)
+    before = owners_of(reallocated(all_queues, client_ids, {}))
+    leaver = data.draw(st.sampled_from(client_ids))
+    left = [one for one in client_ids if one != leaver]
+    after = owners_of(reallocated(all_queues, left, before))
+    moved = {queue for queue in all_queues if before[queue] != after[queue]}
+    assert moved == {queue for queue in all_queues if before[queue] == leaver}
+    joined = owners_of(reallocated(all_queues, client_ids, after))
+    moved = [queue for queue in all_queues if after[queue] != joined[queue]]
+    assert len(moved) <= -(-queue_count // member_count)
+
+
 def test_average_by_circle_deals_like_cards():
     parts = divided(AverageByCircle(), queues(5), members(2))
     assert [[q.queue_id for q in part] for part in parts] == [[0, 2, 4], [1, 3]]

@@ -1,7 +1,6 @@
 """Locks of ordered consumers, and members that give queues back."""
 
 from collections.abc import Mapping
-
 from typing import Final
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, NotMaster
@@ -89,9 +88,7 @@ class LocksFeature(Feature):
         """Forget the locks of a topic's queues."""
         self._locks.remove_topic(topic)
 
-    def lock_batch_mq(
-        self, request: Request, wanted: LockBatchRequest
-    ) -> LockBatchResponse | None:
+    def lock_batch_mq(self, request: Request, wanted: LockBatchRequest) -> LockBatchResponse | None:
         """A member wants queues for itself alone.
 
         Raises:

@@ -113,13 +113,16 @@ class MembershipFeature(Feature):
 
         Raises:
             GroupNotFound: None is registered here; not the same as "you are alone". Or this master
-                was just elected and does not know them all yet: what each has it keeps so long.
+                was just elected without copies and does not know them all yet: what each has it
+                keeps so long.
         """
         check_client_group(query.group)
         if self._clock.monotonic_ms() < self._groups.settled_ms:
             raise GroupNotFound(f"members of consumer group {query.group!r} are still coming back")
         group = self._groups.group(query.group)
-        return ConsumerList(sorted(group.members), group.generation)
+        return ConsumerList(
+            sorted(group.members), group.generation, self._groups.owners(query.group)
+        )
 
     def send_notices(self) -> None:
         """Tells members of changed groups; the end of each tick."""

@@ -157,6 +157,45 @@ def test_a_former_holder_may_give_up_at_once():
     assert ask(locks, "b", 3_000) > 5
 
 
+def test_a_restored_holder_goes_on_at_once_and_others_wait_until_its_time_is_over():
+    locks = make(first_token=1_000)
+    for queue_id in (0, 1):
+        locks.restore("g", ("t", queue_id), "a", 7 + queue_id, GRACE_MS)
+    assert ask(locks, "a", 0, token=7) == 7
+    assert ask(locks, "b", 0, queue=("t", 2)) == 1_000  # it was nobody's
+    assert ask(locks, "b", GRACE_MS - 1, queue=("t", 1)) == LOCK_HELD_BY_OTHER
+    assert ask(locks, "b", GRACE_MS, queue=("t", 1)) == 1_001
+    assert ask(locks, "a", GRACE_MS, queue=("t", 1), token=8) == LOCK_HELD_BY_OTHER
+    assert ask(locks, "b", GRACE_MS) == LOCK_HELD_BY_OTHER
+
+
+def test_a_restored_holder_that_was_replaced_before_gets_the_token_of_the_log():
+    locks = make(first_token=1_000)
+    locks.restore("g", Q, "a", 9, GRACE_MS)
+    assert ask(locks, "a", 0, token=7) == 9
+
+
+def test_restored_locks_count_beyond_the_limit():
+    locks = make(most=1)
+    for queue_id in (0, 1):
+        locks.restore("g", ("t", queue_id), "a", 7, GRACE_MS)
+    assert len(locks) == 2
+    with pytest.raises(SystemBusy):
+        ask(locks, "b", queue=("t", 2))
+    locks.tick(GRACE_MS + LEASE_MS)
+    assert len(locks) == 0
+
+
+def test_owners_are_noted_when_they_change_and_not_when_they_renew():
+    locks, noted = make(), []
+    locks.on_owner = lambda *owner: noted.append(owner)
+    token = ask(locks, "a")
+    ask(locks, "a", 1, token=token)
+    ask(locks, "b", LEASE_MS + 1)
+    locks.unlock("g", "b", Q)
+    assert noted == [("g", "t", 0)] * 3
+
+
 def test_locks_are_bounded():
     locks = make(most=2)
     ask(locks, "a", queue=("t", 0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import InvalidArgument, StaleGeneration
+from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, StateRecord
+from mqmesh.errors import BrokerNotAvailable, InvalidArgument, NotMaster, StaleGeneration
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
@@ -23,6 +24,8 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
+from mqmesh.roles.broker.ha.confirm import AckPolicy
+from mqmesh.roles.broker.ha.leadership import Leadership
 
 
 class Member:
@@ -164,6 +167,168 @@ def test_a_member_that_leaves_with_a_listener_running_keeps_its_lock(filled, a, 
     assert b.lock(0) == [LOCK_HELD_BY_OTHER]
     filled.clock.advance(1_000)
     assert b.lock(0)[0] > 0
+
+
+# ---- Locks that copies confirm ---------------------------------------------------------
+
+
+FOLLOWER = MemberIncarnation(2, 1)
+
+
+class Led:
+    """A broker that was elected, and a follower that has what the test says."""
+
+    def __init__(self, stage):
+        self.stage = stage
+        self.lead(stage.epoch + 1)
+
+    def lead(self, epoch):
+        me = MemberIncarnation(1, 1)
+        mode = AckReplicas.ALL
+        state = GroupState(
+            log_id=1, epoch=epoch, master=1, in_sync=(me, FOLLOWER), mode=mode, copies=2
+        )
+        self.stage.epoch = epoch
+        self.stage.leadership = self.leadership = Leadership(
+            StateRecord(7, state),
+            me,
+            AckPolicy(mode),
+            marker_end=0,
+            log_end=self.end,
+            lag_max_ms=3_000,
+            counts_synced=False,
+        )
+        self.stage.restart()
+        self.stage.features.load()
+
+    def end(self):
+        return self.stage.store.stats().max_commitlog_offset
+
+    def confirm(self):
+        end = self.end()
+        self.leadership.on_own(end)
+        self.leadership.on_opened(FOLLOWER, end, end, 0)
+        self.stage.features.writes.answer_confirmed()
+
+    def lock(self, member, *queue_ids, token=0):
+        """Asks for locks; returns the number of the request."""
+        entries = [LockEntry("t", one, token) for one in queue_ids]
+        opaque = self.stage.begin(
+            RequestCode.LOCK_BATCH_MQ, LockBatchRequest("g", member.name, entries), peer=member.peer
+        )
+        self.tick()
+        return opaque
+
+    def tick(self):
+        self.stage.features.tick(self.stage.clock.monotonic_ms())
+        self.stage.end_tick()
+
+    def tokens(self, opaque):
+        answer = self.stage.answer(opaque, LockBatchResponse)
+        assert answer.lease_ms == 3_000
+        return [one.token for one in answer.queues]
+
+
+@pytest.fixture
+def led(make_stage):
+    """A broker that was elected, with a topic and a store that keeps everything."""
+    stage = make_stage(is_kept=True)
+    stage.send(stage.batch(bodies=[b"0"]))
+    return Led(stage)
+
+
+@pytest.fixture
+def members(led):
+    """Two members of its group."""
+    found = [Member(led.stage, name) for name in "ab"]
+    for member in found:
+        member.beat()
+    return found
+
+
+def test_a_lock_is_granted_and_renewed_when_a_record_of_it_is_confirmed(led, members):
+    a, _ = members
+    asked = led.lock(a, 0)
+    assert asked not in led.stage.answers
+    led.confirm()
+    (token,) = led.tokens(asked)
+    renewed = led.lock(a, 0, token=token)
+    assert renewed not in led.stage.answers
+    led.confirm()
+    assert led.tokens(renewed) == [token]
+
+
+def test_renewals_of_a_tenth_of_a_second_are_confirmed_by_one_record(led, members):
+    asked = [led.lock(member, number) for number, member in enumerate(members)]
+    led.confirm()
+    tokens = [led.tokens(one)[0] for one in asked]
+    before = led.stage.features.core.state.records_written
+    for number, member in enumerate(members):
+        request = LockBatchRequest("g", member.name, [LockEntry("t", number, tokens[number])])
+        led.stage.begin(RequestCode.LOCK_BATCH_MQ, request, peer=member.peer)
+    led.tick()
+    assert led.stage.features.core.state.records_written == before + 1
+
+
+def test_the_next_master_knows_members_and_owners(led, members):
+    a, b = members
+    asked = led.lock(a, 0)
+    led.confirm()
+    (token,) = led.tokens(asked)
+    led.lead(led.stage.epoch + 1)
+    groups = led.stage.features.state.groups
+    assert sorted(groups.group("g").members) == ["a", "b"]
+    back, free, owned = (led.lock(a, 0, token=token), led.lock(b, 1), led.lock(b, 0))
+    led.confirm()
+    assert led.tokens(back) == [token]
+    assert led.tokens(free)[0] > token
+    assert led.tokens(owned) == [LOCK_HELD_BY_OTHER]
+
+
+def test_an_owner_or_member_that_does_not_come_back_after_an_election_is_waited_for(led, members):
+    _, b = members
+    led.lock(members[0], 0)
+    led.confirm()
+    led.lead(led.stage.epoch + 1)
+    b.beat()
+    led.stage.clock.advance(2_999)
+    early = led.lock(b, 0)
+    assert sorted(led.stage.features.state.groups.group("g").members) == ["a", "b"]
+    led.stage.clock.advance(1)
+    late = led.lock(b, 0)
+    led.confirm()
+    assert led.tokens(early) == [LOCK_HELD_BY_OTHER]
+    assert led.tokens(late)[0] > 0
+    assert sorted(led.stage.features.state.groups.group("g").members) == ["b"]
+
+
+def test_what_was_given_back_is_nobodys_at_the_next_master(led, members):
+    a, b = members
+    led.lock(a, 0)
+    a.claim(0)
+    led.confirm()
+    a.unlock(0)
+    a.leave()
+    led.tick()
+    led.stage.features.core.write_state()
+    led.lead(led.stage.epoch + 1)
+    assert sorted(led.stage.features.state.groups.group("g").members) == ["b"]
+    asked = led.lock(b, 0)
+    led.confirm()
+    assert led.tokens(asked)[0] > 0
+
+
+def test_a_master_that_cannot_confirm_grants_and_renews_nothing(led, members):
+    asked = led.lock(members[0], 0)
+    led.confirm()
+    (token,) = led.tokens(asked)
+    led.leadership.is_cut_off = True
+    for wanted in (token, 0):
+        with pytest.raises(BrokerNotAvailable):
+            led.stage.answer(led.lock(members[0], 0, token=wanted))
+    led.leadership.is_cut_off, led.leadership.is_isolated = False, True
+    with pytest.raises(NotMaster):
+        led.stage.answer(led.lock(members[0], 0, token=token))
 
 
 # ---- Claims and generations -----------------------------------------------------------
