@@ -241,8 +241,9 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     locks.
 
     A lock is renewed each 20 s, or three times in its lease. It ends when it is given back, when it
-    is not renewed for ``rebalance_lock_max_live_time_ms``, or ``rebalance_lock_lost_grace_ms`` (3 s) after the connection broke that it was
-    renewed by. A member begins no message without a connection to the broker, nor after the lease.
+    is not renewed for ``rebalance_lock_max_live_time_ms``, or ``rebalance_lock_lost_grace_ms``
+    (3 s) after the connection broke that it was renewed by. A member begins no message without a
+    connection to the broker, nor after the lease.
     It presents the token that it has; another one in the answer says that the queue was with
     another member meanwhile, and what it holds of the queue is void.
 

@@ -17,6 +17,7 @@ from unittest import mock
 import msgspec
 from harness.simulation.disk import LoggedStore, LogRecord
 from harness.simulation.faults import MEMBERS, PROFILES
+from harness.simulation.owners import OwnersRun
 from harness.simulation.real_disk import SteppedFlusher
 from harness.simulation.receiving import ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
@@ -27,9 +28,12 @@ from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows
 from mqmesh.roles.broker.features.delivery.feature import _Taking
+from mqmesh.roles.broker.features.groups import locks
+from mqmesh.roles.broker.features.groups.locks import LocksFeature
 from mqmesh.roles.broker.features.groups.resets import ResetsFeature
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.group_state.owner_records import OwnerRecords
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.group_state.queue_ownership import QueueOwnership
 from mqmesh.roles.broker.server import BrokerServer
@@ -275,11 +279,68 @@ RECEIVE_BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
 """Of members that acknowledge each message."""
 
 
+def _unconfirmed(was):
+    def lock(self, request, wanted):
+        core, self._core = self._core, mock.Mock(copies_confirm=False)
+        leadership, self._leadership = self._leadership, None
+        try:
+            answer = was(self, request, wanted)
+        finally:
+            self._core, self._leadership = core, leadership
+        return msgspec.structs.replace(answer, lease_ms=3_000)
+
+    return lock
+
+
+def _long_lease(was):
+    def answer(renewals, error):
+        was(
+            [(one, msgspec.structs.replace(told, lease_ms=60_000)) for one, told in renewals], error
+        )
+
+    return answer
+
+
+def _no_grace(was):
+    def restore(self, group, queue, client_id, token, ends_ms):
+        was(self, group, queue, client_id, token, 0)
+
+    return restore
+
+
+def _only_locked_lately(was):
+    def apply(self, record):
+        was(self, msgspec.structs.replace(record, queues=[]))
+
+    return apply
+
+
+def _shown_token(was):
+    def lock(self, group, client_id, peer, queue, token, now_ms):
+        if token and self.find(group, queue) is None:
+            self._enter(group, queue, client_id, peer, token, now_ms + self.lease_ms)
+        return was(self, group, client_id, peer, queue, token, now_ms)
+
+    return lock
+
+
+OWNERS_BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
+    "a lock answered before it is confirmed": _method(LocksFeature, "lock_batch_mq", _unconfirmed),
+    "a lock relied on longer than the next master keeps it": _method(locks, "_answer", _long_lease),
+    "a former owner that is not waited for": _method(QueueLocks, "restore", _no_grace),
+    "owners that the log does not know": _method(OwnerRecords, "apply", _only_locked_lately),
+    "a token that is used again": _method(QueueLocks, "lock", _shown_token),
+}
+"""Bugs that only seeds of ``OwnersRun`` look for."""
+
+
 def run_planted(name: str, seed: int) -> Outcome:
     """Runs a seed with a bug."""
     with contextlib.ExitStack() as stack:
         if name in RECEIVE_BUGS:
             return run_seed(seed, RECEIVE_BUGS[name](stack), ReceiveRun)
+        if name in OWNERS_BUGS:
+            return run_seed(seed, OWNERS_BUGS[name](stack), OwnersRun)
         return run_seed(seed, BUGS[name](stack))
 
 
@@ -295,7 +356,7 @@ def find(name: str, seeds: Iterable[int]) -> Iterator[Outcome]:
 def main() -> int:
     """Looks for a seed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=[*BUGS, *RECEIVE_BUGS])
+    parser.add_argument("name", choices=[*BUGS, *RECEIVE_BUGS, *OWNERS_BUGS])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=MOST_SEEDS)
     options = parser.parse_args()

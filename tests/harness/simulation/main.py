@@ -20,6 +20,7 @@ from harness.chaos import say, show
 from harness.ha_model import explore_all
 from harness.simulation.election import ElectionRun
 from harness.simulation.failover import FailoverRun
+from harness.simulation.owners import OwnersRun
 from harness.simulation.receiving import ReceiveElectionRun, ReceiveFailoverRun, ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
 
@@ -101,6 +102,8 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     if options.receive:
         kinds = (ReceiveRun, ReceiveFailoverRun, ReceiveElectionRun)
     kind = kinds[2 if options.election else 1 if options.failover else 0]
+    if options.owners:
+        kind = OwnersRun
     if options.jobs == 1:
         yield from map(partial(_run, kind=kind, secure=options.secure), _seeds(options))
         return
@@ -152,6 +155,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--receive", action="store_true", help="members acknowledge each message")
     parser.add_argument(
         "--secure", action="store_true", help="nobody gets in without a key, and strangers try"
+    )
+    parser.add_argument(
+        "--owners", action="store_true", help="ordered members come and go while masters are lost"
     )
     parser.add_argument(
         "--model", action="store_true", help="all courses of elections within bounds, no seeds"
