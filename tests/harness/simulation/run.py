@@ -39,8 +39,9 @@ LEAST_MS: Final = 60_000
 """No seed is shorter."""
 LOOK_MS: Final = 1_000
 LEFT_LOOKS: Final = 20
-LEFT_LOOK_MS: Final = 500
-"""Number of checks, and time between them, that brokers hold nothing any more."""
+LEFT_LOOK_MS: Final = 470
+"""Number of checks, and time between them, that brokers hold nothing any more; not in step with
+members that renew their locks each second."""
 QUEUES: Final = 2
 BROKERS: Final = ("broker-a", "broker-b")
 
