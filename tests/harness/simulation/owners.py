@@ -8,9 +8,16 @@ from collections.abc import Callable
 from typing import Final
 
 from harness.simulation.books import ORDER, ORDERED, body_of
-from harness.simulation.election import MODES, ElectionRun, start_group
+from harness.simulation.election import (
+    MODES,
+    ElectionRun,
+    leadership_of,
+    promised_epoch_of,
+    start_group,
+)
 from harness.simulation.faults import Faults
 from harness.simulation.load import SimulatedProducer, SimulatedPush
+from harness.simulation.world import Process
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, MessageQueue
@@ -90,6 +97,16 @@ class OwnersRun(ElectionRun):
         )
         for _ in range(ROUNDS):
             super()._plan(faults)
+
+    def _master(self) -> Process | None:
+        """Returns the master of the newest epoch; None while that one leads no more.
+
+        Elsewhere one that was cut off from everybody may not know for seconds that it was replaced.
+        """
+        master = super()._master()
+        leadership = None if master is None else leadership_of(master)
+        newest = max([*self._leaders, *map(promised_epoch_of, self.replicas)], default=0)
+        return master if leadership is not None and leadership.epoch == newest else None
 
     def _member(self) -> SimulatedPush:
         members = [one for one in self.clients if isinstance(one, SimulatedPush)]
