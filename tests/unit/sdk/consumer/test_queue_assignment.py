@@ -10,7 +10,7 @@ from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import ConsumerList
 from mqmesh.sdk.consumer.queue_assignment import RETRY_MAX_MS, RETRY_MS, QueueAssignment
-from mqmesh.sdk.consumer.rebalance import allocate_strategy
+from mqmesh.sdk.consumer.rebalance import Average, allocate_strategy
 from mqmesh.sdk.consumer.rebalance_timer import REJOIN_MS
 from mqmesh.testing.clock import ManualClock
 
@@ -196,3 +196,18 @@ def test_members_keep_what_they_have_at_the_broker_that_was_asked():
     case.run()
     case.answer("me", "you", owners={"t": [-1, 7]})
     assert case.applied.pop() == ("t", QUEUES[:2], False)
+
+
+class First(Average):
+    """A user's own: the first member reads all."""
+
+    def allocate(self, group, client_id, queues, client_ids):
+        return list(queues) if client_id == client_ids[0] else []
+
+
+def test_a_subclass_of_the_average_strategy_divides_in_its_own_way():
+    case = Case(First())
+    case.assignment.plan()
+    case.run()
+    case.answer("me", "you", owners={"t": [1, 1]})
+    assert case.applied.pop() == ("t", QUEUES, False)
