@@ -59,6 +59,8 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consume_from_where: ``ConsumeFromWhere``; for administrators, the client itself acts on it.
         subscriptions: The same for all members of a group.
         delivery: ``DeliveryMode``, that of the group.
+        divides_by_number: It divides queues by their numbers alone, as clients of RocketMQ do; then
+            all members of its group have to.
     """
 
     group: Name
@@ -66,6 +68,7 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consume_from_where: Annotated[str, msgspec.Meta(max_length=16)]
     subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=MAX_SUBSCRIPTIONS)]
     delivery: Annotated[str, msgspec.Meta(max_length=16)] = "queue"
+    divides_by_number: bool = False
 
 
 class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -199,7 +202,8 @@ class ConsumerList(msgspec.Struct, array_like=True, frozen=True, gc=False):
         generation: Grows whenever the members change.
         owners: Owners of this broker's queues when the generation was first asked for, by topic:
             for each queue id the place of the owner in ``client_ids``, -1 for nobody. The same for
-            all who ask in a generation, so that all divide alike.
+            all who ask in a generation, so that all divide alike. Empty where a member divides by
+            numbers alone.
     """
 
     client_ids: list[str]

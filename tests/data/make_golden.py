@@ -111,7 +111,11 @@ STATE = [
         "g",
         {
             "host:1@a#x": MemberSubscriptions(
-                "CLUSTERING", "LAST_OFFSET", [("t", "a || b", "TAG"), ("u", "*", "TAG")], "queue"
+                "CLUSTERING",
+                "LAST_OFFSET",
+                [("t", "a || b", "TAG"), ("u", "*", "TAG")],
+                "queue",
+                True,
             ),
             "gone": None,
         },

@@ -381,7 +381,6 @@ def test_a_queue_is_locked_for_one_member(site):
     one, other = Client(site, BROKER, "one"), Client(site, BROKER, "other")
     one.beat()
     other.beat()
-    site.run(8_000)  # a broker that was just elected grants nothing yet
     queue = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
 
     def lock(client: Client, code: int = RemotingCode.LOCK_BATCH_MQ) -> RemotingCommand:
@@ -393,6 +392,13 @@ def test_a_queue_is_locked_for_one_member(site):
     assert json.loads(lock(one).body) == {"lockOKMQSet": [queue]}, "its own again"
     assert lock(one, RemotingCode.UNLOCK_BATCH_MQ).code == RemotingStatus.SUCCESS
     assert json.loads(lock(other).body) == {"lockOKMQSet": [queue]}
+    leader = site.replicas[site.leader() - 1]
+    leader.kill()
+    site.run(8_000)
+    assert json.loads(lock(one).body) == {"lockOKMQSet": []}, "the gateway renewed the lock"
+    assert json.loads(lock(other).body) == {"lockOKMQSet": [queue]}
+    leader.start()
+    site.run(2_000)
 
 
 def test_a_message_that_is_sent_back_is_a_retry_with_its_topic(site):

@@ -180,6 +180,7 @@ class MemberSubscriptions(msgspec.Struct, array_like=True, frozen=True):
     consume_from_where: str
     subscriptions: list[tuple[str, str, str]]
     delivery: str = "queue"
+    divides_by_number: bool = False
 
 
 class QueueOwner(msgspec.Struct, array_like=True, frozen=True):

@@ -45,6 +45,9 @@ from mqmesh.roles.gateway.upstream import Upstream
 
 LEAVE_MS: Final = 1_000
 """So long after its connection ended a client leaves its groups, unless it came back."""
+RENEW_AGAIN_MS: Final = 300
+RENEWALS: Final = 10
+"""Locks that could not be renewed are asked for so often, as long as a new master keeps them."""
 MOST_CLAIMS: Final = 65_536
 """Queues of one member whose generation is kept."""
 
@@ -280,25 +283,35 @@ class GatewayMembers:
         if error is not None:
             _ignore(error)
             return
-        queues: dict[str, list[LockEntry]] = {}
-        for (group, topic, queue_id), token in member.tokens.items():
-            queues.setdefault(group, []).append(LockEntry(topic, queue_id, token))
-        for group, entries in queues.items():
-            header = encode_header(LockBatchRequest(group, member.client_id, entries))
-            done = partial(self._renewed, member, group)
-            self._upstream.ask(member.broker_name, RequestCode.LOCK_BATCH_MQ, header, done)
+        for group in {key[0]: None for key in member.tokens}:
+            self._renew(member, group, RENEWALS)
 
-    def _renewed(self, member: GatewayMember, group: str, answer: Command | MQMeshError) -> None:
-        try:
-            if isinstance(answer, MQMeshError):
-                raise answer
-            found = decode_header(LockBatchResponse, answer.header).queues
-        except MQMeshError as error:
-            _log.info("locks of %s could not be renewed: %s", member.client_id, error)
-            return
-        for entry in found:
-            if entry.token > 0:
-                member.tokens[(group, entry.topic, entry.queue_id)] = entry.token
+    def _renew(self, member: GatewayMember, group: str, tries: int) -> None:
+        entries = [
+            LockEntry(topic, queue_id, token)
+            for (of, topic, queue_id), token in member.tokens.items()
+            if of == group
+        ]
+
+        def done(answer: Command | MQMeshError) -> None:
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                found = decode_header(LockBatchResponse, answer.header).queues
+            except MQMeshError as error:
+                _log.info("locks of %s could not be renewed: %s", member.client_id, error)
+                key = (member.broker_name, member.client_id)
+                if tries > 1 and self._members.get(key) is member:
+                    again = partial(self._renew, member, group, tries - 1)
+                    self._upstream.loop.call_later(RENEW_AGAIN_MS, again)
+                return
+            for entry in found:
+                queue = (group, entry.topic, entry.queue_id)
+                if entry.token > 0 and queue in member.tokens:
+                    member.tokens[queue] = entry.token
+
+        header = encode_header(LockBatchRequest(group, member.client_id, entries))
+        self._upstream.ask(member.broker_name, RequestCode.LOCK_BATCH_MQ, header, done)
 
     # ---- Lists and locks -----------------------------------------------------------------
 
@@ -390,6 +403,7 @@ def _consumer(data: bodies.ConsumerBody) -> ConsumerData:
             Subscription(one.topic, one.sub_string or "*", one.expression_type or "TAG")
             for one in data.subscription_data_set
         ],
+        divides_by_number=True,
     )
 
 

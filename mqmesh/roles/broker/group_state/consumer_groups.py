@@ -195,11 +195,14 @@ class ConsumerGroups:
 
         Returns:
             For each queue id of a topic the place of the owner among the sorted members, or -1.
+            Nothing if a member divides queues by their numbers alone: then all have to.
 
         Raises:
             GroupNotFound: No member of it is connected to this broker.
         """
         group = self.group(name)
+        if any(one.divides_by_number for one in group.members.values()):
+            return {}
         if group.divided[0] != group.generation:
             places = {client_id: place for place, client_id in enumerate(sorted(group.members))}
             found: dict[str, list[int]] = {}
@@ -354,7 +357,8 @@ class ConsumerGroups:
 
     def tick(self, now_ms: int) -> None:
         """Removes those whose time of grace is over, or who were silent for too long."""
-        # The lost stand in the order in which they were lost.
+        # The lost stand in the order in which they were lost; behind those that have not come back
+        # since the election.
         while self._lost:
             client_id = next(iter(self._lost))
             lost_at_ms = self._clients[client_id].lost_at_ms

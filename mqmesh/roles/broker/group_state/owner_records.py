@@ -46,28 +46,36 @@ class OwnerRecords:
     def _note(self, *key: str | int) -> None:
         self.changed[key] = None  # type: ignore[index]  # of a member or a queue
 
-    def restore(self, first_generation: int, until_ms: int, now_ms: int) -> None:
+    def restore(
+        self, first_generation: int, members_until_ms: int, locks_until_ms: int, now_ms: int
+    ) -> None:
         """Restore members and owners of the epochs before; the log was read.
 
         Args:
             first_generation: Below every generation of this epoch.
-            until_ms: Monotonic time until which members and owners may come back.
+            members_until_ms: Monotonic time until which members may come back.
+            locks_until_ms: Monotonic time until which holders of locks may.
             now_ms: Monotonic clock.
         """
         members, owners = self._members, self._owners
         self._members, self._owners = {}, {}
-        if not self._is_kept:
-            return
         self._groups.restore(
             ((group, client_id, _data(group, one)) for (group, client_id), one in members.items()),
-            until_ms,
+            members_until_ms,
             now_ms,
         )
         for (group, topic, queue_id), one in owners.items():
             if one.token:
-                self._locks.restore(group, (topic, queue_id), one.client_id, one.token, until_ms)
+                queue = topic, queue_id
+                self._locks.restore(group, queue, one.client_id, one.token, locks_until_ms)
             self._groups.claims.claim(group, topic, queue_id, one.client_id, first_generation)
         self.changed.clear()
+
+    def drop(self) -> None:
+        """Drop what the log says of the epochs before: it may lack what came last."""
+        if self._is_kept:
+            self.changed.update(dict.fromkeys([*self._members, *self._owners]))
+        self._members, self._owners = {}, {}
 
     def state_keys(self) -> Iterable[_Member | _Queue]:
         """Members and queues of all groups."""
@@ -120,6 +128,7 @@ def _record(data: ConsumerData) -> MemberSubscriptions:
         data.consume_from_where,
         [(one.topic, one.expression, one.expression_type) for one in data.subscriptions],
         data.delivery,
+        data.divides_by_number,
     )
 
 
@@ -130,4 +139,5 @@ def _data(group: str, member: MemberSubscriptions) -> ConsumerData:
         member.consume_from_where,
         [Subscription(*one) for one in member.subscriptions],
         member.delivery,
+        member.divides_by_number,
     )

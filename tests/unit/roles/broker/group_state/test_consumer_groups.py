@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from mqmesh.errors import GroupNotFound, SystemBusy
@@ -158,3 +159,27 @@ def test_connected_members_of_a_producer_group_are_found():
     groups.on_disconnect(b"c", now_ms=0)
     assert groups.producers("p") == [b"d"]
     assert groups.producers("q") == []
+
+
+def test_owners_are_those_of_when_a_generation_was_first_asked_for():
+    groups = make()
+    for client_id in "ab":
+        beat(groups, client_id, "g")
+    groups.claims.claim("g", "t", 2, "b", 1)
+    assert groups.owners("g") == {"t": [-1, -1, 1]}
+    groups.claims.claim("g", "t", 0, "a", 1)
+    assert groups.owners("g") == {"t": [-1, -1, 1]}
+    beat(groups, "c", "g")
+    assert groups.owners("g") == {"t": [0, -1, 1]}
+
+
+def test_no_owners_are_named_while_a_member_divides_by_numbers_alone():
+    groups = make()
+    beat(groups, "a", "g")
+    groups.claims.claim("g", "t", 0, "a", 1)
+    data = ConsumerData("g", "CLUSTERING", "LAST_OFFSET", [Subscription("t")])
+    foreign = msgspec.structs.replace(data, divides_by_number=True)
+    groups.on_heartbeat(b"java", HeartbeatRequest("java", consumers=[foreign]), 0)
+    assert groups.owners("g") == {}
+    groups.on_unregister("java")
+    assert groups.owners("g") == {"t": [0]}
