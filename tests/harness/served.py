@@ -101,6 +101,7 @@ def features_on(
         leadership=leadership,
         epoch=epoch,
         is_follower=is_follower,
+        has_past=leadership is not None and bool(store.topics()),
     )
     return BrokerFeatures(core, followers, index)
 

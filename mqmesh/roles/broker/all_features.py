@@ -440,7 +440,7 @@ class BrokerFeatures:
 def _consumer_groups_of(core: Core) -> ConsumerGroups:
     """Return the clients and groups of a role that begins: none."""
     config = core.config
-    was_elected = core.leadership is not None and not core.copies_confirm
+    was_elected = core.leadership is not None and not core.knows_owners
     return ConsumerGroups(
         grace_ms=config.client_lost_grace_ms,
         expiry_ms=config.client_channel_expired_timeout_ms,
@@ -458,7 +458,7 @@ def _queue_locks_of(core: Core) -> QueueLocks:
     """
     config = core.config
     settled_ms = free_ms = 0
-    if core.has_past and not core.copies_confirm:
+    if core.has_past and not core.knows_owners:
         settled_ms = core.began_ms + config.rebalance_lock_lost_grace_ms
         # So long a master that is cut off may not know that it is one no more.
         free_ms = settled_ms + (core.lease_ttl_ms if core.leadership is not None else 0)

@@ -143,8 +143,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             without renewing its lock, 1,000 to 600,000 ms. Consumers renew each 20 s.
         rebalance_lock_lost_grace_ms: How long it has it after its connection broke, 0 to
             600,000 ms. Clients notice within 2 s; below that a queue could have two readers. Where
-            copies confirm the log, also how long it has it after it last asked, and after an
-            election.
+            copies confirm the log, also how long, and at least 3 s, after an election.
 
         store_path_root_dir: Directory of everything the broker keeps. One broker each.
         storage: Settings of the store, a table of its own.

@@ -114,6 +114,12 @@ class Core:
         return leadership is not None and leadership.policy.mode is not AckReplicas.NONE
 
     @property
+    def knows_owners(self) -> bool:
+        """Return whether the log says who has queues by grace of the masters before."""
+        leadership = self.leadership
+        return self.copies_confirm and leadership is not None and leadership.has_all
+
+    @property
     def config(self) -> BrokerConfig:
         """Settings in force."""
         return self.settings.now

@@ -431,7 +431,7 @@ class BrokerServer:
         """Implement ``Replica.lead``."""
         assert record.state is not None and self._store is not None
         store, config, state = self._store, self._in_force(), record.state
-        log = replicable(store)
+        log, before = replicable(store), self.position()
         self._end_role()
         try:
             log.begin_epoch(state.epoch, b"elected")
@@ -448,6 +448,8 @@ class BrokerServer:
                 log_end=log.log_end,
                 lag_max_ms=config.ha.replica_lag_max_ms,
                 counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+                has_all=state.unclean_since != state.epoch
+                and (not before.end or before.last_epoch > state.mode_since_epoch),
             )
             self._role = MasterRole(self._environment(), store, state.epoch, leadership)
         except MQMeshError:

@@ -37,11 +37,13 @@ class Leadership:
         log_end: Tells where the log ends.
         lag_max_ms: A follower that was not caught up for so long leaves the set.
         counts_synced: A follower has what its disk has, not what it has written.
+        has_all: Its log has all that masters before it answered: copies confirmed that, too, and no
+            election went without them since.
 
     Attributes:
         log: Who has what.
         in_sync: The set.
-        policy: See above.
+        policy, has_all: See above.
         heard_ms: When followers were heard last, by id; monotonic clock.
         is_over: Why this epoch is over, once that is known.
         closing: Why no more sends are taken, while the lead is handed over.
@@ -60,11 +62,13 @@ class Leadership:
         log_end: Callable[[], int],
         lag_max_ms: int,
         counts_synced: bool,
+        has_all: bool = True,
     ) -> None:
         assert record.state is not None, "who leads does so by a record"
         self.log = ConfirmedLog(record.state.epoch, me, rule_of(record.state), marker_end)
         self.in_sync = InSyncSet(self.log, record, lag_max_ms, fewest=policy.minimum)
         self.policy = policy
+        self.has_all = has_all
         self.heard_ms: dict[int, int] = {}
         self.is_over: str | None = None
         self.closing: str | None = None

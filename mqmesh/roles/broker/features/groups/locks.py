@@ -24,16 +24,17 @@ from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
 
-LEAST_LEASE_MS: Final = 1_000
-"""Shortest lease of a lock, whatever the grace: consumers renew it three times meanwhile."""
+LEASE_MS: Final = 3_000
+"""Lease of a lock that copies confirm, the same at all replicas whatever their settings: the next
+master gives away no queue sooner. Consumers renew it three times meanwhile."""
 
 
 class LocksFeature(Feature):
     """Locks of ordered consumers, and members that give queues back.
 
     Where copies confirm the log, a lock is granted or renewed once a record behind the request is
-    confirmed, and holders rely on it for no longer than the next master would keep it for them.
-    Then none of them is at work when that one gives the queue away, whatever it knows of elections.
+    confirmed, and holders rely on it for no longer than the next master keeps it for them. Then
+    none of them is at work when that one gives the queue away, whatever it knows of elections.
     """
 
     works_at_followers = True
@@ -64,9 +65,16 @@ class LocksFeature(Feature):
 
     def loaded(self) -> None:
         """Restore members and owners of the epochs before."""
-        core = self._core
-        until_ms = core.began_ms + core.config.rebalance_lock_lost_grace_ms
-        self._owners.restore(first_number(core.epoch), until_ms, self._clock.monotonic_ms())
+        if not self._core.knows_owners:
+            self._owners.drop()
+            return
+        began_ms, config = self._core.began_ms, self._core.config
+        self._owners.restore(
+            first_number(self._core.epoch),
+            began_ms + max(LEASE_MS, config.client_lost_grace_ms),
+            began_ms + max(LEASE_MS, config.rebalance_lock_lost_grace_ms),
+            self._clock.monotonic_ms(),
+        )
 
     def tick(self, now_ms: int) -> None:
         """Free locks whose lease is over, and have renewals confirmed, all by one record."""
@@ -119,9 +127,7 @@ class LocksFeature(Feature):
             answers.append(LockEntry(one.topic, one.queue_id, token))
         if not self._core.copies_confirm:
             return LockBatchResponse(self._locks.lease_ms, answers)
-        grace_ms = self._core.config.rebalance_lock_lost_grace_ms
-        lease_ms = min(max(grace_ms, LEAST_LEASE_MS), self._locks.lease_ms)
-        response = LockBatchResponse(lease_ms, answers)
+        response = LockBatchResponse(min(LEASE_MS, self._locks.lease_ms), answers)
         pairs = zip(wanted.queues, answers, strict=True)
         if any(0 < new.token != old.token for old, new in pairs):
             self._core.reply_when_saved(request, response)

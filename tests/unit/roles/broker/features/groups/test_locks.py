@@ -9,6 +9,7 @@ from mqmesh.errors import BrokerNotAvailable, InvalidArgument, NotMaster, StaleG
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
+    LOCK_PENDING,
     ConsumerData,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -182,7 +183,7 @@ class Led:
         self.stage = stage
         self.lead(stage.epoch + 1)
 
-    def lead(self, epoch):
+    def lead(self, epoch, *, has_all=True):
         me = MemberIncarnation(1, 1)
         mode = AckReplicas.ALL
         state = GroupState(
@@ -197,6 +198,7 @@ class Led:
             log_end=self.end,
             lag_max_ms=3_000,
             counts_synced=False,
+            has_all=has_all,
         )
         self.stage.restart()
         self.stage.features.load()
@@ -300,6 +302,47 @@ def test_an_owner_or_member_that_does_not_come_back_after_an_election_is_waited_
     assert led.tokens(early) == [LOCK_HELD_BY_OTHER]
     assert led.tokens(late)[0] > 0
     assert sorted(led.stage.features.state.groups.group("g").members) == ["b"]
+
+
+def test_a_master_whose_log_may_lack_owners_grants_nothing_before_they_have_shown_up(led, members):
+    a, b = members
+    asked = led.lock(a, 0)
+    led.confirm()
+    (token,) = led.tokens(asked)
+    led.lead(led.stage.epoch + 1, has_all=False)
+    for member in members:
+        member.beat()
+    early = [led.lock(a, 0, token=token), led.lock(b, 1), led.lock(a, 1, token=token + 1)]
+    led.stage.clock.advance(3_000)
+    late = [led.lock(a, 0, token=token), led.lock(a, 1, token=token + 1), led.lock(b, 1)]
+    led.confirm()
+    assert [led.tokens(one) for one in early] == [[LOCK_PENDING]] * 3
+    found = [led.tokens(one)[0] for one in late]
+    assert min(found[:2]) > token + 1, "new tokens: others may have had them"
+    assert found[2] == LOCK_HELD_BY_OTHER, "the log did not know this owner"
+
+
+@pytest.mark.parametrize(("grace_ms", "kept_ms"), [(0, 3_000), (30_000, 30_000)])
+def test_leases_are_as_long_as_the_next_master_keeps_locks_whatever_its_settings(
+    make_stage, grace_ms, kept_ms
+):
+    stage = make_stage(is_kept=True, rebalance_lock_lost_grace_ms=grace_ms)
+    stage.send(stage.batch(bodies=[b"0"]))
+    led = Led(stage)
+    a, b = Member(stage, "a"), Member(stage, "b")
+    a.beat()
+    led.lock(a, 0)
+    led.confirm()
+    led.lead(stage.epoch + 1)
+    b.beat()
+    found = []
+    for wait_ms in (kept_ms - 1, 1):
+        stage.clock.advance(wait_ms)
+        asked = led.lock(b, 0)
+        led.confirm()
+        found += led.tokens(asked)
+    assert found[0] == LOCK_HELD_BY_OTHER
+    assert found[1] > 0
 
 
 def test_what_was_given_back_is_nobodys_at_the_next_master(led, members):
