@@ -324,12 +324,28 @@ def _shown_token(was):
     return lock
 
 
+def _where(fault, plant):
+    """Plants a bug where nothing but one fault harms, which it rarely meets elsewhere."""
+
+    def planted(stack):
+        bug = plant(stack)
+
+        def begin(run):
+            bug(run)
+            run.faults = {fault: 1}
+
+        return begin
+
+    return planted
+
+
+CUT, PAUSE = "leader cut off with a member", "pause through a failover"
 OWNERS_BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "a lock answered before it is confirmed": _method(LocksFeature, "lock_batch_mq", _unconfirmed),
     "a lock relied on longer than the next master keeps it": _method(locks, "_answer", _long_lease),
-    "a former owner that is not waited for": _method(QueueLocks, "restore", _no_grace),
+    "a former owner that is not waited for": _where(CUT, _method(QueueLocks, "restore", _no_grace)),
     "owners that the log does not know": _method(OwnerRecords, "apply", _only_locked_lately),
-    "a token that is used again": _method(QueueLocks, "lock", _shown_token),
+    "a token that is used again": _where(PAUSE, _method(QueueLocks, "lock", _shown_token)),
 }
 """Bugs that only seeds of ``OwnersRun`` look for."""
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation.planted import BUGS, RECEIVE_BUGS
+from simulation.planted import BUGS, OWNERS_BUGS, RECEIVE_BUGS
 
 TESTS = Path(__file__).resolve().parent.parent
 SEEDS = 200
@@ -27,7 +27,7 @@ def hunt(name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*BUGS, *RECEIVE_BUGS])
+@pytest.mark.parametrize("name", [*BUGS, *RECEIVE_BUGS, *OWNERS_BUGS])
 def test_a_planted_bug_is_found(name):
     done = hunt(name)
     assert done.returncode == 0, done.stdout + done.stderr

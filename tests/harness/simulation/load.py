@@ -111,8 +111,8 @@ class Client(ABC):
         if isinstance(self.api, Producer):
             self.api._forked()
 
-    def restart(self) -> None:
-        """Says goodbye, and another one takes its place."""
+    def restart(self, away_ms: int = REPLACE_MS) -> None:
+        """Says goodbye, and another one takes its place after a while."""
         node = self.transport.node
         if not node.alive or node.paused:
             return
@@ -122,7 +122,7 @@ class Client(ABC):
             return
         node.kill()
         self.abandon()
-        self.world.simulation.after(REPLACE_MS, self.start)
+        self.world.simulation.after(away_ms, self.start)
 
     def later(self, most_ms: int, step: Callable[[], None]) -> None:
         """Takes a step within so long."""

@@ -4,7 +4,9 @@ All of its faults meet what owners of queues rest on: a master that is cut off t
 member, one that hands over amid a division, members and masters that stand still.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from harness.simulation.books import ORDER, ORDERED, body_of
@@ -28,6 +30,7 @@ MEMBERS: Final = 3
 PRODUCERS: Final = 4
 FAULTS: Final = {
     "leader cut off with a member": 6,
+    "pause through a failover": 3,
     "switch-over amid a division": 6,
     "broker killed amid a division": 4,
     "pause of a broker": 3,
@@ -64,14 +67,19 @@ class OrderedProducer(SimulatedProducer):
 
 
 class OwnersRun(ElectionRun):
-    """Such a seed's world while it runs; arguments as for ``Run``."""
+    """Such a seed's world while it runs; arguments as for ``Run``.
+
+    Attributes:
+        faults: Frequency of each fault.
+    """
 
     option = " --owners"
+    faults = FAULTS
 
     @property
     def profile(self) -> dict[str, int] | None:
         """Frequency of each fault."""
-        return FAULTS
+        return self.faults
 
     def _start(self) -> None:
         world = self.world
@@ -90,6 +98,7 @@ class OwnersRun(ElectionRun):
 
     def _plan(self, faults: Faults) -> None:
         faults.add("leader cut off with a member", self._cut_off_with_member)
+        faults.add("pause through a failover", self._pause_through_failover)
         faults.add("switch-over amid a division", lambda: self._amid_division(self._switch_over))
         faults.add(
             "broker killed amid a division",
@@ -108,22 +117,57 @@ class OwnersRun(ElectionRun):
         newest = max([*self._leaders, *map(promised_epoch_of, self.replicas)], default=0)
         return master if leadership is not None and leadership.epoch == newest else None
 
+    def _members(self) -> list[SimulatedPush]:
+        return [one for one in self.clients if isinstance(one, SimulatedPush)]
+
     def _member(self) -> SimulatedPush:
-        members = [one for one in self.clients if isinstance(one, SimulatedPush)]
-        return self.world.simulation.random.choice(members)
+        return self.world.simulation.random.choice(self._members())
+
+    def _busiest(self) -> SimulatedPush:
+        """Returns the member with most queues: if one more comes, it loses some."""
+        leading, held = self._leading(), Counter[str]()
+        if leading is not None:
+            locks = leading.state.queue_locks
+            found = [locks.find(group, queue) for group, queue in locks.locked()]
+            held.update(lock.client_id for lock in found if lock is not None)
+        return max(self._members(), key=lambda one: held[one.api.client_id])
 
     def _cut_off_with_member(self) -> None:
-        """Cuts the leader and a member off from all others, for long enough to replace both."""
-        world, leader, member = self.world, self._master(), self._member().transport.node
+        """Cuts the leader and a member off from all others, for long enough to replace both.
+
+        Meanwhile others go and come: the next master divides the queues anew, while the member
+        goes on with what it has for as long as its locks last.
+        """
+        world, leader, member = self.world, self._master(), self._busiest()
         if leader is None or leader.node is None:
             return
-        others = [one.node for one in world.processes() if one is not leader]
-        for other in others:
-            for one in (leader.node, member):
-                if other is not None and other.alive:
-                    world.network.cut(one, other)
-                    world.network.cut(other, one)
-        world.simulation.after(world.simulation.random.randint(6_000, 12_000), world.network.heal)
+        chance, simulation = world.simulation.random, world.simulation
+        for process in world.processes():
+            other = process.node
+            if process is leader or other is None or not other.alive:
+                continue
+            for one in (leader.node, member.transport.node):
+                world.network.cut(one, other)
+                world.network.cut(other, one)
+        simulation.after(chance.randint(6_000, 12_000), world.network.heal)
+        others = [one for one in self._members() if one is not member]
+        simulation.after(chance.randint(0, 2_000), chance.choice(others).kill)
+
+    def _pause_through_failover(self) -> None:
+        """A member stands still while others get its queues, and another master, and go again."""
+        world, member = self.world, self._busiest()
+        chance, simulation, node = world.simulation.random, world.simulation, member.transport.node
+        if not node.alive or node.paused:
+            return
+        node.pause()
+        world.network.stall(node)
+        gone_ms = chance.randint(5_000, 7_000)
+        simulation.after(gone_ms, self._switch_over)
+        gone_ms += chance.randint(1_000, 4_000)
+        for other in self._members():
+            if other is not member:
+                simulation.after(gone_ms, partial(other.restart, chance.randint(4_000, 8_000)))
+        simulation.after(gone_ms + chance.randint(0, 1_000), node.resume)
 
     def _amid_division(self, harm: Callable[[], None]) -> None:
         """A member goes, comes back, and something happens while queues change hands."""

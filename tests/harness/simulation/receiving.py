@@ -15,7 +15,7 @@ from harness.simulation.deliveries import (
 from harness.simulation.disk import Disk
 from harness.simulation.election import GROUP, ElectionRun
 from harness.simulation.failover import FailoverRun
-from harness.simulation.load import Client, SimulatedProducer
+from harness.simulation.load import REPLACE_MS, Client, SimulatedProducer
 from harness.simulation.run import PATIENCE_MS, Run
 from harness.simulation.workers import call_ms
 from mqmesh.coordination.interface import AckReplicas
@@ -117,11 +117,11 @@ class SimulatedReceiver(Client):
         """Receives."""
         self.later(RECEIVE_EVERY_MS, self._receive)
 
-    def restart(self) -> None:
+    def restart(self, away_ms: int = REPLACE_MS) -> None:
         """Gives back what it holds; another one takes its place."""
         if self.transport.node.alive and not self.transport.node.paused:
             self.books.leaves(self.api.client_id)
-        super().restart()
+        super().restart(away_ms)
 
     def _receive(self) -> None:
         chance = self.transport.node.random
