@@ -269,7 +269,7 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         STALE_GENERATION: No member here.
         SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
         NOT_MASTER: Another replica may lead by now.
-        BROKER_NOT_AVAILABLE: Too few replicas are there to confirm a lock.
+        SERVICE_NOT_AVAILABLE: Too few replicas are there to confirm a lock.
     """
 
     group: Name
