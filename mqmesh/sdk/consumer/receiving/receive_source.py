@@ -12,6 +12,7 @@ from mqmesh.errors import (
     MQMeshError,
     StaleGeneration,
     StaleReceipt,
+    TopicNotFound,
 )
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -366,6 +367,7 @@ class ReceiveSource:
             self._client.call_later(RETRY_MS, self._again)
         else:
             self._on_hindered(self, error)
+            self._is_earlier |= isinstance(error, TopicNotFound)
             pause_ms = max(getattr(error, "retry_after_ms", 0), RETRY_MS)
             self._again_ms = self._client.loop.clock.monotonic_ms() + pause_ms
             self._client.call_later(pause_ms, self._again)

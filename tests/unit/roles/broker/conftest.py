@@ -130,10 +130,11 @@ class Stage:
         *,
         bodies=(b"body",),
         tag=None,
+        messages=(),
         producer_id=PRODUCER_ID,
         **options,
     ):
-        messages = [Message(topic, body, tag=tag) for body in bodies]
+        messages = messages or [Message(topic, body, tag=tag) for body in bodies]
         options.setdefault("first_sequence", next(self._sequence))
         return encode_batch(
             messages,

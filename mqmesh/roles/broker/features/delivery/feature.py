@@ -132,6 +132,9 @@ class SendsBack(Protocol):
             group: Consumer group.
             queue: Topic and queue id.
             offsets: Queue offsets of the messages.
+
+        Raises:
+            CorruptRecord, CorruptBatch: Marks or messages cannot be read.
         """
 
 
@@ -748,8 +751,7 @@ class DeliveryFeature(Feature):
             settled = window.ack(one.lease, one.first, bits)
             if settled is Settled.BEFORE:
                 # A repeat, mostly; or late work on what another member sent back meanwhile.
-                offsets = Run(one.first, bits, 0).offsets()
-                return _STALE if self._back.is_sent_back(key[0], key[1:], offsets) else _OK
+                return _STALE if self._is_sent_back(key, Run(one.first, bits, 0)) else _OK
             return _CODE_OF[settled]
         if one.action == SettleAction.EXTEND:
             length_ms = max(one.delay_ms, MIN_INVISIBLE_MS)
@@ -766,6 +768,13 @@ class DeliveryFeature(Feature):
             leaving += self._judge(key, window, run, one.reason, one.delay_ms)
             window.hold_back(run)
         return _OK
+
+    def _is_sent_back(self, key: WindowKey, run: Run) -> bool:
+        try:
+            return self._back.is_sent_back(key[0], key[1:], run.offsets())
+        except MQMeshError as error:
+            _log.error("what group %s sent back cannot be read: %s", key[0], error)
+            return False
 
     def _judge(
         self,

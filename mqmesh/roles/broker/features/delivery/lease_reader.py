@@ -238,12 +238,14 @@ class LeaseReader:
             bits &= ~before
             mask = bits >> (base - first) & ((1 << (header.next_queue_offset - base)) - 1)
             if mask and wanted is not None:
-                judged, fitting = self._sift(header, batch, base, wanted)
-                mask &= judged
-                unwanted = (mask & ~fitting) << (base - first)
+                # From the first open one on: only so many are judged at a time.
+                judged, fitting = self._sift(header, batch, place, wanted)
+                mask &= judged << (place - base)
+                unwanted = (mask & ~(fitting << (place - base))) << (base - first)
+                assert mask
                 read.gone |= unwanted
                 bits &= ~unwanted
-                mask &= fitting
+                mask &= fitting << (place - base)
             if not mask:
                 continue
             mask = _lowest(mask, most)
@@ -417,10 +419,14 @@ class LeaseReader:
         bounds = QueueOffset(first), QueueOffset(end)
         found = GetResult(GetStatus.FOUND, bounds[1], *bounds, [batch], header.message_count)
         found = sift(found, self._metas, first, wanted)
+        judged = (1 << found.next_queue_offset - first) - 1
         fitting = 0
-        for sifted, data in iter_batches(b"".join(found.data)):
-            fitting |= sum(1 << at - first for at in _offsets_of(sifted, data) if at >= first)
-        return (1 << found.next_queue_offset - first) - 1, fitting
+        try:
+            for sifted, data in iter_batches(b"".join(found.data)):
+                fitting |= sum(1 << at - first for at in _offsets_of(sifted, data) if at >= first)
+        except CorruptBatch:
+            return judged, judged  # members find that out, too
+        return judged, fitting
 
     def _keep(self, commitlog_offset: int, messages: list[msgspec.Raw]) -> None:
         if len(self._split) >= MAX_SPLIT:

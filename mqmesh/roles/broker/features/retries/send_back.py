@@ -13,7 +13,7 @@ import msgspec
 from mqmesh.batch.delayed_batch import expires_ms
 from mqmesh.batch.record_batch import BatchHeader, read_header
 from mqmesh.batch.redelivery import redeliver
-from mqmesh.errors import BrokerNotAvailable, CorruptRecord, LocalProtocolError, MQMeshError
+from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.metrics import counter
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
@@ -221,10 +221,7 @@ class SendBackFeature(Feature):
         batch: BatchHeader | None = None
         for offset in offsets:
             if batch is None or offset >= batch.next_queue_offset:
-                try:
-                    found = self._store.get(*queue, offset, max_bytes=1)
-                except CorruptRecord:
-                    return False  # nobody can send back what cannot be read
+                found = self._store.get(*queue, offset, max_bytes=1)
                 if found.status is not GetStatus.FOUND:
                     return False
                 batch = read_header(found.data[0])

@@ -49,6 +49,7 @@ from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscript
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.features.delivery.feature import NOTE_EVERY_MS
+from mqmesh.roles.broker.reading import pull_filter
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 OK = int(ResponseCode.SUCCESS)
@@ -426,6 +427,39 @@ def test_after_a_restart_nobody_gets_what_the_filter_passes_over(kept):
     assert kept.receive(member="b", **red) == ([], [])
     assert kept.settle(again, member="b") == kept.settle(lease, bits=0b1000001) == OK
     assert kept.committed == 10
+
+
+def test_a_long_filter_is_asked_about_some_messages_at_a_time(scene, monkeypatch):
+    red = {"expression": "colour = 'red'", "expression_type": "SQL92"}
+    for member in ("a", "b"):
+        scene.join(member, **red)
+    messages = [
+        Message("t", b"%d" % at, properties={"colour": "blue" if at % 30 else "red"})
+        for at in range(100)
+    ]
+    scene.stage.send(scene.stage.batch(messages=messages))
+    (lease,), bodies = scene.receive(**red)
+    assert bodies == [b"0", b"30", b"60", b"90"]
+    assert scene.settle(lease, SettleAction.RETURN) == OK
+    monkeypatch.setattr(pull_filter, "MAX_LOOKS", 160)
+    assert scene.receive(member="b", **red)[1] == bodies
+
+
+def test_marks_that_cannot_be_read_hold_up_no_settlement(scene, monkeypatch):
+    scene.send(2)
+    (lease,), _ = scene.receive()
+    assert scene.settle(lease, bits=0b10) == OK
+    back = scene.stage.features.delivery._back
+
+    def damaged(*_):
+        raise CorruptRecord("t", 0, 0, "planted")
+
+    monkeypatch.setattr(back, "is_sent_back", damaged)
+    nack = settlement(lease, SettleAction.NACK, bits=0b01, delay_ms=60_000)
+    opaque = scene.begin_settle(nack, settlement(lease, bits=0b10))
+    scene.stage.end_tick()
+    assert decode_header(SettleResponse, scene.stage.answer(opaque).header).codes == [OK, OK]
+    assert scene.committed == 2
 
 
 def test_what_was_never_handed_out_goes_out_at_once_after_a_restart(kept):
