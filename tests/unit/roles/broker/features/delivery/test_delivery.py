@@ -49,6 +49,7 @@ from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscript
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.features.delivery.feature import NOTE_EVERY_MS
+from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
 from mqmesh.roles.broker.reading import pull_filter
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
@@ -449,12 +450,11 @@ def test_marks_that_cannot_be_read_hold_up_no_settlement(scene, monkeypatch):
     scene.send(2)
     (lease,), _ = scene.receive()
     assert scene.settle(lease, bits=0b10) == OK
-    back = scene.stage.features.delivery._back
 
     def damaged(*_):
         raise CorruptRecord("t", 0, 0, "planted")
 
-    monkeypatch.setattr(back, "is_sent_back", damaged)
+    monkeypatch.setattr(SendBackFeature, "is_sent_back", damaged)
     nack = settlement(lease, SettleAction.NACK, bits=0b01, delay_ms=60_000)
     opaque = scene.begin_settle(nack, settlement(lease, bits=0b10))
     scene.stage.end_tick()
